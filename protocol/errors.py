@@ -1,0 +1,247 @@
+"""All errors of metaq, in one tree.
+
+Each class says what a peer or a caller may do about it:
+
+- `status`: the metaq 1.x status code a broker answers with when the error reaches `broker/dispatch.py`;
+- `retriable`: the same call may succeed later, perhaps elsewhere;
+- `refresh_view`: the caller's picture of the cluster is probably stale.
+
+Nobody matches on an error's text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .statuses import Status
+
+__all__ = [
+    "BrokerUnavailable",
+    "ChecksumMismatch",
+    "ClientError",
+    "ConfigError",
+    "CoordinationError",
+    "CoordinationUnavailable",
+    "CorruptRecord",
+    "DirectoryInUse",
+    "InvalidName",
+    "LocalProtocolError",
+    "LogReadOnly",
+    "MetaqError",
+    "NoPartition",
+    "NotOwner",
+    "OffsetOutOfRange",
+    "PartitionClosed",
+    "PartitionNotFound",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RequestRefused",
+    "RequestTimedOut",
+    "SessionLost",
+    "StoreError",
+    "TopicNotAccepted",
+    "WrongPartition",
+]
+
+
+class MetaqError(Exception):
+    """Base of every error metaq raises on purpose."""
+
+    status: ClassVar[Status] = Status.ERROR
+    retriable: ClassVar[bool] = False
+    refresh_view: ClassVar[bool] = False
+
+
+class ConfigError(MetaqError):
+    """A user's setting is wrong; the message names the option, the value and the remedy."""
+
+    def __init__(self, option: str, value: object, remedy: str) -> None:
+        super().__init__(f"{option}={value!s}: {remedy}")
+        self.option = option
+        self.value = value
+        self.remedy = remedy
+
+
+class InvalidName(MetaqError, ValueError):
+    """A topic or group name that cannot be used; the message says why."""
+
+    status = Status.BAD_REQUEST
+
+
+# --- protocol ---------------------------------------------------------------------------------------------------------
+
+
+class ProtocolError(MetaqError):
+    """Bytes that do not follow the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process tried to send something the protocol cannot carry: a bug or a bad argument here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that is not the protocol; the connection cannot be used any further."""
+
+    status = Status.BAD_REQUEST
+    refresh_view = True
+
+
+class ChecksumMismatch(ProtocolError):
+    """A message body does not have the checksum its sender announced. Retriable: it was damaged on the way."""
+
+    retriable = True
+
+    def __init__(self) -> None:
+        # the text is metaq 1.x's own (recorded), clients may show it
+        super().__init__("Checksum failure,message may be corrupted when transfering on networking.")
+
+
+# --- store ------------------------------------------------------------------------------------------------------------
+
+
+class StoreError(MetaqError):
+    """The store cannot do what was asked."""
+
+
+class OffsetOutOfRange(StoreError):
+    """`first` and `next` are the bounds of the readable bytes: first <= offset <= next would have been answered."""
+
+    status = Status.MOVED
+    refresh_view = True
+
+    def __init__(self, offset: int, first: int, next_: int) -> None:
+        super().__init__(f"offset {offset} is outside [{first}, {next_}]")
+        self.offset = offset
+        self.first = first
+        self.next = next_
+
+
+class PartitionNotFound(StoreError):
+    """No data directory for this topic and partition."""
+
+    status = Status.NOT_FOUND
+    refresh_view = True
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(f"The topic `{topic}` in partition `{partition}` is not exists")
+        self.topic = topic
+        self.partition = partition
+
+
+class TopicNotAccepted(StoreError):
+    """The topic is neither configured nor matched by a configured pattern."""
+
+    refresh_view = True
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"The server do not accept topic {topic}")
+        self.topic = topic
+
+
+class WrongPartition(StoreError):
+    """The partition number is outside the topic's configured count."""
+
+    refresh_view = True
+
+    def __init__(self, partition: int) -> None:
+        super().__init__(f"wrong partition {partition}")
+        self.partition = partition
+
+
+class PartitionClosed(StoreError):
+    """An operator closed the partition. Another partition may take the message."""
+
+    status = Status.FORBIDDEN
+    retriable = True
+
+    def __init__(self, broker_id: int, partition: int) -> None:
+        super().__init__(f"partition[{broker_id}-{partition}] has been closed")
+        self.broker_id = broker_id
+        self.partition = partition
+
+
+class CorruptRecord(StoreError):
+    """A stored record fails its check at byte `position` of `file`."""
+
+    def __init__(self, file: str, position: int, reason: str) -> None:
+        super().__init__(f"{file}: record at byte {position}: {reason}")
+        self.file = file
+        self.position = position
+        self.reason = reason
+
+
+class LogReadOnly(StoreError):
+    """A write or fsync of this partition failed; it takes no writes until it is recovered by a restart."""
+
+    retriable = True
+
+    def __init__(self, directory: str, cause: str) -> None:
+        super().__init__(f"{directory} is read-only after a failed write: {cause}")
+        self.directory = directory
+        self.cause = cause
+
+
+class DirectoryInUse(StoreError):
+    """Another broker process holds the data directory."""
+
+
+# --- coordination -----------------------------------------------------------------------------------------------------
+
+
+class CoordinationError(MetaqError):
+    """ZooKeeper, or what is written in it, does not allow what was asked."""
+
+
+class CoordinationUnavailable(CoordinationError):
+    """No ZooKeeper server of the connect string answers within the deadline."""
+
+    retriable = True
+
+
+class SessionLost(CoordinationError):
+    """The ZooKeeper session under which something was owned has ended."""
+
+    retriable = True
+    refresh_view = True
+
+
+class NotOwner(CoordinationError):
+    """A partition's owner node belongs to another consumer; its offset must not be written."""
+
+    refresh_view = True
+
+
+# --- client -----------------------------------------------------------------------------------------------------------
+
+
+class ClientError(MetaqError):
+    """A call of the client library failed."""
+
+
+class BrokerUnavailable(ClientError):
+    """No connection to the broker, or it broke while a request was under way."""
+
+    retriable = True
+    refresh_view = True
+
+
+class RequestTimedOut(ClientError):
+    """No answer before the deadline. Whether the broker acted on the request is unknown."""
+
+    retriable = True
+
+
+class NoPartition(ClientError):
+    """No partition of the topic is published by any live broker."""
+
+    retriable = True
+    refresh_view = True
+
+
+class RequestRefused(ClientError):
+    """The broker answered with an error status; `code` is metaq's status or the frame's response code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text or f"status {code}")
+        self.code = code
+        self.text = text

@@ -1,0 +1,87 @@
+"""Bounds of the wire, and the rules for names, in one place.
+
+They are checked before memory is taken: a header that announces more than a bound is refused at once.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InvalidName
+
+__all__ = [
+    "DEFAULT_PORT",
+    "FRAMES_MARK",
+    "INT32_MAX",
+    "INT32_MIN",
+    "INT64_MAX",
+    "MAX_BATCH_RECORDS",
+    "MAX_BODY_BYTES",
+    "MAX_FRAME_BYTES",
+    "MAX_FRAME_HEADER_BYTES",
+    "MAX_LINE_BYTES",
+    "check_group",
+    "check_topic",
+]
+
+DEFAULT_PORT = 8123
+"""TCP port of a broker (storage.md §9)."""
+
+FRAMES_MARK = "frames/1"
+"""A broker whose `version` answer contains this word speaks frames; a Java broker's answer does not."""
+
+MAX_LINE_BYTES = 64 * 1024
+"""Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Largest body of a `put` a broker takes into memory; the broker's maxTransferSize may be lower still."""
+
+MAX_FRAME_BYTES = 32 * 1024 * 1024
+"""Largest frame, length word included."""
+
+MAX_FRAME_HEADER_BYTES = 1024 * 1024
+"""Largest JSON header of a frame (its length is a u24)."""
+
+MAX_BATCH_RECORDS = 1 << 20
+"""Most records in one send-batch frame."""
+
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+_MAX_NAME_BYTES = 240  # "<topic>-<partition>" is a directory name: 255 bytes on the usual file systems
+_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+# zookeeper.md §5: what the Java client refuses in a group name
+_GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
+
+
+def check_topic(topic: str) -> str:
+    """Return `topic` if it can be a path element, a znode and a wire token; raise InvalidName saying why not.
+
+    1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
+    a directory and a znode. `*` is refused because it is a pattern in server.ini.
+    """
+    if not topic:
+        raise InvalidName("topic '' is empty: give it a name")
+    if len(topic.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+        raise InvalidName(f"topic {topic[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    if "/" in topic or topic in (".", ".."):
+        raise InvalidName(f"topic {topic!r} would be a path: use a name without '/'")
+    if "*" in topic:
+        raise InvalidName(f"topic {topic!r} is a pattern: '*' is only allowed in server.ini sections")
+    if _CONTROL.search(topic):
+        raise InvalidName(f"topic {topic!r} has a blank or control character: remove it")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in topic):
+        raise InvalidName(f"topic {topic!r} is not valid UTF-8: use proper text")
+    return topic
+
+
+def check_group(group: str) -> str:
+    """Return `group` if 1.x clients would accept it as a consumer group; raise InvalidName saying why not."""
+    if not group:
+        raise InvalidName("group '' is empty: give it a name")
+    if len(group.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+        raise InvalidName(f"group {group[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    found = _GROUP_FORBIDDEN.search(group)
+    if found:
+        raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")
+    return group

@@ -1,0 +1,222 @@
+"""The stored record of metaq 1.x, byte for byte (storage.md §2), and what our clients put into it.
+
+    off size field          big-endian, no padding, records back to back
+      0    4 body length L  int32, >= 0
+      4    4 checksum       CRC-32(body) & 0x7fffffff; the header is not covered
+      8    8 message id     int64
+     16    4 flag           int32, kept as the producer sent it
+     20    L body           flag bit 0 clear: payload
+                            flag bit 0 set:   int32 n | n bytes attribute (UTF-8) | payload
+
+Flag bit 1 is ours (1.x keeps it and looks at bit 0 only): the attribute is a property list
+`name 0x01 value 0x02 name 0x01 value …`, the layout RocketMQ uses. Reserved names: TAGS, KEYS (blank-separated),
+ATTR (the 1.x attribute). With bit 1 clear the whole attribute is the tag, so a Java client sees a tag as the message's
+attribute, and an attribute set by a Java client can be filtered on as a tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from .errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = [
+    "ATTRIBUTE_FLAG",
+    "HEADER",
+    "HEADER_BYTES",
+    "PROPERTIES_FLAG",
+    "Attributes",
+    "Buffer",
+    "RecordHeader",
+    "attribute_of",
+    "checksum",
+    "checksums_match",
+    "decode_attribute",
+    "encode_attributes",
+    "encode_body",
+    "encode_record",
+    "headers_at",
+    "iter_headers",
+    "payload_start",
+    "tag_hash",
+    "tag_hash_of_body",
+]
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER = Struct(">iIqi")
+"""length, checksum, message id, flag."""
+HEADER_BYTES = HEADER.size  # 20
+
+HEADER_DTYPE = np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), ("flag", ">i4")])
+"""The same header for numpy, in the order and with the widths of the table above."""
+
+ATTRIBUTE_FLAG = 1
+PROPERTIES_FLAG = 2
+
+_ATTRIBUTE_LENGTH = Struct(">i")
+_NAME_END, _VALUE_END = "\x01", "\x02"
+_TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
+RESERVED_PROPERTIES = frozenset((_TAGS, _KEYS, _ATTR))
+
+
+def checksum(body: Buffer) -> int:
+    """CRC-32 (IEEE) of `body` with the sign bit cleared, 0 … 2**31-1."""
+    return crc32(body) & 0x7FFFFFFF
+
+
+class RecordHeader(NamedTuple):
+    """One record's header and where it starts: `start` is a position in the buffer it was read from, in bytes."""
+
+    start: int
+    length: int
+    checksum: int
+    id: int
+    flag: int
+
+    @property
+    def end(self) -> int:
+        """Position of the byte after the record."""
+        return self.start + HEADER_BYTES + self.length
+
+
+class Attributes(NamedTuple):
+    """What a record says beside its payload. `headers` never has the reserved names."""
+
+    attribute: str | None = None
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+
+_NO_ATTRIBUTES = Attributes()
+
+
+def encode_attributes(
+    attribute: str | None = None,
+    tag: str | None = None,
+    keys: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, bytes]:
+    """Return (flag bits, attribute bytes) for these values; (0, b"") when there are none.
+
+    A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
+    Raises LocalProtocolError for keys with blanks and for names or values with 0x01 or 0x02.
+    """
+    if not keys and not headers and (attribute is None or tag is None or attribute == tag):
+        single = tag if attribute is None else attribute
+        return (0, b"") if single is None else (ATTRIBUTE_FLAG, single.encode("utf-8"))
+    pairs: list[tuple[str, str]] = []
+    if tag is not None:
+        pairs.append((_TAGS, tag))
+    if keys:
+        for key in keys:
+            if not key or any(c.isspace() for c in key):
+                raise LocalProtocolError(f"key {key!r} is empty or has a blank: keys are separated by blanks")
+        pairs.append((_KEYS, " ".join(keys)))
+    if attribute is not None:
+        pairs.append((_ATTR, attribute))
+    for name, value in (headers or {}).items():
+        if name in RESERVED_PROPERTIES or not name:
+            raise LocalProtocolError(f"header name {name!r} is reserved: choose another")
+        pairs.append((name, value))
+    for name, value in pairs:
+        if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, value)):
+            raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
+    text = "".join(f"{name}{_NAME_END}{value}{_VALUE_END}" for name, value in pairs)
+    return ATTRIBUTE_FLAG | PROPERTIES_FLAG, text.encode("utf-8")
+
+
+def encode_body(payload: Buffer, flag: int, attribute: bytes) -> Buffer:
+    """The body of a record: `payload` itself, or preceded by the attribute if bit 0 of `flag` says so."""
+    if flag & ATTRIBUTE_FLAG:
+        return b"".join((_ATTRIBUTE_LENGTH.pack(len(attribute)), attribute, payload))
+    return payload
+
+
+def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
+    """One whole record. For many, join the parts yourself: this is for tests and single records."""
+    return HEADER.pack(len(body), checksum(body), message_id, flag) + bytes(body)
+
+
+def payload_start(body: Buffer, flag: int) -> int:
+    """Position of the payload in `body`; 0 if the body has no attribute or a broken one (the broker never checks it)."""
+    if not flag & ATTRIBUTE_FLAG or len(body) < 4:
+        return 0
+    length: int = _ATTRIBUTE_LENGTH.unpack_from(body)[0]
+    return 4 + length if 0 <= length <= len(body) - 4 else 0
+
+
+def attribute_of(body: Buffer, flag: int) -> bytes | None:
+    """The attribute's bytes, or None if the record has none (or claims one that does not fit its body)."""
+    start = payload_start(body, flag)
+    return bytes(body[4:start]) if start else None
+
+
+def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
+    """Attribute, tag, keys and headers of a record. Bytes that are no UTF-8 are replaced, as Java does."""
+    if attribute is None:
+        return _NO_ATTRIBUTES
+    text = attribute.decode("utf-8", "replace")
+    if not flag & PROPERTIES_FLAG:
+        return Attributes(text, text)
+    pairs: dict[str, str] = {}
+    for item in text.split(_VALUE_END):
+        name, mark, value = item.partition(_NAME_END)
+        if mark:
+            pairs[name] = value
+    keys = pairs.pop(_KEYS, "")
+    return Attributes(pairs.pop(_ATTR, None), pairs.pop(_TAGS, None), tuple(keys.split()), pairs)
+
+
+def tag_hash(tag: str) -> int:
+    """The number the index keeps for a tag: its CRC-32, never 0 (0 means: no tag)."""
+    return crc32(tag.encode("utf-8")) or 1
+
+
+def tag_hash_of_body(body: Buffer, flag: int) -> int:
+    """`tag_hash` of the record's tag, 0 if it has none."""
+    if not flag & ATTRIBUTE_FLAG:
+        return 0
+    tag = decode_attribute(attribute_of(body, flag), flag).tag
+    return 0 if tag is None else tag_hash(tag)
+
+
+def iter_headers(data: Buffer, start: int = 0) -> Iterator[RecordHeader]:
+    """The headers of all records that lie completely in `data` from `start` on; a cut last record is left out.
+
+    O(records); bodies are not touched. Raises RemoteProtocolError for a negative length.
+    """
+    end = len(data)
+    unpack = HEADER.unpack_from
+    while start + HEADER_BYTES <= end:
+        length, crc, message_id, flag = unpack(data, start)
+        if length < 0:
+            raise RemoteProtocolError(f"record at byte {start} has length {length}")
+        header = RecordHeader(start, length, crc, message_id, flag)
+        if header.end > end:
+            return
+        yield header
+        start = header.end
+
+
+def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """A copy of the headers (HEADER_DTYPE) at the positions `starts` of `data`; every one must lie inside."""
+    raw = np.frombuffer(data, dtype=np.uint8)
+    rows = raw[starts[:, None] + np.arange(HEADER_BYTES)]
+    return rows.view(HEADER_DTYPE).reshape(-1)
+
+
+def checksums_match(
+    data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
+) -> bool:
+    """Whether each body data[start:end] has the checksum `expected`; no bytecode runs per record (map over slices)."""
+    slices = map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
+    found = np.fromiter(map(crc32, slices), dtype=np.uint32, count=len(starts))
+    return bool(((found & 0x7FFFFFFF) == expected).all())

@@ -1,0 +1,52 @@
+"""Status codes of both protocols.
+
+`Status` is metaq 1.x's (wire.md §4). `RequestCode` and `ResponseCode` number the framed protocol: RocketMQ's numbers
+wherever the meaning is the same (org.apache.rocketmq.remoting.protocol.RequestCode / ResponseCode), our own from 1,000.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["RequestCode", "ResponseCode", "Status"]
+
+
+class Status(IntEnum):
+    """Codes of a metaq 1.x `result` line."""
+
+    SUCCESS = 200
+    MOVED = 301
+    BAD_REQUEST = 400
+    FORBIDDEN = 403
+    NOT_FOUND = 404
+    ERROR = 500
+    UNAVAILABLE = 503
+
+
+class RequestCode(IntEnum):
+    """What a frame asks for."""
+
+    SEND = 10
+    PULL = 11
+    SEARCH_OFFSET_BY_TIME = 29
+    MAX_OFFSET = 30
+    MIN_OFFSET = 31
+    HEARTBEAT = 34
+    SEND_BATCH = 320
+    MESSAGE_COUNTS = 1001
+    STATS = 1002
+
+
+class ResponseCode(IntEnum):
+    """How a frame's request ended."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_OFFSET_MOVED = 21
