@@ -33,11 +33,11 @@ FRAMES_MARK = "frames/1"
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Largest body of a `put` a broker takes into memory; the broker's maxTransferSize may be lower still."""
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Largest body of one message. Java has no limit, but its own consumers stop at 2 MiB."""
 
-MAX_FRAME_BYTES = 32 * 1024 * 1024
-"""Largest frame, length word included."""
+MAX_FRAME_BYTES = (1 << 24) - 1
+"""Largest frame, length word included: its first byte is zero, which is how a frame is told from a text command."""
 
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""

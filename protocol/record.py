@@ -146,7 +146,7 @@ def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Position of the payload in `body`; 0 if the body has no attribute or a broken one (the broker never checks it)."""
+    """Position of the payload in `body`; 0 if the body has no attribute or one that does not fit (no broker checks)."""
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
     length: int = _ATTRIBUTE_LENGTH.unpack_from(body)[0]
@@ -210,7 +210,8 @@ def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """A copy of the headers (HEADER_DTYPE) at the positions `starts` of `data`; every one must lie inside."""
     raw = np.frombuffer(data, dtype=np.uint8)
     rows = raw[starts[:, None] + np.arange(HEADER_BYTES)]
-    return rows.view(HEADER_DTYPE).reshape(-1)
+    headers: npt.NDArray[Any] = rows.view(HEADER_DTYPE).reshape(-1)
+    return headers
 
 
 def checksums_match(

@@ -1,0 +1,48 @@
+"""Message ids (storage.md §2): `(t - 1303895660503) << 22 | brokerId << 12 | sequence`, int64.
+
+1.x takes t from a clock without a fixed origin, so its ids carry no date and are usually negative. Ours take wall-clock
+milliseconds, are positive, and (t, sequence) is one counter: the ids of a batch follow from its first id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EPOCH_MS", "MAX_BROKER_ID", "counter_at", "counter_of", "message_id", "message_ids_from", "store_time_ms"]
+
+EPOCH_MS = 1303895660503
+MAX_BROKER_ID = 1023
+_SEQUENCE_BITS, _BROKER_BITS = 12, 10
+_SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
+_BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
+_TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
+
+
+def counter_at(time_ms: int) -> int:
+    """The lowest counter whose id carries the wall-clock time `time_ms` (milliseconds since 1970)."""
+    return (time_ms - EPOCH_MS) << _SEQUENCE_BITS
+
+
+def counter_of(message_id: int) -> int:
+    """The counter inside one of our ids (positive); the inverse of `message_id`."""
+    return (message_id >> _TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
+
+
+def message_id(counter: int, broker_id: int) -> int:
+    """The id with this counter (53 bits, see module) on this broker (0 … 1023)."""
+    return (counter >> _SEQUENCE_BITS) << _TIME_SHIFT | broker_id << _SEQUENCE_BITS | counter & _SEQUENCE_MASK
+
+
+def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
+    """The `count` ids of a batch that begins with `first_id`, as int64."""
+    counters = np.arange(count, dtype=np.int64) + counter_of(first_id)
+    ids = (counters >> _SEQUENCE_BITS) << _TIME_SHIFT
+    ids |= counters & _SEQUENCE_MASK
+    ids |= first_id & _BROKER_FIELD
+    return ids
+
+
+def store_time_ms(message_id: int) -> int | None:
+    """Wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no date)."""
+    return (message_id >> _TIME_SHIFT) + EPOCH_MS if message_id > 0 else None

@@ -1,0 +1,334 @@
+"""The framed protocol's requests and replies: extFields and bodies (docs/protocol.md).
+
+Each class is one set of extFields, strings on the wire; `to_ext` writes it, `from_ext` reads and checks it.
+A wrong or missing field raises RemoteProtocolError naming it; the broker answers that with MESSAGE_ILLEGAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import RemoteProtocolError
+from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BATCH_RECORDS
+from .record import HEADER_BYTES
+
+__all__ = [
+    "MessageCountsReply",
+    "MessageCountsRequest",
+    "OffsetReply",
+    "PartitionRequest",
+    "PullReply",
+    "PullRequest",
+    "SearchByTimeRequest",
+    "SendBatchRequest",
+    "SendReply",
+    "SendRequest",
+    "StatsRequest",
+    "decode_runs",
+    "encode_runs",
+    "split_batch",
+]
+
+Ext = Mapping[str, str]
+INT64_MIN = -INT64_MAX - 1
+MAX_WAIT_MS = 60_000
+"""Longest time a pull may be parked, in milliseconds."""
+TAG_SEPARATOR = "||"
+
+
+def _int(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
+    text = ext.get(name)
+    if text is None:
+        if default is not None:
+            return default
+        raise RemoteProtocolError(f"extFields.{name} is missing")
+    digits = text[1:] if text[:1] == "-" else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
+        raise RemoteProtocolError(f"extFields.{name}={text[:40]!r} is not an integer in [{low}, {high}]")
+    return int(text)
+
+
+def _text(ext: Ext, name: str, default: str | None = None) -> str:
+    text = ext.get(name, default)
+    if text is None:
+        raise RemoteProtocolError(f"extFields.{name} is missing")
+    return text
+
+
+class SendRequest(NamedTuple):
+    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any."""
+
+    topic: str
+    partition: int
+    flag: int
+    checksum: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "partition": self.partition, "flag": self.flag, "checksum": self.checksum}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _text(ext, "topic"),
+            _int(ext, "partition", -1, INT32_MAX),
+            _int(ext, "flag", INT32_MIN, INT32_MAX, 0),
+            _int(ext, "checksum", -1, INT32_MAX, -1),
+        )
+
+
+class SendReply(NamedTuple):
+    """Answer to SEND and SEND_BATCH: id of the (first) message, its partition, its byte offset.
+
+    A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes.
+    """
+
+    message_id: int
+    partition: int
+    offset: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"msgId": self.message_id, "partition": self.partition, "offset": self.offset}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _int(ext, "msgId", INT64_MIN, INT64_MAX),
+            _int(ext, "partition", 0, INT32_MAX),
+            _int(ext, "offset", -1, INT64_MAX),
+        )
+
+
+class SendBatchRequest(NamedTuple):
+    """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0."""
+
+    topic: str
+    partition: int
+    records: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "partition": self.partition, "count": self.records}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(_text(ext, "topic"), _int(ext, "partition", -1, INT32_MAX), _int(ext, "count", 1, MAX_BATCH_RECORDS))
+
+
+def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
+    """Record sizes and records of a SEND_BATCH body. Raises RemoteProtocolError if the sizes do not fill the body."""
+    table = 4 * count
+    if len(body) < table:
+        raise RemoteProtocolError(f"batch of {count} records has a body of {len(body)} bytes only")
+    sizes = np.frombuffer(body[:table], dtype=">u4").astype(np.int64)
+    records = body[table:]
+    if int(sizes.min()) < HEADER_BYTES or int(sizes.sum()) != len(records):
+        raise RemoteProtocolError(f"batch: record sizes do not add up to {len(records)} bytes")
+    return sizes, records
+
+
+class PullRequest(NamedTuple):
+    """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
+
+    tags: only records with one of these tags (compared by hash; the client checks again), empty = all.
+    wait_ms: how long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS.
+    sequence: the client's own number, echoed.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+    group: str = ""
+    tags: tuple[str, ...] = ()
+    wait_ms: int = 0
+    sequence: int = 0
+
+    def to_ext(self) -> dict[str, str | int]:
+        ext: dict[str, str | int] = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "maxBytes": self.max_bytes,
+            "group": self.group,
+            "waitMs": self.wait_ms,
+            "sequence": self.sequence,
+        }
+        if self.tags:
+            ext["tags"] = TAG_SEPARATOR.join(self.tags)
+        return ext
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        tags = _text(ext, "tags", "")
+        return cls(
+            _text(ext, "topic"),
+            _int(ext, "partition", 0, INT32_MAX),
+            _int(ext, "offset", INT64_MIN, INT64_MAX),
+            _int(ext, "maxBytes", 1, INT32_MAX),
+            _text(ext, "group", ""),
+            tuple(tags.split(TAG_SEPARATOR)) if tags else (),
+            _int(ext, "waitMs", 0, MAX_WAIT_MS, 0),
+            _int(ext, "sequence", 0, INT64_MAX, 0),
+        )
+
+
+class PullReply(NamedTuple):
+    """Answer to PULL, code SUCCESS, PULL_NOT_FOUND (nothing before the wait ended) or PULL_OFFSET_MOVED.
+
+    next_offset: where to go on (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds of
+    the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the log
+    from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`).
+    """
+
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    behind: int
+    sequence: int = 0
+    runs: int = 0
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {
+            "nextOffset": self.next_offset,
+            "minOffset": self.min_offset,
+            "maxOffset": self.max_offset,
+            "behind": self.behind,
+            "sequence": self.sequence,
+            "runs": self.runs,
+        }
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _int(ext, "nextOffset", 0, INT64_MAX),
+            _int(ext, "minOffset", 0, INT64_MAX),
+            _int(ext, "maxOffset", 0, INT64_MAX),
+            _int(ext, "behind", 0, INT64_MAX),
+            _int(ext, "sequence", 0, INT64_MAX, 0),
+            _int(ext, "runs", 0, INT32_MAX, 0),
+        )
+
+
+_RUN = Struct(">QI")
+RUN_BYTES = _RUN.size
+
+
+def encode_runs(runs: list[tuple[int, int]]) -> bytes:
+    """The table in front of a filtered reply's records: per run of adjacent records `offset u64 | bytes u32`."""
+    return b"".join(_RUN.pack(offset, length) for offset, length in runs)
+
+
+def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
+    """(offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if cut."""
+    position = count * RUN_BYTES
+    if len(body) < position:
+        raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")
+    runs: list[tuple[int, memoryview]] = []
+    for offset, length in _RUN.iter_unpack(body[:position]):
+        runs.append((offset, body[position : position + length]))
+        position += length
+    if position != len(body):
+        raise RemoteProtocolError(f"filtered reply: runs end at byte {position} of {len(body)}")
+    return runs
+
+
+class PartitionRequest(NamedTuple):
+    """MAX_OFFSET and MIN_OFFSET: the bounds of a partition's readable bytes."""
+
+    topic: str
+    partition: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "partition": self.partition}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(_text(ext, "topic"), _int(ext, "partition", 0, INT32_MAX))
+
+
+class SearchByTimeRequest(NamedTuple):
+    """SEARCH_OFFSET_BY_TIME: the first record stored at or after `time_ms` (milliseconds since 1970)."""
+
+    topic: str
+    partition: int
+    time_ms: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "partition": self.partition, "timestamp": self.time_ms}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _text(ext, "topic"),
+            _int(ext, "partition", 0, INT32_MAX),
+            _int(ext, "timestamp", 0, INT64_MAX),
+        )
+
+
+class OffsetReply(NamedTuple):
+    """Answer to MAX_OFFSET, MIN_OFFSET and SEARCH_OFFSET_BY_TIME: a byte offset."""
+
+    offset: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"offset": self.offset}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(_int(ext, "offset", 0, INT64_MAX))
+
+
+class MessageCountsRequest(NamedTuple):
+    """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _text(ext, "topic"), _int(ext, "partition", 0, INT32_MAX), _int(ext, "offset", INT64_MIN, INT64_MAX, 0)
+        )
+
+
+class MessageCountsReply(NamedTuple):
+    """total: readable messages; before: those wholly before the asked offset; and the partition's bounds in bytes."""
+
+    total: int
+    before: int
+    min_offset: int
+    max_offset: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {
+            "total": self.total,
+            "before": self.before,
+            "minOffset": self.min_offset,
+            "maxOffset": self.max_offset,
+        }
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        names = ("total", "before", "minOffset", "maxOffset")
+        return cls(*(_int(ext, name, 0, INT64_MAX) for name in names))
+
+
+class StatsRequest(NamedTuple):
+    """STATS: the reply's body is the text of the 1.x command `stats <item>`."""
+
+    item: str = ""
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"item": self.item}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(_text(ext, "item", ""))

@@ -1,0 +1,91 @@
+"""What a broker reads from its port: frames and text commands mixed, told apart by each request's first byte."""
+
+from __future__ import annotations
+
+from .errors import RemoteProtocolError
+from .frames import Frame, frame_bytes, parse_frame
+from .limits import MAX_LINE_BYTES
+from .text import Put, Sync, TextCommand, parse_command
+
+__all__ = ["Request", "RequestReader"]
+
+Request = TextCommand | Frame
+
+
+class RequestReader:
+    """Turns a stream of bytes into requests; no I/O.
+
+    Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. What may be buffered is bounded
+    before it is: a line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES.
+
+    Wrong bytes set `failure` and end the stream: `receive` still returns the requests in front of them, because 1.x
+    answers those before it closes.
+    """
+
+    def __init__(self) -> None:
+        self.failure: RemoteProtocolError | None = None
+        self._chunks: list[bytes] = []
+        self._missing = 0  # bytes to collect before it is worth looking again
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of an incomplete request held now."""
+        return sum(map(len, self._chunks))
+
+    def receive(self, data: bytes) -> list[Request]:
+        """Take the next bytes of the connection; return the requests they complete, in order."""
+        if self.failure is not None:
+            return []
+        if self._missing > len(data):
+            self._chunks.append(data)
+            self._missing -= len(data)
+            return []
+        if self._chunks:
+            self._chunks.append(data)
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        self._missing = 0
+        requests: list[Request] = []
+        position = 0
+        try:
+            while position < len(data):
+                end = (
+                    self._frame(data, position, requests)
+                    if data[position] == 0
+                    else self._text(data, position, requests)
+                )
+                if end == 0:
+                    break
+                position = end
+        except RemoteProtocolError as failure:
+            self.failure = failure
+            return requests
+        if position < len(data):
+            self._chunks.append(data[position:] if position else data)
+        return requests
+
+    def _frame(self, data: bytes, position: int, requests: list[Request]) -> int:
+        length = frame_bytes(data, position)
+        end = position + length
+        if length == 0 or end > len(data):
+            self._missing = max(0, end - len(data))
+            return 0
+        requests.append(parse_frame(data, position, length))
+        return end
+
+    def _text(self, data: bytes, position: int, requests: list[Request]) -> int:
+        line_end = data.find(b"\r\n", position, position + MAX_LINE_BYTES + 2)
+        if line_end < 0:
+            if len(data) - position > MAX_LINE_BYTES:
+                raise RemoteProtocolError(f"no line end within {MAX_LINE_BYTES} bytes")
+            return 0
+        command, body_bytes = parse_command(data[position:line_end])
+        body = line_end + 2
+        end = body + body_bytes
+        if end > len(data):
+            self._missing = end - len(data)
+            return 0
+        if body_bytes and isinstance(command, (Put, Sync)):
+            command = command._replace(body=data[body:end])
+        requests.append(command)
+        return end

@@ -1,0 +1,451 @@
+"""The text protocol of metaq 1.x: commands and answers (wire.md).
+
+A frame is `header line CRLF [body]`; tokens are separated by one blank; trailing blanks are ignored, a double blank is
+an empty token. Every class below begins with its wire line. `parse_command` decodes header lines for the broker,
+`AnswerReader` reads what a broker answers. The body of `put`, `sync`, `value` and `result` follows the line; its length
+is a token, `RequestReader` (requests.py) and `AnswerReader` wait for it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from .errors import LocalProtocolError, RemoteProtocolError
+from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BYTES
+
+__all__ = [
+    "Answer",
+    "AnswerReader",
+    "Get",
+    "IgnoredAnswer",
+    "OffsetQuery",
+    "Put",
+    "Quit",
+    "Result",
+    "Stats",
+    "Sync",
+    "TextCommand",
+    "Transaction",
+    "TransactionType",
+    "Value",
+    "Version",
+    "encode_get",
+    "encode_offset",
+    "encode_put",
+    "encode_result",
+    "encode_stats",
+    "encode_value_line",
+    "encode_version",
+    "parse_command",
+    "parse_put_result",
+]
+
+CRLF = b"\r\n"
+NO_OPAQUE = INT32_MAX
+"""The opaque that answers a `version` or `stats` sent without one."""
+NO_CHECKSUM = -1
+
+
+class Put(NamedTuple):
+    """`put topic partition len flag [checksum] [txKey] opaque` CRLF body. Partition -1: the broker chooses."""
+
+    topic: str
+    partition: int
+    flag: int
+    checksum: int
+    tx_key: str | None
+    opaque: int
+    body: bytes = b""
+
+
+class Get(NamedTuple):
+    """`get topic group partition offset maxSize opaque`. Offset and maxSize in bytes."""
+
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    max_size: int
+    opaque: int
+
+
+class OffsetQuery(NamedTuple):
+    """`offset topic group partition offset opaque`: the nearest earlier offset that surely begins a record."""
+
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    opaque: int
+
+
+class Stats(NamedTuple):
+    """`stats [item [opaque]]`; the item is "" for the broker's own figures."""
+
+    item: str
+    opaque: int
+
+
+class Version(NamedTuple):
+    """`version [opaque]`, also the 1.x client's heartbeat."""
+
+    opaque: int
+
+
+class Quit(NamedTuple):
+    """`quit`: close after the answers already written."""
+
+
+class TransactionType(Enum):
+    """The verbs of `transaction`."""
+
+    BEGIN = "BEGIN"
+    PREPARE = "PREPARE"
+    COMMIT_ONE_PHASE = "COMMIT_ONE_PHASE"
+    COMMIT_TWO_PHASE = "COMMIT_TWO_PHASE"
+    ROLLBACK = "ROLLBACK"
+    RECOVER = "RECOVER"
+    FORGET = "FORGET"
+    END = "END"
+
+
+class Transaction(NamedTuple):
+    """`transaction txKey sessionId TYPE [timeout] [uniqueQualifier] opaque`. Timeout in seconds."""
+
+    key: str | None
+    session: str
+    type: TransactionType
+    timeout: int | None
+    qualifier: str | None
+    opaque: int
+
+
+class Sync(NamedTuple):
+    """`sync topic partition len flag msgId [checksum] opaque` CRLF body: a synchronous master to its slave."""
+
+    topic: str
+    partition: int
+    flag: int
+    message_id: int
+    checksum: int
+    opaque: int
+    body: bytes = b""
+
+
+class IgnoredAnswer(NamedTuple):
+    """`result …` or `value …` sent to a broker: read to its end and dropped, as Java does."""
+
+
+TextCommand = Put | Get | OffsetQuery | Stats | Version | Quit | Transaction | Sync | IgnoredAnswer
+
+
+class Result(NamedTuple):
+    """`result code bodyLen opaque` CRLF body (UTF-8 text)."""
+
+    code: int
+    opaque: int
+    text: str
+
+
+class Value(NamedTuple):
+    """`value totalLen opaque` CRLF data: raw bytes of the log from the requested offset on."""
+
+    opaque: int
+    data: memoryview
+
+
+Answer = Result | Value
+
+
+# --- numbers, exactly as Integer.parseInt and Long.parseLong take them ----------------------------------------------
+
+
+def _integer(token: bytes, low: int, high: int) -> int:
+    digits = token[1:] if token[:1] in (b"-", b"+") else token
+    if not digits.isdigit() or len(digits) > 32:
+        raise RemoteProtocolError(f"not a number: {token[:40]!r}")
+    value = int(token)
+    if not low <= value <= high:
+        raise RemoteProtocolError(f"number out of range: {token!r}")
+    return value
+
+
+def _int32(token: bytes) -> int:
+    if token.isdigit() and len(token) < 10:  # the common case, in two C calls
+        return int(token)
+    return _integer(token, INT32_MIN, INT32_MAX)
+
+
+def _int64(token: bytes) -> int:
+    return _integer(token, -INT64_MAX - 1, INT64_MAX)
+
+
+def _body_length(token: bytes) -> int:
+    length = _int32(token)
+    if length < 0:
+        raise RemoteProtocolError(f"negative body length {length}")
+    if length > MAX_BODY_BYTES:
+        raise RemoteProtocolError(f"body of {length} bytes is above the limit of {MAX_BODY_BYTES}")
+    return length
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")  # as Java decodes: damaged bytes become U+FFFD, never an error
+
+
+def _transaction_key(token: bytes) -> str | None:
+    """`TX:<session>:<int32>`, `XID:<format>:<gtrid hex>:<bqual hex>:<qualifier>` or `null`."""
+    key = _text(token)
+    if key == "null":
+        return None
+    fields = key.split(":")
+    if fields[0] == "TX" and len(fields) == 3:
+        _int32(fields[2].encode())
+        return key
+    if fields[0] == "XID" and len(fields) == 5:
+        _int32(fields[1].encode())
+        try:
+            bytes.fromhex(fields[2]), bytes.fromhex(fields[3])
+        except ValueError as error:
+            raise RemoteProtocolError(f"bad transaction key {key[:80]!r}") from error
+        return key
+    raise RemoteProtocolError(f"bad transaction key {key[:80]!r}")
+
+
+# --- commands, as the broker reads them -------------------------------------------------------------------------------
+
+
+def parse_command(line: bytes) -> tuple[TextCommand, int]:
+    """Decode one header line (without CR LF); return the command and the length of the body that follows it.
+
+    The body of a Put or Sync is still b"": the reader fills it in. Raises RemoteProtocolError for everything the Java
+    decoder refuses; a broker then closes the connection without an answer.
+    """
+    tokens = line.split(b" ")
+    while tokens and not tokens[-1]:
+        tokens.pop()  # Java's split drops trailing empty tokens
+    if not tokens or not tokens[0]:
+        raise RemoteProtocolError("blank line")
+    word = tokens[0]
+    parse = _PARSERS.get(word)
+    if parse is None:
+        if word[:1] == b"q":
+            return Quit(), 0
+        if word[:1] == b"v":
+            return _parse_version(tokens)
+        raise RemoteProtocolError(f"unknown command {word[:40]!r}")
+    try:
+        return parse(tokens)
+    except IndexError:
+        raise RemoteProtocolError(f"too few tokens: {line[:80]!r}") from None
+
+
+def _parse_put(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    count = len(tokens)
+    if not 6 <= count <= 8:
+        raise RemoteProtocolError(f"put has {count} tokens, not 6 to 8")
+    checksum, tx_key = NO_CHECKSUM, None
+    if count == 8:
+        checksum, tx_key = _int32(tokens[5]), _transaction_key(tokens[6])
+    elif count == 7:
+        if tokens[5][:1].isdigit() or tokens[5][:1] == b"-":
+            checksum = _int32(tokens[5])
+        else:
+            tx_key = _transaction_key(tokens[5])
+    length = _body_length(tokens[3])
+    return Put(_text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), checksum, tx_key, _int32(tokens[-1])), length
+
+
+def _parse_get(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    topic, group = _text(tokens[1]), _text(tokens[2])
+    return Get(topic, group, _int32(tokens[3]), _int64(tokens[4]), _int32(tokens[5]), _int32(tokens[6])), 0
+
+
+def _parse_offset(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    return OffsetQuery(_text(tokens[1]), _text(tokens[2]), _int32(tokens[3]), _int64(tokens[4]), _int32(tokens[5])), 0
+
+
+def _parse_stats(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    item = _text(tokens[1]) if len(tokens) > 1 else ""
+    return Stats(item, _int32(tokens[2]) if len(tokens) > 2 else NO_OPAQUE), 0
+
+
+def _parse_version(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    return Version(_int32(tokens[1]) if len(tokens) > 1 else NO_OPAQUE), 0
+
+
+def _parse_transaction(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    count = len(tokens)
+    if not 5 <= count <= 7:
+        raise RemoteProtocolError(f"transaction has {count} tokens, not 5 to 7")
+    timeout, qualifier = None, None
+    if count == 7:
+        timeout, qualifier = _int32(tokens[4]), _text(tokens[5])
+    elif count == 6:
+        if tokens[4].isdigit():
+            timeout = _int32(tokens[4])
+        else:
+            qualifier = _text(tokens[4])
+    try:
+        kind = TransactionType(_text(tokens[3]))
+    except ValueError:
+        raise RemoteProtocolError(f"unknown transaction type {tokens[3][:40]!r}") from None
+    key = _transaction_key(tokens[1])
+    return Transaction(key, _text(tokens[2]), kind, timeout, qualifier, _int32(tokens[-1])), 0
+
+
+def _parse_sync(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    count = len(tokens)
+    if not 7 <= count <= 8:
+        raise RemoteProtocolError(f"sync has {count} tokens, not 7 or 8")
+    checksum = _int32(tokens[6]) if count == 8 else NO_CHECKSUM
+    length = _body_length(tokens[3])
+    command = Sync(
+        _text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), _int64(tokens[5]), checksum, _int32(tokens[-1])
+    )
+    return command, length
+
+
+def _parse_result_to_ignore(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    _int32(tokens[1]), _int32(tokens[3])
+    return IgnoredAnswer(), _body_length(tokens[2])
+
+
+def _parse_value_to_ignore(tokens: list[bytes]) -> tuple[TextCommand, int]:
+    _int32(tokens[2])
+    return IgnoredAnswer(), _body_length(tokens[1])
+
+
+_PARSERS = {
+    b"put": _parse_put,
+    b"get": _parse_get,
+    b"offset": _parse_offset,
+    b"stats": _parse_stats,
+    b"version": _parse_version,
+    b"transaction": _parse_transaction,
+    b"sync": _parse_sync,
+    b"result": _parse_result_to_ignore,
+    b"value": _parse_value_to_ignore,
+}
+
+
+# --- answers, as the broker writes them -------------------------------------------------------------------------------
+
+
+def encode_result(code: int, text: str, opaque: int) -> bytes:
+    """A whole `result` frame."""
+    body = text.encode("utf-8")
+    return b"result %d %d %d\r\n%b" % (code, len(body), opaque, body)
+
+
+def encode_value_line(length: int, opaque: int) -> bytes:
+    """The header line of a `value` frame, CR LF included; `length` bytes of the log follow it."""
+    return b"value %d %d\r\n" % (length, opaque)
+
+
+# --- commands, as the client writes them ------------------------------------------------------------------------------
+
+
+def _token(name: str) -> bytes:
+    raw = name.encode("utf-8")
+    if not raw or b" " in raw or b"\r" in raw or b"\n" in raw:
+        raise LocalProtocolError(f"{name!r} cannot be a token: it is empty or has a blank or line end")
+    return raw
+
+
+def encode_put(topic: str, partition: int, flag: int, checksum: int, opaque: int, body: bytes) -> bytes:
+    """A whole `put` frame in the 7-token form the 1.4.6 client sends."""
+    line = b"put %b %d %d %d %d %d\r\n" % (_token(topic), partition, len(body), flag, checksum, opaque)
+    return line + body
+
+
+def encode_get(topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int) -> bytes:
+    """A `get` line; offset and max_size in bytes."""
+    return b"get %b %b %d %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, max_size, opaque)
+
+
+def encode_offset(topic: str, group: str, partition: int, offset: int, opaque: int) -> bytes:
+    """An `offset` line."""
+    return b"offset %b %b %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, opaque)
+
+
+def encode_stats(item: str, opaque: int) -> bytes:
+    """A `stats` line; without an item in the Java client's form with two blanks."""
+    return b"stats %b %d\r\n" % (_token(item) if item else b"", opaque)
+
+
+def encode_version(opaque: int) -> bytes:
+    """A `version` line."""
+    return b"version %d\r\n" % opaque
+
+
+def parse_put_result(text: str) -> tuple[int, int, int]:
+    """(message id, partition, offset) of a successful put's body; surplus tokens are ignored, as Java does."""
+    tokens = text.split(" ")
+    try:
+        return int(tokens[0]), int(tokens[1]), int(tokens[2])
+    except (IndexError, ValueError) as error:
+        raise RemoteProtocolError(f"put answered {text[:80]!r} instead of 'id partition offset'") from error
+
+
+class AnswerReader:
+    """Reads a broker's text answers from a stream of bytes; no I/O.
+
+    Cost: O(bytes), each byte is joined at most once. A line is bounded by MAX_LINE_BYTES; a body by `max_body_bytes`
+    (a `value` is as long as the broker's maxTransferSize allows, which the client does not know).
+    """
+
+    def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._chunks: list[bytes] = []
+        self._missing = 0  # bytes still to come before it is worth looking again; 0 = look at once
+
+    def receive(self, data: bytes) -> list[Answer]:
+        """Take the next bytes; return the answers they complete. Raises RemoteProtocolError: close the connection."""
+        if self._missing > len(data):
+            self._chunks.append(data)
+            self._missing -= len(data)
+            return []
+        if self._chunks:
+            self._chunks.append(data)
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        self._missing = 0
+        answers: list[Answer] = []
+        position = 0
+        while (taken := self._one(data, position, answers)) > 0:
+            position += taken
+        if position < len(data):
+            self._chunks.append(data[position:] if position else data)
+        return answers
+
+    def _one(self, data: bytes, position: int, answers: list[Answer]) -> int:
+        line_end = data.find(CRLF, position, position + MAX_LINE_BYTES + 2)
+        if line_end < 0:
+            if len(data) - position > MAX_LINE_BYTES:
+                raise RemoteProtocolError(f"no line end within {MAX_LINE_BYTES} bytes")
+            return 0
+        tokens = data[position:line_end].split(b" ")
+        body = line_end + 2
+        if tokens[0] == b"result" and len(tokens) >= 4:
+            end = body + self._length(tokens[2])
+            if end <= len(data):
+                text = data[body:end].decode("utf-8", "replace")
+                answers.append(Result(_int32(tokens[1]), _int32(tokens[3]), text))
+        elif tokens[0] == b"value" and len(tokens) >= 3:
+            end = body + self._length(tokens[1])
+            if end <= len(data):
+                answers.append(Value(_int32(tokens[2]), memoryview(data)[body:end]))
+        else:
+            raise RemoteProtocolError(f"not an answer: {data[position:line_end][:80]!r}")
+        if end > len(data):
+            self._missing = end - len(data)
+            return 0
+        return end - position
+
+    def _length(self, token: bytes) -> int:
+        length = _int32(token)
+        if not 0 <= length <= self._max_body_bytes:
+            raise RemoteProtocolError(f"answer announces a body of {length} bytes")
+        return length
