@@ -1,0 +1,77 @@
+# Everything a developer or a CI machine does. Needs Python 3.11 or newer; a Java 17 runtime for ZooKeeper and Spark;
+# a JDK 17 and Maven only for the tests and benchmarks against the Java metaq 1.4.6.2.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV := .venv
+STAMP := $(VENV)/.installed
+TYPES := $(VENV)/types
+
+MAPPED := protocol coordination broker client spark_connector
+FORMATTED := metaq $(MAPPED) bench tests
+
+.PHONY: help venv check test unit integration demo bench clean types python java maven
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## create .venv with metaq installed in place, and every tool the other targets need
+
+$(STAMP): pyproject.toml | python
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[spark,demo,dev]'
+	touch $@
+
+# mypy does not follow the hooks of an editable install, so it gets the installed layout as a tree of links, which
+# pyproject.toml puts on mypy_path; its messages are shown with the real paths.
+types: $(STAMP)
+	@mkdir -p $(TYPES)/metaq
+	@find $(TYPES)/metaq -type l -delete
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard metaq/*) $(MAPPED)) $(TYPES)/metaq/
+
+check: types ## formatting, lint and types
+	$(VENV)/bin/ruff format --check $(FORMATTED)
+	$(VENV)/bin/ruff check $(FORMATTED)
+	$(VENV)/bin/mypy -p metaq | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
+	$(VENV)/bin/mypy --explicit-package-bases bench tests
+
+test: $(STAMP) java ## unit tests, then integration tests on real processes
+	$(VENV)/bin/python -m pytest tests/unit tests/integration
+
+unit: $(STAMP) ## unit tests only: no process, no port, seconds
+	$(VENV)/bin/python -m pytest tests/unit
+
+integration: $(STAMP) java ## integration tests only
+	$(VENV)/bin/python -m pytest tests/integration
+
+demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
+	$(VENV)/bin/metaq demo
+
+bench: $(STAMP) java maven ## metaq beside the Java metaq 1.4.6.2; writes bench/RESULTS.md
+	$(VENV)/bin/python -m bench
+
+clean: ## remove everything made by the targets above
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target spark-warehouse
+	find $(FORMATTED) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+python:
+	@$(PYTHON) -c 'import ensurepip, venv, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "metaq needs Python 3.11 with venv, and '$(PYTHON)' is not that: apt-get install python3.11 python3.11-venv," \
+	       "or make PYTHON=/path/to/python" >&2; exit 1; }
+
+java:
+	@java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || { \
+	  echo "metaq needs Java 17 or newer for ZooKeeper and Spark, and 'java' is not that:" \
+	       "apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
+ifdef CI
+test integration: maven
+endif
+
+maven:
+	@command -v javac >/dev/null || { \
+	  echo "the Java metaq peer needs a JDK 17, and 'javac' is missing: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
+	@command -v mvn >/dev/null || { \
+	  echo "the Java metaq peer needs Maven, and 'mvn' is missing: apt-get install maven" >&2; exit 1; }

