@@ -1,0 +1,100 @@
+"""Runs the scenarios: every system warmed up first, then rounds in which the systems take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .scenarios import LATENCY, MESSAGE_BYTES, Scenario
+from .systems import JAVA, OURS, System
+
+__all__ = ["BACKLOG", "Measured", "measure_latency", "measure_rates"]
+
+BACKLOG = 400_000
+"""Messages of the backlog; fewer are consumed, since the Java broker hides what it has not flushed yet."""
+CONSUMED = BACKLOG - 2_000
+
+Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Measured:
+    """All runs of one scenario: system name -> the generators' answers, in order."""
+
+    scenario: str
+    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, system: str, answer: dict[str, Any]) -> None:
+        """Append one run."""
+        self.runs.setdefault(system, []).append(answer)
+
+    def median(self, system: str, figure: str = "rate") -> float | None:
+        """The median of a figure over the rounds; None when the system was not measured."""
+        runs = self.runs.get(system)
+        return median(run[figure] for run in runs) if runs else None
+
+
+def measure_rates(
+    scenarios: list[Scenario], systems: list[System], rounds: int, seconds: float, log: Log
+) -> list[Measured]:
+    """Measure every scenario; a run is sized from the warm-up to last about `seconds`."""
+    if any(scenario.name == "consume" for scenario in scenarios):
+        fill_backlogs(systems, log)
+    return [_measure(scenario, systems, rounds, seconds, log) for scenario in scenarios]
+
+
+def fill_backlogs(systems: list[System], log: Log) -> None:
+    """Send the messages that `consume` reads, once for each broker."""
+    for system in systems:
+        if system.name in (JAVA, OURS):
+            log(f"filling the backlog of {system.name} with {BACKLOG:,} messages")
+            system.generator.call("send_async", "backlog", 256, BACKLOG, MESSAGE_BYTES)
+
+
+def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: float, log: Log) -> Measured:
+    able = [system for system in systems if scenario.java or system.name == OURS]
+    counts = {system.name: _warm_up(scenario, system, seconds, log) for system in able}
+    measured = Measured(scenario.name)
+    for number in range(rounds):
+        for system in able if number % 2 == 0 else reversed(able):
+            answer = _run(scenario, system, counts[system.name], f"round-{number}")
+            measured.add(system.name, answer)
+            log(f"{scenario.name} round {number + 1}: {system.name} {answer['rate']:,.0f}/s")
+    return measured
+
+
+def _warm_up(scenario: Scenario, system: System, seconds: float, log: Log) -> int:
+    """Run once, unmeasured; return the number of messages of a measured run."""
+    if scenario.name == "consume":
+        for again in range(2):
+            _run(scenario, system, CONSUMED, f"warm-up-{again}")
+        return CONSUMED
+    answer = _run(scenario, system, scenario.warm_up, "warm-up")
+    log(f"{scenario.name} warm-up: {system.name} {answer['rate']:,.0f}/s")
+    return max(1000, round(answer["rate"] * seconds, -3))
+
+
+def _run(scenario: Scenario, system: System, count: int, run: str) -> dict[str, Any]:
+    group = f"{scenario.name}-{run}-{system.name}".replace(" ", "-").replace(",", "")
+    return system.generator.call(*scenario.command.format(count=count, group=group, size=MESSAGE_BYTES).split())
+
+
+def measure_latency(systems: list[System], rounds: int, log: Log) -> Measured:
+    """Send-to-listener latency of every system, on topics of their own named latency-<system>-<round>."""
+    measured = Measured("latency")
+    for number in range(rounds):
+        for position, system in enumerate(systems):
+            topic = latency_topic(position, number)
+            answer = system.generator.call(
+                "latency", topic, topic, LATENCY.per_second, LATENCY.warm_up, LATENCY.count, MESSAGE_BYTES
+            )
+            measured.add(system.name, answer)
+            log(f"latency round {number + 1}: {system.name} p50 {answer['p50_ms']:.2f} ms, p99 {answer['p99_ms']:.2f} ms")
+    return measured
+
+
+def latency_topic(system: int, round_number: int) -> str:
+    """The topic of one latency run: new each time, so that the first message is the first of the run."""
+    return f"latency_{system}_{round_number}"

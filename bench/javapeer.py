@@ -1,0 +1,116 @@
+"""The real Java metaq 1.4.6.2 as a peer: its broker and its client, each in a process of its own.
+
+Maven builds tests/java once (jars from the central repository); both programs then run straight from its class path.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .processes import Server, Worker, free_port
+from .server_ini import server_ini
+
+__all__ = ["JavaBroker", "JavaClient", "JavaUnavailable", "class_path"]
+
+PROJECT = Path(__file__).resolve().parents[1] / "tests" / "java"
+
+# metaq's network and serialization code reaches into the class library, which Java 9 closed
+JAVA_OPTIONS = tuple(
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.io", "java.lang", "java.net", "java.nio", "java.util", "jdk.internal.ref", "sun.nio.ch")
+)
+
+
+class JavaUnavailable(RuntimeError):
+    """No JDK, no Maven or no build; the message names the remedy."""
+
+
+def class_path() -> str:
+    """The class path of the peers, built first when sources are newer. Raises JavaUnavailable."""
+    for program, package in (("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
+        if shutil.which(program) is None:
+            raise JavaUnavailable(f"the Java metaq peer needs '{program}': apt-get install {package}")
+    target = PROJECT / "target"
+    target.mkdir(exist_ok=True)
+    with (target / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+        if not _is_built(target):
+            _build(target)
+    return f"{target / 'classes'}:{(target / 'classpath.txt').read_text().strip()}"
+
+
+def _is_built(target: Path) -> bool:
+    stamp = target / ".built"
+    sources = [PROJECT / "pom.xml", *(PROJECT / "src").rglob("*.*")]
+    return stamp.exists() and stamp.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
+
+
+def _build(target: Path) -> None:
+    command = ["mvn", "-q", "-B", "-f", str(PROJECT / "pom.xml"), "compile"]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode:
+        raise JavaUnavailable(f"{' '.join(command)} failed:\n{built.stdout[-4000:]}{built.stderr[-2000:]}")
+    (target / ".built").touch()
+
+
+def _java(main: str, *arguments: str) -> list[str]:
+    return ["java", *JAVA_OPTIONS, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
+
+
+class JavaBroker(Server):
+    """A running Java broker, registered in ZooKeeper once the constructor returns.
+
+    directory: gets the configuration, the log and, unless `system` names another dataPath, the data; zk_connect: with a
+    chroot that exists; topics: name -> number of partitions; system: further keys of server.ini's [system].
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        zk_connect: str,
+        topics: Mapping[str, int],
+        system: Mapping[str, object] | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.port = port or free_port()
+        self.data = Path(str((system or {}).get("dataPath", directory / "data")))
+        # the broker looks for its files two directories above its configuration
+        config = directory / "conf" / "java" / "server.ini"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        settings = {"dataPath": self.data, "dashboardHttpPort": free_port(), **(system or {})}
+        config.write_text(server_ini(self.port, zk_connect, topics, settings))
+        super().__init__(_java("BrokerMain", str(config)), directory / "broker.log", f"serving {self.port}", directory)
+
+
+class JavaClient(Worker):
+    """A running Java client (one session factory) at a ZooKeeper connect string; commands as in metaq.peer.Peer."""
+
+    def __init__(self, zk_connect: str, log: Path) -> None:
+        super().__init__(_java("Peer", zk_connect), log, log.parent)
+
+    def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
+        """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""
+        words = (base64.b64encode(data).decode(), *(() if attribute is None else (attribute,)))
+        return self.call("put", topic, *words)
+
+    def join(self, topic: str, group: str) -> None:
+        """Become a member of the group until leave(); messages are kept for received()."""
+        self.call("join", topic, group)
+
+    def received(self, group: str) -> list[dict[str, Any]]:
+        """What has come in since the last call, in order: topic, id, partition, attribute, data (bytes)."""
+        return [_decoded(message) for message in self.call("received", group)["messages"]]
+
+    def leave(self, group: str) -> list[dict[str, Any]]:
+        """Commit, release and leave the group; what has come in since the last received()."""
+        return [_decoded(message) for message in self.call("leave", group)["messages"]]
+
+
+def _decoded(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "data": base64.b64decode(message["data"])}

@@ -1,0 +1,144 @@
+"""Child processes of the benchmark and of the tests that need a Java peer: servers and line-driven load generators."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["ProcessFailed", "Server", "Worker", "free_port"]
+
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.02
+
+
+class ProcessFailed(RuntimeError):
+    """A child ended, answered an error or did not get ready in time; the message ends with the tail of its log."""
+
+    def __init__(self, what: str, log: Path) -> None:
+        super().__init__(f"{what}\n--- end of {log}\n{_tail(log)}")
+
+
+def free_port() -> int:
+    """A TCP port that was free on the loopback a moment ago; another process may still take it first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(log: Path, size: int = 4000) -> str:
+    return log.read_text("utf-8", "replace")[-size:] if log.exists() else "(no log)"
+
+
+class _Child:
+    """One child process that is certainly gone after close()."""
+
+    process: subprocess.Popen[Any]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def close(self) -> None:
+        """Ask the process to end with SIGTERM, kill it after STOP_SECONDS; returns once it is reaped."""
+        self.process.terminate()
+        self._reap()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; returns once it is reaped."""
+        self.process.kill()
+        self.process.wait()
+
+    def _reap(self) -> None:
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Server(_Child):
+    """A server that says on one line of its output that it serves.
+
+    command: the whole command line; ready: a text within that line; log: gets standard output and error, created anew.
+    Raises ProcessFailed when the process ends or START_SECONDS pass before the line appears.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, ready: str, cwd: Path | None = None) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            self._await(ready)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await(self, ready: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while ready not in self.log.read_text("utf-8", "replace"):
+            if self.process.poll() is not None:
+                raise ProcessFailed(f"{self._name} ended with code {self.process.returncode}", self.log)
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{self._name} did not print {ready!r} within {START_SECONDS:.0f} s", self.log)
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def _name(self) -> str:
+        return " ".join(map(str, self.process.args))[-200:] if isinstance(self.process.args, list) else "server"
+
+
+class Worker(_Child):
+    """A process that answers each line of words with one line of JSON, as metaq.peer.Peer and bench.worker do."""
+
+    def __init__(self, command: Sequence[str], log: Path, cwd: Path | None = None) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, bufsize=1
+            )
+
+    def call(self, *words: object) -> dict[str, Any]:
+        """Run one command and return its answer; blocks until then. Raises ProcessFailed on an error or a dead worker."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        line = " ".join(map(str, words))
+        try:
+            self.process.stdin.write(line + "\n")
+        except BrokenPipeError:
+            raise ProcessFailed(f"worker is gone before {line!r}", self.log) from None
+        raw = self.process.stdout.readline()
+        if not raw:
+            raise ProcessFailed(f"worker ended with code {self.process.wait()} at {line!r}", self.log)
+        answer: dict[str, Any] = json.loads(raw)
+        if "error" in answer:
+            raise ProcessFailed(f"{line!r}: {answer['error']}", self.log)
+        return answer
+
+    def close(self) -> None:
+        """Close its input, which ends it; killed after STOP_SECONDS."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:  # it ended with a line unread; its exit is all that is wanted here
+            os.sched_yield()
+        self._reap()
+        self.process.stdout.close()

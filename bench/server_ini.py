@@ -1,0 +1,41 @@
+"""One server.ini for both brokers, so that they are compared on the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["server_ini"]
+
+
+def server_ini(
+    port: int, zk_connect: str, topics: Mapping[str, int], system: Mapping[str, object] | None = None
+) -> str:
+    """The text of a server.ini that both the Java broker and ours read.
+
+    topics: name -> number of partitions; system: further keys of [system], which win over the ones set here.
+    """
+    sections: dict[str, dict[str, object]] = {
+        "system": {
+            "brokerId": 0,
+            "hostName": "127.0.0.1",
+            "numPartitions": 1,
+            "serverPort": port,
+            "unflushThreshold": 1000,
+            "unflushInterval": 10_000,
+            "maxSegmentSize": 1024**3,
+            "maxTransferSize": 1024**2,
+            "deletePolicy": "delete,168",
+            "deleteWhen": "0 0 6,18 * * ?",
+            "flushTxLogAtCommit": 1,
+            "stat": "true",
+            **(system or {}),
+        },
+        "zookeeper": {"zk.zkConnect": zk_connect, "zk.zkSessionTimeoutMs": 6000, "zk.zkSyncTimeMs": 1000},
+    }
+    for topic, partitions in topics.items():
+        sections[f"topic={topic}"] = {"numPartitions": partitions}
+    return "\n".join(_section(name, keys) for name, keys in sections.items())
+
+
+def _section(name: str, keys: Mapping[str, object]) -> str:
+    return "".join((f"[{name}]\n", *(f"{key}={value}\n" for key, value in keys.items())))
