@@ -1,0 +1,111 @@
+"""The program `metaq`: finds the command, runs it, and turns every user error into one line and an exit code.
+
+Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 interrupted; 141 the reader of a pipe left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from metaq.protocol.errors import MetaqError
+from metaq.version import __version__
+
+__all__ = ["main", "run"]
+
+COMMANDS = {
+    "up": "Start a development cluster: ZooKeeper and brokers.",
+    "broker": "Run one broker from a server.ini.",
+    "zookeeper": "Run ZooKeeper's own server for development.",
+    "produce": "Send the lines of a file or of stdin as messages.",
+    "consume": "Print messages of a topic, like kcat.",
+    "topics": "List and describe topics.",
+    "groups": "List and describe consumer groups; move their offsets.",
+    "brokers": "List and describe brokers.",
+    "demo": "Show the whole system at work on real data.",
+}
+"""Name and short help of each command; the module of the same name holds the click command of the same name."""
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+class CommandTable(click.Group):
+    """Loads a command's module when it is called, so that `metaq produce` never waits for the broker's imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="metaq")
+def cli() -> None:
+    """A ZooKeeper-coordinated message cluster that speaks metaq 1.x.
+
+    \b
+    Example: a cluster, a message, and the message back
+      metaq up --topic trades:4
+      echo hello | metaq produce --topic trades
+      metaq consume --topic trades
+    """
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: run the command line `args` (default: the process's) and exit with its code."""
+    code = run(args)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _reader_left()
+    sys.exit(code)
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line; return the exit code. Errors of the user or the cluster become one line on stderr."""
+    try:
+        result: Any = cli.main(args, prog_name="metaq", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        click.echo(help_text.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        return _failed(context.command_path if context else "metaq", error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except MetaqError as error:
+        return _failed("metaq", str(error), EXIT_FAILED)
+    except BrokenPipeError:
+        return _reader_left()
+    except OSError as error:
+        # not a bug of ours but the user's file, disk or port: say which, without a traceback
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed("metaq", f"{where}{error.strerror or error}", EXIT_FAILED)
+    return result if isinstance(result, int) else 0
+
+
+def _failed(program: str, message: str, code: int) -> int:
+    click.echo(f"{program}: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _reader_left() -> int:
+    # the interpreter flushes stdout once more at exit: give it somewhere to go
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE

@@ -1,0 +1,159 @@
+"""Option types and options that several commands share. A wrong value is refused before anything is opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import click
+
+from metaq.protocol.errors import InvalidName
+from metaq.protocol.limits import INT64_MAX, check_group, check_topic
+
+__all__ = [
+    "GROUP",
+    "PARTITION",
+    "PORT",
+    "POSITION",
+    "SECONDS",
+    "TOPIC",
+    "TOPIC_WITH_PARTITIONS",
+    "Position",
+    "TopicSpec",
+    "json_option",
+    "zk_option",
+]
+
+MAX_PARTITIONS = 65_536
+
+
+class _Name(click.ParamType):
+    def __init__(self, kind: str, check: Callable[[str], str]) -> None:
+        self.name = kind
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return self._check(value)
+        except InvalidName as error:
+            self.fail(str(error), param, ctx)
+
+
+class TopicSpec(NamedTuple):
+    """A topic to configure and its number of partitions per broker."""
+
+    name: str
+    partitions: int
+
+
+class _TopicWithPartitions(click.ParamType):
+    """`NAME` or `NAME:PARTITIONS`."""
+
+    name = "NAME[:PARTITIONS]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicSpec:
+        if isinstance(value, TopicSpec):
+            return value
+        name, colon, number = str(value).rpartition(":")
+        if not colon:
+            name, number = number, "1"
+        if not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= MAX_PARTITIONS:
+            self.fail(f"{value!r}: the number of partitions is from 1 to {MAX_PARTITIONS}, like trades:4", param, ctx)
+        return TopicSpec(TOPIC.convert(name, param, ctx), int(number))
+
+
+class PartitionName(NamedTuple):
+    """A partition as 1.x writes it: `<brokerId>-<partition>`."""
+
+    broker_id: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.broker_id}-{self.partition}"
+
+
+class _Partition(click.ParamType):
+    name = "BROKER-PARTITION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PartitionName:
+        if isinstance(value, PartitionName):
+            return value
+        broker, dash, partition = str(value).partition("-")
+        if not (dash and _is_digits(broker) and _is_digits(partition)):
+            self.fail(f"{value!r} is not a partition: write broker id and number, like 0-3", param, ctx)
+        return PartitionName(int(broker), int(partition))
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+class Position(NamedTuple):
+    """Where to begin in a partition. kind: earliest, latest, offset (value: byte) or time (value: ms since 1970)."""
+
+    kind: str
+    value: int = 0
+
+
+class _Position(click.ParamType):
+    """`earliest`, `latest`, a byte offset, or a time in ISO 8601 (local time unless it names a zone)."""
+
+    name = "earliest|latest|TIME|OFFSET"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
+        if isinstance(value, Position):
+            return value
+        text = str(value)
+        if text in ("earliest", "latest"):
+            return Position(text)
+        if _is_digits(text) and int(text) <= INT64_MAX:
+            return Position("offset", int(text))
+        try:
+            moment = datetime.fromisoformat(text).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{text!r} is no position: choose earliest, latest, a byte offset like 4096, "
+                "or a time like 2024-05-01T10:00:00Z",
+                param,
+                ctx,
+            )
+        return Position("time", max(0, math.floor(moment.timestamp() * 1000)))
+
+
+class _Seconds(click.ParamType):
+    """A duration in seconds, 0 or more; 0.5 is half a second."""
+
+    name = "SECONDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is not a number of seconds, 0 or more, like 2.5", param, ctx)
+        return seconds
+
+
+TOPIC = _Name("TOPIC", check_topic)
+GROUP = _Name("GROUP", check_group)
+TOPIC_WITH_PARTITIONS = _TopicWithPartitions()
+PARTITION = _Partition()
+POSITION = _Position()
+SECONDS = _Seconds()
+PORT = click.IntRange(0, 65535)
+"""A TCP port; 0 lets the system choose a free one."""
+
+zk_option = click.option(
+    "--zk",
+    metavar="HOST:PORT[,...][/CHROOT]",
+    envvar="METAQ_ZK",
+    default="127.0.0.1:2181",
+    show_default=True,
+    show_envvar=True,
+    help="ZooKeeper connect string.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

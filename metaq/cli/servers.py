@@ -1,0 +1,187 @@
+"""What all commands share that run until they are told to stop: signals, ports, directories, child processes."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, DirectoryInUse
+
+__all__ = [
+    "Child",
+    "die_with_parent",
+    "locked_directory",
+    "ready_port",
+    "ready_ports",
+    "stop_all",
+    "stop_signal",
+    "wait_until",
+]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def stop_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
+    stop = threading.Event()
+
+    def request_stop(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def ready_port(option: str, port: int) -> int:
+    """`port` if a server can listen there, or a free one if it is 0. Raises ConfigError naming `option`."""
+    return ready_ports(option, port, 1)[0]
+
+
+def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
+    """`count` ports from `first` on that servers can listen on, or free ones if it is 0.
+
+    Raises ConfigError naming `option` and the port that is taken.
+    """
+    with ExitStack() as probes:
+        return [
+            _bind(option, first and first + number, host, probes.enter_context(socket.socket()))
+            for number in range(count)
+        ]
+
+
+def _bind(option: str, port: int, host: str, probe: socket.socket) -> int:
+    if port > 65535:
+        raise ConfigError(option, port, "is above 65535: choose a lower first port")
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
+    try:
+        probe.bind((host, port))
+        probe.listen(1)
+    except OSError as error:
+        remedy = f"cannot listen on {host}:{port} ({error.strerror}): stop the other program or choose another port"
+        raise ConfigError(option, port, remedy) from error
+    bound: int = probe.getsockname()[1]
+    return bound
+
+
+@contextmanager
+def locked_directory(option: str, directory: Path) -> Iterator[Path]:
+    """Create `directory` and hold it for this process alone. Raises ConfigError, DirectoryInUse naming `option`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("a+")
+    except OSError as error:
+        remedy = f"cannot be written ({error.strerror}): choose another directory or change its permissions"
+        raise ConfigError(option, directory, remedy) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DirectoryInUse(
+                f"{option}={directory}: in use by another metaq process: stop it or choose another directory"
+            ) from error
+        yield directory
+
+
+def wait_until(condition: Callable[[], bool], deadline: float, interval: float = 0.02) -> bool:
+    """Call `condition` until it is true or time.monotonic() reaches `deadline`; return its last answer."""
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(interval)
+    return True
+
+
+def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
+    """Ask the kernel to send `number` to this process when its parent ends, even by SIGKILL; at once if it has ended.
+
+    Linux only, where prctl(2) exists; elsewhere a child outlives a killed parent. The kernel watches the *thread* that
+    started the child, so children are started from the main thread.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent_pid:  # it ended before prctl
+        os.kill(os.getpid(), number)
+
+
+class Child:
+    """A `metaq` command as a child process, in its own session (Ctrl-C goes to the parent alone), bound to its life.
+
+    Its stdout and stderr go to `log`, or to `stdout` if that is given.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, stdout: int | IO[bytes] | None = None) -> None:
+        self.name = name
+        self.log = log
+        command = [sys.executable, "-m", "metaq.cli.child", str(os.getpid()), *arguments]
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink if stdout is None else stdout,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def check(self) -> None:
+        """Raise BrokerUnavailable with the last line of its log if the child has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
+
+    def last_words(self) -> str:
+        """The last line that is not blank in its log."""
+        lines = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "it said nothing"
+
+    def terminate(self) -> None:
+        """Ask it to stop (SIGTERM); returns at once."""
+        if self.running:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """End it by SIGKILL and wait for that."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout: float = 15.0) -> int:
+        """SIGTERM, then SIGKILL after `timeout` seconds; return its exit code (negative: a signal)."""
+        self.terminate()
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.process.returncode
+
+
+def stop_all(children: Sequence[Child], timeout: float = 15.0) -> None:
+    """Stop all children at the same time; each gets `timeout` seconds before SIGKILL."""
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.stop(timeout)

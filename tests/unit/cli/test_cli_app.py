@@ -1,0 +1,78 @@
+"""The central handler: every user error is one line on stderr and a non-zero exit code."""
+
+import errno
+
+import click
+import pytest
+from metaq.cli import app
+
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A command `produce` that raises what the test says."""
+
+    def install(error):
+        @click.command()
+        def produce():
+            raise error
+
+        monkeypatch.setattr(app.CommandTable, "get_command", lambda self, ctx, name: produce)
+
+    return install
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_has_help_with_an_example(name, capsys):
+    assert app.run([name, "--help"]) == 0
+    assert "Example" in capsys.readouterr().out
+
+
+def test_help_lists_every_command_without_loading_it(capsys):
+    assert app.run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in app.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConfigError("--port", 8123, "in use: choose another"), "metaq: --port=8123: in use: choose another\n"),
+        (CoordinationUnavailable("no ZooKeeper at\n127.0.0.1:1"), "metaq: no ZooKeeper at 127.0.0.1:1\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "metaq: /x: Permission denied\n"),
+    ],
+)
+def test_error_of_the_user_or_the_cluster_is_one_line_and_exit_code_1(failing, capsys, error, expected):
+    failing(error)
+    assert app.run(["produce"]) == 1
+    assert capsys.readouterr().err == expected
+
+
+def test_interrupt_ends_with_130(failing):
+    failing(KeyboardInterrupt())
+    assert app.run(["produce"]) == 130
+
+
+def test_a_bug_is_not_hidden(failing):
+    failing(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        app.run(["produce"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["prduce"], "prduce"),
+        (["up", "--topic", "a/b"], "--topic"),
+        (["up", "--topic", "a", "--topic", "a:2"], "--topic"),
+        (["up", "--port", "70000"], "--port"),
+        (["broker", "-f", "/does/not/exist.ini"], "/does/not/exist.ini"),
+        (["broker"], "--file"),
+    ],
+)
+def test_wrong_command_line_is_one_line_that_names_it_and_exit_code_2(capsys, arguments, named):
+    assert app.run(arguments) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1

@@ -1,0 +1,62 @@
+"""Option types: what is accepted, and that a refusal names the value and the remedy."""
+
+import click
+import pytest
+
+from metaq.cli.options import PARTITION, POSITION, SECONDS, TOPIC, TOPIC_WITH_PARTITIONS, Position, TopicSpec
+
+
+def convert(kind, text):
+    return kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", Position("earliest")),
+        ("latest", Position("latest")),
+        ("4096", Position("offset", 4096)),
+        ("1970-01-01T00:00:01Z", Position("time", 1000)),
+        ("1970-01-01T01:00:01.5+01:00", Position("time", 1500)),
+    ],
+)
+def test_position_is_a_word_an_offset_or_a_time(text, expected):
+    assert convert(POSITION, text) == expected
+
+
+@pytest.mark.parametrize("text", ["first", "-5", "12:00:99", "9223372036854775808", ""])
+def test_anything_else_is_no_position_and_the_choices_are_named(text):
+    with pytest.raises(click.BadParameter, match="choose earliest, latest, a byte offset"):
+        convert(POSITION, text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a", ("a", 1)), ("a:12", ("a", 12)), ("t-1:3", ("t-1", 3))])
+def test_topic_may_name_its_number_of_partitions(text, expected):
+    assert convert(TOPIC_WITH_PARTITIONS, text) == TopicSpec(*expected)
+
+
+@pytest.mark.parametrize("text", ["a:0", "a:x", "a:", "a:65537", "a/b:1", ":3"])
+def test_topic_with_a_wrong_number_or_name_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        convert(TOPIC_WITH_PARTITIONS, text)
+
+
+def test_topic_with_a_slash_is_refused_with_the_remedy():
+    with pytest.raises(click.BadParameter, match="use a name without '/'"):
+        convert(TOPIC, "a/b")
+
+
+def test_partition_is_broker_and_number():
+    assert str(convert(PARTITION, "0-13")) == "0-13"
+
+
+@pytest.mark.parametrize("text", ["3", "0-", "-1", "0-1-2", "a-b"])
+def test_partition_in_another_form_is_refused(text):
+    with pytest.raises(click.BadParameter, match="like 0-3"):
+        convert(PARTITION, text)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_seconds_must_be_finite_and_not_negative(text):
+    with pytest.raises(click.BadParameter, match="number of seconds"):
+        convert(SECONDS, text)

@@ -1,0 +1,77 @@
+"""Ports and directories of servers, and the server.ini that `metaq up` writes."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from metaq.cli.local_cluster import ClusterPlan, server_ini
+from metaq.cli.options import TopicSpec
+from metaq.cli.servers import locked_directory, ready_port, ready_ports
+from metaq.protocol.errors import ConfigError, DirectoryInUse
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_port_in_use_is_refused_with_option_port_and_remedy(taken_port):
+    with pytest.raises(ConfigError, match=f"--port={taken_port}: .*choose another port"):
+        ready_port("--port", taken_port)
+
+
+def test_a_range_of_ports_is_refused_when_one_of_them_is_taken(taken_port):
+    with pytest.raises(ConfigError, match=f"={taken_port}:"):
+        ready_ports("--port", taken_port - 1, 2)
+
+
+def test_port_above_the_range_is_refused():
+    with pytest.raises(ConfigError, match="65536"):
+        ready_ports("--port", 65535, 2)
+
+
+def test_port_0_gives_different_free_ports():
+    ports = ready_ports("--port", 0, 8)
+    assert len(set(ports)) == 8
+    assert all(ports)
+
+
+def test_directory_in_use_is_refused(tmp_path):
+    with locked_directory("--data-dir", tmp_path / "data"):
+        with pytest.raises(DirectoryInUse, match=r"--data-dir=.*choose another directory"):
+            with locked_directory("--data-dir", tmp_path / "data"):
+                pytest.fail("held twice")
+    with locked_directory("--data-dir", tmp_path / "data"):
+        pass  # free again
+
+
+def test_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"--data-dir=.*cannot be written"):
+        with locked_directory("--data-dir", tmp_path / "file" / "data"):
+            pytest.fail("made below a file")
+
+
+def plan(**changes):
+    values = {
+        "data_dir": Path("/data"),
+        "ports": [7001, 7002],
+        "zookeeper_port": 2181,
+        "topics": [TopicSpec("trades", 4), TopicSpec("news", 1)],
+    }
+    return ClusterPlan(**(values | changes))
+
+
+def test_server_ini_has_the_broker_its_topics_and_durable_flush():
+    lines = server_ini(plan(), 1, "127.0.0.1:2181").splitlines()
+    assert {"brokerId=1", "serverPort=7002", "dataPath=/data/broker-1/data", "unflushThreshold=0"} <= set(lines)
+    assert lines[lines.index("[topic=trades]") + 1] == "numPartitions=4"
+    assert "zk.zkConnect=127.0.0.1:2181" in lines
+
+
+def test_server_ini_of_the_fast_mode_flushes_in_the_background():
+    assert "unflushThreshold=1000" in server_ini(plan(durable=False), 0, "127.0.0.1:2181")
