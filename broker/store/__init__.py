@@ -1,0 +1,1 @@
+"""The store engine: partition logs on disk, without network or coordination."""

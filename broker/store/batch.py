@@ -1,0 +1,127 @@
+"""Making the bytes and the index units of an append: from single puts, and from a client's batch of whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
+from metaq.protocol.limits import INT32_MAX
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    checksums_match,
+    decode_attribute,
+    headers_at,
+    tag_hash,
+    tag_hash_of_body,
+)
+
+from .index import UNIT, UNIT_DTYPE
+
+__all__ = ["encode_puts", "stamp_batch"]
+
+_ID_POSITION = 8
+_ID_BYTES = 8
+
+
+def encode_puts(
+    puts: Sequence[tuple[int, int, Buffer]], base_offset: int, ids: Sequence[int], now_ms: int
+) -> tuple[list[Buffer], bytes]:
+    """Records and packed index units for single puts, to be given to PartitionLog.append.
+
+    puts: (flag, checksum, body), the checksum (31 bits) already verified or computed. ids: one message id for each.
+    base_offset: the log's end_offset. now_ms: store time, Unix ms. Bodies are not copied.
+    """
+    buffers: list[Buffer] = []
+    units = []
+    offset = base_offset
+    for (flag, checksum, body), message_id in zip(puts, ids, strict=True):
+        length = len(body)
+        size = length + 20
+        buffers.append(HEADER.pack(length, checksum, message_id, flag))
+        if length:
+            buffers.append(body)
+        tag = tag_hash_of_body(body, flag) if flag & 1 else 0
+        units.append(UNIT.pack(offset, message_id, now_ms, size, tag))
+        offset += size
+    return buffers, b"".join(units)
+
+
+def stamp_batch(
+    body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64], now_ms: int
+) -> tuple[bytearray, bytes]:
+    """Check a batch of whole records, write their message ids, and make their index units.
+
+    body: the records back to back, whatever their ids. sizes: of each record in bytes, header included. ids: one for
+    each. base_offset, now_ms: as in encode_puts. numpy over the batch; only records with an attribute are looked at
+    one by one, for their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or the batch is
+    empty; ChecksumMismatch if any body is damaged.
+    """
+    data = bytearray(body)
+    widths = sizes.astype(np.int64)
+    ends = np.cumsum(widths)
+    starts = ends - widths
+    _check_sizes(widths, int(ends[-1]) if len(ends) else 0, len(data))
+    headers = headers_at(data, starts)
+    wrong = headers["length"] != widths - HEADER_BYTES
+    if wrong.any():
+        raise RemoteProtocolError(f"record {int(wrong.argmax())} of the batch does not have the announced size")
+    if not checksums_match(memoryview(data), starts + HEADER_BYTES, ends, headers["checksum"]):
+        raise ChecksumMismatch
+    _write_ids(data, starts, ids)
+    units = np.zeros(len(widths), UNIT_DTYPE)
+    units["offset"] = starts + base_offset
+    units["id"] = ids
+    units["time_ms"] = now_ms
+    units["size"] = widths
+    _hash_tags(units, memoryview(data), starts, ends, headers["flag"].astype(np.int64))
+    return data, units.tobytes()
+
+
+def _check_sizes(widths: npt.NDArray[np.int64], total: int, body_bytes: int) -> None:
+    if not len(widths):
+        raise RemoteProtocolError("the batch has no record")
+    if widths.min() < HEADER_BYTES or widths.max() > INT32_MAX:
+        raise RemoteProtocolError(f"record size {int(widths.min())} … {int(widths.max())} is impossible")
+    if total != body_bytes:
+        raise RemoteProtocolError(f"the batch's records have {total} bytes, its body {body_bytes}")
+
+
+def _write_ids(data: bytearray, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> None:
+    raw = np.frombuffer(data, np.uint8)
+    where = starts[:, None] + np.arange(_ID_POSITION, _ID_POSITION + _ID_BYTES)
+    raw[where] = ids.astype(">i8").view(np.uint8).reshape(-1, _ID_BYTES)
+
+
+def _hash_tags(
+    units: npt.NDArray[np.void],
+    data: memoryview,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    flags: npt.NDArray[np.int64],
+) -> None:
+    """Fill in the tag hashes; equal attributes, the usual case, are decoded once."""
+    with_attribute = np.flatnonzero(flags & ATTRIBUTE_FLAG)
+    if not len(with_attribute):
+        return
+    known: dict[tuple[bytes | None, int], int] = {}
+    hashes = []
+    bodies = zip(
+        (starts[with_attribute] + HEADER_BYTES).tolist(),
+        ends[with_attribute].tolist(),
+        flags[with_attribute].tolist(),
+        strict=True,
+    )
+    for start, end, flag in bodies:
+        key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
+        if key not in known:
+            tag = decode_attribute(*key).tag
+            known[key] = 0 if tag is None else tag_hash(tag)
+        hashes.append(known[key])
+    units["tag"][with_attribute] = hashes

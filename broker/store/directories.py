@@ -1,0 +1,89 @@
+"""The data directories of a broker: made, locked against a second broker, scanned for partitions (storage.md §1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from metaq.protocol.errors import ConfigError, DirectoryInUse, InvalidName, StoreError
+from metaq.protocol.limits import INT32_MAX, check_topic
+
+from .files import Files
+
+__all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "partition_path", "scan_data_paths"]
+
+_log = logging.getLogger(__name__)
+
+LOCK_NAME = ".metaq.lock"
+"""A plain file: the Java broker ignores those in a data directory."""
+
+
+class PartitionDirectory(NamedTuple):
+    """A directory `<topic>-<partition>`."""
+
+    topic: str
+    partition: int
+    path: str
+
+
+def partition_path(data_path: str, topic: str, partition: int) -> str:
+    """Where a partition lives. Raises InvalidName for a topic that is no safe directory name, ValueError for p < 0."""
+    if not 0 <= partition <= INT32_MAX:
+        raise ValueError(f"partition {partition} of {topic} is not in 0 … {INT32_MAX}")
+    return os.path.join(data_path, f"{check_topic(topic)}-{partition}")
+
+
+def lock_data_path(files: Files, path: str) -> int:
+    """Make the directory if needed and lock it; the lock ends when the returned descriptor is closed.
+
+    Raises ConfigError if the directory cannot be used, DirectoryInUse if another broker has it.
+    """
+    lock_path = os.path.join(path, LOCK_NAME)
+    try:
+        files.make_directory(path)
+        fd = files.lock(lock_path)
+    except BlockingIOError:
+        raise DirectoryInUse(
+            f"data directory {path} is in use by another broker (it holds {lock_path}): "
+            "stop that broker or set another dataPath"
+        ) from None
+    except OSError as error:
+        remedy = f"cannot be used ({error.strerror}): make it a writable directory or set another dataPath"
+        raise ConfigError("dataPath", path, remedy) from error
+    return fd
+
+
+def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDirectory]:
+    """All partition directories, by name. Directories that are none are skipped with a warning (1.x would not start).
+
+    Raises StoreError if one partition is in two data directories.
+    """
+    found: dict[tuple[str, int], PartitionDirectory] = {}
+    for data_path in data_paths:
+        for entry in _scan(files, data_path):
+            other = found.setdefault((entry.topic, entry.partition), entry)
+            if other is not entry:
+                raise StoreError(
+                    f"partition {entry.topic}-{entry.partition} is in {other.path} and in {entry.path}: "
+                    "keep one of them in the data directories and move the other away"
+                )
+    return sorted(found.values())
+
+
+def _scan(files: Files, data_path: str) -> Iterator[PartitionDirectory]:
+    for name in sorted(files.list_directory(data_path)):
+        path = os.path.join(data_path, name)
+        topic, dash, number = name.rpartition("-")
+        if not dash or not files.is_directory(path):
+            continue
+        try:
+            check_topic(topic)
+        except InvalidName as error:
+            _log.warning("%s is skipped: it is no partition directory (%s)", path, error)
+            continue
+        if not (number.isascii() and number.isdecimal()) or str(int(number)) != number or int(number) > INT32_MAX:
+            _log.warning("%s is skipped: %r after the last '-' is no partition number", path, number)
+            continue
+        yield PartitionDirectory(topic, int(number), path)

@@ -1,0 +1,253 @@
+"""The file system as the store sees it: every call that can fail or wait goes through `Files`, so tests can break each.
+
+`OpenFiles` bounds the number of open descriptors: ten thousand partitions must not need ten thousand of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import resource
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from metaq.protocol.record import Buffer
+
+__all__ = [
+    "REAL_FILES",
+    "FileStatus",
+    "Files",
+    "OpenFile",
+    "OpenFiles",
+    "RealFiles",
+    "default_open_limit",
+    "read_exactly",
+]
+
+_log = logging.getLogger(__name__)
+
+_SCRATCH_BYTES = 1 << 20
+_FILE_MODE = 0o644
+_DIRECTORY_MODE = 0o755
+_NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
+
+
+class FileStatus(NamedTuple):
+    """Size in bytes and the time of the last modification in Unix milliseconds."""
+
+    size: int
+    modified_ms: int
+
+
+class Files(Protocol):
+    """What the store needs of a file system. Every method may raise OSError; all may be called on any thread."""
+
+    def open(self, path: str, flags: int) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int: ...
+    def pread(self, fd: int, size: int, position: int) -> bytes: ...
+
+    def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
+        """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
+
+    def fdatasync(self, fd: int) -> None: ...
+    def fsync_directory(self, path: str) -> None: ...
+    def truncate(self, fd: int, size: int) -> None: ...
+    def status(self, path: str) -> FileStatus: ...
+    def device(self, fd: int) -> int: ...
+    def is_directory(self, path: str) -> bool: ...
+    def list_directory(self, path: str) -> list[str]: ...
+    def make_directory(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> int:
+        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process has it."""
+
+
+class RealFiles:
+    """The operating system's files."""
+
+    # bound once: these are on the path of every put and get
+    close = staticmethod(os.close)
+    pwritev = staticmethod(os.pwritev)
+    pread = staticmethod(os.pread)
+    fdatasync = staticmethod(os.fdatasync)
+    truncate = staticmethod(os.ftruncate)
+    is_directory = staticmethod(os.path.isdir)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+
+    def open(self, path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+
+    def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
+        return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+
+    def fsync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def status(self, path: str) -> FileStatus:
+        found = os.stat(path)
+        return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def device(self, fd: int) -> int:
+        return os.fstat(fd).st_dev
+
+    def list_directory(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+
+    def lock(self, path: str) -> int:
+        fd = self.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+
+REAL_FILES = RealFiles()
+
+
+def read_exactly(files: Files, fd: int, size: int, position: int) -> bytes:
+    """`size` bytes from `position`; fewer only at the end of the file (Linux caps one read at 2 GiB)."""
+    data = files.pread(fd, size, position)
+    if len(data) == size or not data:
+        return data
+    parts = [data]
+    read = len(data)
+    while read < size:
+        data = files.pread(fd, size - read, position + read)
+        if not data:
+            break
+        parts.append(data)
+        read += len(data)
+    return b"".join(parts)
+
+
+def default_open_limit() -> int:
+    """Half of the process's soft limit on descriptors (the rest is for connections), at most 2,048."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
+
+
+class OpenFile:
+    """A file that is opened when used and may be closed behind our back when not. Lives on the owning thread.
+
+    A descriptor from `use()` is good until another file of the same `OpenFiles` is used; `pin()` keeps it for as long
+    as a worker thread needs it.
+    """
+
+    __slots__ = ("_table", "fd", "flags", "path", "pins", "recent")
+
+    def __init__(self, table: OpenFiles, path: str, flags: int) -> None:
+        self._table = table
+        self.path = path
+        self.flags = flags
+        self.fd: int | None = None
+        self.pins = 0
+        self.recent = False
+
+    def use(self) -> int:
+        """The open descriptor. Raises OSError if the file cannot be opened."""
+        self.recent = True
+        fd = self.fd
+        return self._table.open(self) if fd is None else fd
+
+    def pin(self) -> int:
+        """Like `use`, and the descriptor stays open until `unpin` is called as often."""
+        fd = self.use()
+        self.pins += 1
+        return fd
+
+    def unpin(self) -> None:
+        self.pins -= 1
+
+    def close(self) -> None:
+        """Close the descriptor if open. The file may be used again later."""
+        if self.fd is not None:
+            self._table.forget(self)
+
+    def read(self, size: int, position: int) -> bytes:
+        """`size` bytes from `position`, fewer only at the end of the file; may wait for the disk."""
+        return read_exactly(self._table.files, self.use(), size, position)
+
+    def read_cached(self, size: int, position: int) -> bytes | None:
+        """`size` bytes from `position` if all of them are in the page cache, else None."""
+        return self._table.read_cached(self.use(), size, position)
+
+
+class OpenFiles:
+    """At most `limit` open descriptors; the one to close is found by the clock algorithm (cheap, close to LRU).
+
+    Pinned files are never closed, so the limit is exceeded when all are pinned. Lives on the owning thread.
+    """
+
+    def __init__(self, files: Files, limit: int) -> None:
+        self.files = files
+        self.limit = limit
+        self._ring: deque[OpenFile] = deque()
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._waiting_devices: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def file(self, path: str, flags: int = os.O_RDWR) -> OpenFile:
+        """A handle for `path`; nothing is opened yet."""
+        return OpenFile(self, path, flags)
+
+    def open(self, file: OpenFile) -> int:
+        if len(self._ring) >= self.limit:
+            self._evict()
+        fd = self.files.open(file.path, file.flags)
+        file.fd = fd
+        self._ring.append(file)
+        return fd
+
+    def forget(self, file: OpenFile) -> None:
+        if file.fd is None:
+            return
+        self._ring.remove(file)
+        fd, file.fd = file.fd, None
+        self.files.close(fd)
+
+    def _evict(self) -> None:
+        for _ in range(2 * len(self._ring)):  # the second round finds what was recent in the first
+            file = self._ring[0]
+            if not file.pins and not file.recent:
+                self.forget(file)
+                return
+            file.recent = False
+            self._ring.rotate(-1)
+
+    def read_cached(self, fd: int, size: int, position: int) -> bytes | None:
+        """See OpenFile.read_cached. File systems that cannot tell are read at once, which may wait for the disk."""
+        if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
+            return read_exactly(self.files, fd, size, position)
+        buffer = self._scratch[:size] if size <= _SCRATCH_BYTES else memoryview(bytearray(size))
+        try:
+            got = self.files.preadv_nowait(fd, buffer, position)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in _NO_NOWAIT:
+                raise
+            self._waiting_devices.add(self.files.device(fd))
+            _log.warning(
+                "file system of descriptor %d cannot read without waiting (%s): reads are done inline", fd, error
+            )
+            return read_exactly(self.files, fd, size, position)
+        # a short read would end inside a record for ever if the rest never came into the cache
+        return bytes(buffer) if got == size else None

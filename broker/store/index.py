@@ -1,0 +1,225 @@
+"""The index beside each segment: one fixed-size unit per record. Derived from the data, except for the store times.
+
+    <20-digit first offset>.index, little-endian
+    off size header                                        off size unit (64 + 32 * i)
+      0    8 magic "metaqidx"                                0    8 byte offset of the record in the partition
+      8    4 version 1                                       8    8 message id
+     12    4 size of a unit, 32                             16    8 store time, Unix ms; negative: see below
+     16    8 first offset of the segment                    24    4 size of the record, header included
+     24    8 checkpoint: data before this byte offset and   28    4 tag hash, 0 = no tag
+             the units for it are on the disk
+     32    8 units up to the checkpoint
+     40    8 largest positive message id among them, or 0
+     48   12 zero
+     60    4 CRC-32 of bytes 0…59
+
+Store time: a record written by a Java broker has a negative message id without a date and no other time, so when its
+unit is rebuilt the time is a bound, kept as its NEGATIVE: -t means "stored at t or earlier". Searches use abs(t) and
+take times as non-decreasing, which holds because the broker's message clock never goes back.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+from metaq.protocol.record import Buffer
+
+from .files import Files, OpenFile
+
+__all__ = [
+    "UNIT",
+    "UNIT_BYTES",
+    "UNIT_DTYPE",
+    "Checkpoint",
+    "Index",
+    "UnitArray",
+    "largest_id",
+    "read_checkpoint",
+    "read_last_unit",
+    "write_units",
+]
+
+UNIT = Struct("<qqqiI")
+"""byte offset (absolute), message id, store time (Unix ms), record size in bytes (header + body), tag hash."""
+UNIT_BYTES = UNIT.size  # 32
+UNIT_DTYPE = np.dtype([("offset", "<i8"), ("id", "<i8"), ("time_ms", "<i8"), ("size", "<i4"), ("tag", "<u4")])
+UnitArray = npt.NDArray[Any]
+
+_HEADER = Struct("<8sIIqqqq12x")
+_HEADER_CRC = Struct("<I")
+HEADER_BYTES = 64
+_MAGIC, _VERSION = b"metaqidx", 1
+
+
+class Checkpoint(NamedTuple):
+    """What an index header promises: `units` units describe all data in [first_offset, end)."""
+
+    first_offset: int
+    end: int
+    units: int
+    max_id: int
+
+
+def pack_header(checkpoint: Checkpoint) -> bytes:
+    """The 64 bytes in front of the units."""
+    head = _HEADER.pack(_MAGIC, _VERSION, UNIT_BYTES, *checkpoint)
+    return head + _HEADER_CRC.pack(crc32(head))
+
+
+def unpack_header(data: bytes) -> Checkpoint | None:
+    """The checkpoint, or None if the bytes are not a whole header of this version."""
+    if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
+        return None
+    magic, version, unit_bytes, *fields = _HEADER.unpack_from(data)
+    if (magic, version, unit_bytes) != (_MAGIC, _VERSION, UNIT_BYTES):
+        return None
+    return Checkpoint(*fields)
+
+
+def largest_id(units: Buffer | UnitArray) -> int:
+    """Largest positive message id among units, 0 if there is none."""
+    array = units if isinstance(units, np.ndarray) else np.frombuffer(units, UNIT_DTYPE)
+    return max(0, int(array["id"].max())) if len(array) else 0
+
+
+def read_checkpoint(files: Files, path: str, first_offset: int) -> Checkpoint | None:
+    """The checkpoint of an index file; None if it is missing, damaged, of another segment or shorter than it says."""
+    try:
+        fd = files.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        found = unpack_header(files.pread(fd, HEADER_BYTES, 0))
+        if found is None or found.first_offset != first_offset or found.end < first_offset or found.units < 0:
+            return None
+        return found if files.status(path).size >= HEADER_BYTES + found.units * UNIT_BYTES else None
+    finally:
+        files.close(fd)
+
+
+def read_last_unit(files: Files, path: str, checkpoint: Checkpoint) -> tuple[int, int, int, int, int]:
+    """The last unit that the checkpoint covers: (offset, id, time_ms, size, tag). Raises OSError."""
+    fd = files.open(path, os.O_RDONLY)
+    try:
+        data = files.pread(fd, UNIT_BYTES, HEADER_BYTES + (checkpoint.units - 1) * UNIT_BYTES)
+        return UNIT.unpack(data)
+    finally:
+        files.close(fd)
+
+
+def write_units(files: Files, path: str, stored: int, units: Buffer, checkpoint: Checkpoint | None) -> None:
+    """Write units behind the `stored` ones; then, if `checkpoint` is given, sync them and move the header to it.
+
+    Any thread, one at a time for each file. The header itself is not synced: an older one is as true.
+    Raises OSError; nothing that the header promises is touched before that.
+    """
+    fresh = os.O_CREAT | os.O_TRUNC if not stored else 0
+    fd = files.open(path, os.O_RDWR | fresh)
+    try:
+        if units:
+            _write_all(files, fd, units, HEADER_BYTES + stored * UNIT_BYTES)
+        if checkpoint is not None:
+            files.fdatasync(fd)
+            _write_all(files, fd, pack_header(checkpoint), 0)
+    finally:
+        files.close(fd)
+
+
+def _write_all(files: Files, fd: int, data: Buffer, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = files.pwritev(fd, [view], position)
+        view = view[written:]
+        position += written
+
+
+class Index:
+    """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
+
+    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Reads cost O(log n) unit reads.
+    """
+
+    __slots__ = ("_tail", "file", "max_stored_id", "stored")
+
+    def __init__(self, file: OpenFile, stored: int = 0, max_stored_id: int = 0, tail: Buffer = b"") -> None:
+        self.file = file
+        self.stored = stored
+        self.max_stored_id = max_stored_id
+        self._tail = bytearray(tail)
+
+    def __len__(self) -> int:
+        """Number of units."""
+        return self.stored + len(self._tail) // UNIT_BYTES
+
+    @property
+    def unstored(self) -> int:
+        """Number of units that are only in memory."""
+        return len(self._tail) // UNIT_BYTES
+
+    @property
+    def max_id(self) -> int:
+        """Largest positive message id, 0 if there is none. O(unstored units)."""
+        return max(self.max_stored_id, largest_id(bytes(self._tail)))
+
+    def extend(self, units: Buffer) -> None:
+        """Add packed units."""
+        self._tail += units
+
+    def tail(self) -> bytes:
+        """A copy of the units that are only in memory."""
+        return bytes(self._tail)
+
+    def mark_stored(self, count: int, max_id: int) -> None:
+        """The first `count` units of the tail are in the file now."""
+        del self._tail[: count * UNIT_BYTES]
+        self.stored += count
+        self.max_stored_id = max(self.max_stored_id, max_id)
+
+    def unit(self, number: int) -> tuple[int, int, int, int, int]:
+        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
+        if number >= self.stored:
+            found = UNIT.unpack_from(self._tail, (number - self.stored) * UNIT_BYTES)
+        else:
+            found = UNIT.unpack(self._read(number, number + 1))
+        return found
+
+    def units(self, start: int, stop: int) -> UnitArray:
+        """Units start … stop-1 as one array, copied."""
+        stored = self.stored
+        parts = []
+        if start < min(stop, stored):
+            parts.append(self._read(start, min(stop, stored)))
+        if stop > stored:
+            parts.append(bytes(self._tail[max(0, start - stored) * UNIT_BYTES : (stop - stored) * UNIT_BYTES]))
+        return np.frombuffer(b"".join(parts), UNIT_DTYPE)
+
+    def starting_before(self, offset: int) -> int:
+        """Number of records that start before `offset`."""
+        return bisect_left(range(len(self)), offset, key=self._offset)
+
+    def ending_by(self, offset: int) -> int:
+        """Number of records that end at or before `offset`."""
+        return bisect_right(range(len(self)), offset, key=self._end)
+
+    def stored_before(self, time_ms: int) -> int:
+        """Number of records whose store time (or its bound) is before `time_ms`."""
+        return bisect_left(range(len(self)), time_ms, key=self._time)
+
+    def _offset(self, number: int) -> int:
+        return self.unit(number)[0]
+
+    def _end(self, number: int) -> int:
+        offset, _, _, size, _ = self.unit(number)
+        return offset + size
+
+    def _time(self, number: int) -> int:
+        return abs(self.unit(number)[2])
+
+    def _read(self, start: int, stop: int) -> bytes:
+        return self.file.read((stop - start) * UNIT_BYTES, HEADER_BYTES + start * UNIT_BYTES)

@@ -1,0 +1,256 @@
+"""Bringing a partition directory back into use (storage.md §4), and saying exactly what had to be done.
+
+Only the last segment can be torn: data before the checkpoint of its index is believed, what follows is checked by CRC.
+- A torn record at the end, or a tail of zeros, was never finished: it is cut and its size reported.
+- Bytes that fail the check with good records behind them are damage: everything from there on is first copied to
+  `<segment>.damaged-<position>` and synced, then cut, and the range is reported. (1.x cuts without a word.)
+- Closed segments are never changed. One whose index is missing or behind gets a new one in a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import HEADER, HEADER_BYTES
+
+from .files import Files, OpenFiles, read_exactly
+from .index import (
+    UNIT_DTYPE,
+    Checkpoint,
+    Index,
+    UnitArray,
+    largest_id,
+    read_checkpoint,
+    read_last_unit,
+    write_units,
+)
+from .scan import bound_java_times, find_record, is_zero, scan_units
+from .segment import Segment, SegmentFile, create_segment, list_segments
+
+__all__ = ["Damage", "RebuiltIndex", "Recovered", "RecoveryReport", "rebuild_index", "recover_partition"]
+
+_COPY_BYTES = 4 << 20
+
+
+class Damage(NamedTuple):
+    """Bad bytes [start, end) of the partition, as byte offsets, with good records behind them.
+
+    quarantine: file that has a copy of everything from `start` on if the log was cut there, else None.
+    """
+
+    start: int
+    end: int
+    quarantine: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What was found in one partition directory. Offsets and sizes in bytes."""
+
+    directory: str
+    segments: int
+    checked_bytes: int = 0
+    """Bytes that no checkpoint covered, read and checked."""
+    cut_at: int | None = None
+    """Byte offset where the last segment was cut, None if it was not."""
+    cut_bytes: int = 0
+    cut_reason: str = ""
+    damage: tuple[Damage, ...] = ()
+    missing_bytes: int = 0
+    """Bytes below the checkpoint that are no longer in the last segment's file."""
+
+    @property
+    def notable(self) -> bool:
+        """Whether an operator should read it."""
+        return self.cut_at is not None or bool(self.damage) or self.missing_bytes > 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.directory}: {self.segments} segments, {self.checked_bytes} bytes checked"]
+        if self.missing_bytes:
+            parts.append(f"{self.missing_bytes} bytes are missing that had been synced")
+        parts += [
+            f"damage in [{found.start}, {found.end})" + (f", copied to {found.quarantine}" if found.quarantine else "")
+            for found in self.damage
+        ]
+        if self.cut_at is not None:
+            parts.append(f"{self.cut_bytes} bytes cut at offset {self.cut_at}: {self.cut_reason}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Segments ready for a PartitionLog; those in `unindexed` still need `rebuild_index`."""
+
+    segments: list[Segment]
+    unindexed: list[Segment]
+    report: RecoveryReport
+
+
+def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
+    """Open all segments of a directory, repair the last one; an empty directory gets its first segment.
+
+    Owning thread, before the log is in use. Raises StoreError (gap, overlap, bad name, unreadable file).
+    """
+    try:
+        found = list_segments(open_files.files, directory)
+        if not found:
+            return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1))
+        segments = [_open_closed(open_files, file) for file in found[:-1]]
+        last, report = _recover_last(open_files, directory, len(found), found[-1])
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be opened: {error}") from error
+    unindexed = [segment for segment in segments if segment.index is None]
+    return Recovered([*segments, last], unindexed, report)
+
+
+def _open_closed(open_files: OpenFiles, file: SegmentFile) -> Segment:
+    checkpoint = _trusted_checkpoint(open_files.files, file)
+    index = None
+    if checkpoint is not None and checkpoint.end == file.end:
+        index = Index(open_files.file(file.index_path), checkpoint.units, checkpoint.max_id)
+    segment = Segment(file.path, file.first_offset, file.size, open_files.file(file.path), index)
+    segment.synced = segment.checkpointed = file.end
+    return segment
+
+
+def _recover_last(
+    open_files: OpenFiles, directory: str, count: int, file: SegmentFile
+) -> tuple[Segment, RecoveryReport]:
+    files = open_files.files
+    data = open_files.file(file.path)
+    fd = data.pin()
+    try:
+        known = _trusted_checkpoint(files, file)
+        start = 0 if known is None else known.end - file.first_offset
+        scan = scan_units(files, fd, start, file.size, file.first_offset)
+        reason, damage = _judge_tail(files, fd, file, scan.end)
+        if reason:
+            _cut(files, fd, directory, file, scan.end, damage)
+    finally:
+        data.unpin()
+    bound_java_times(scan.units, file.modified_ms)
+    stored, max_id = (0, 0) if known is None else (known.units, known.max_id)
+    index = Index(open_files.file(file.index_path), stored, max_id, scan.units.tobytes())
+    segment = Segment(file.path, file.first_offset, scan.end, data, index)
+    segment.synced = segment.checkpointed = file.first_offset + start
+    cut = file.size - scan.end
+    report = RecoveryReport(
+        directory,
+        count,
+        checked_bytes=file.size - start,
+        cut_at=file.first_offset + scan.end if cut else None,
+        cut_bytes=cut,
+        cut_reason=reason,
+        damage=(damage,) if damage else (),
+        missing_bytes=_missing_bytes(files, file),
+    )
+    return segment, report
+
+
+def _trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
+    """The checkpoint of a segment's index if it describes this very data, else None.
+
+    The last unit is compared with the record it points to: another broker may have cut and rewritten the file.
+    """
+    found = read_checkpoint(files, file.index_path, file.first_offset)
+    if found is None or found.end > file.end:
+        return None
+    if not found.units:
+        return found if found.end == file.first_offset else None
+    offset, message_id, _, size, _ = read_last_unit(files, file.index_path, found)
+    if offset + size != found.end:
+        return None
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
+    finally:
+        files.close(fd)
+    if len(header) < HEADER_BYTES:
+        return None
+    length, _, stored_id, _ = HEADER.unpack(header)
+    return found if (length, stored_id) == (size - HEADER_BYTES, message_id) else None
+
+
+def _missing_bytes(files: Files, file: SegmentFile) -> int:
+    found = read_checkpoint(files, file.index_path, file.first_offset)
+    return 0 if found is None else max(0, found.end - file.end)
+
+
+def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:
+    """Why the file is not good from `position` on ("" if it ends there), and whether that is damage."""
+    if position == file.size:
+        return "", None
+    if is_zero(files, fd, position, file.size):
+        return "a tail of zeros", None
+    good = find_record(files, fd, position, file.size)
+    if good is None:
+        return "an unfinished record", None
+    start = file.first_offset + position
+    return "damaged", Damage(start, file.first_offset + good, f"{file.path}.damaged-{start}")
+
+
+def _cut(files: Files, fd: int, directory: str, file: SegmentFile, position: int, damage: Damage | None) -> None:
+    if damage is not None and damage.quarantine is not None:
+        _copy(files, fd, position, file.size, damage.quarantine)
+        files.fsync_directory(directory)
+    files.truncate(fd, position)
+    files.fdatasync(fd)
+
+
+def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
+    target = files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        position = start
+        while position < end:
+            data = read_exactly(files, source, min(_COPY_BYTES, end - position), position)
+            position += files.pwritev(target, [data], position - start)
+        files.fdatasync(target)
+    finally:
+        files.close(target)
+
+
+# --- closed segments --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltIndex:
+    """Result of `rebuild_index`: the index file has `count` units."""
+
+    count: int
+    max_id: int
+    damage: tuple[Damage, ...]
+
+
+def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
+    """Walk a closed segment, write and sync its index. Any thread; changes nothing but the index file.
+
+    Damaged ranges are passed over and reported: their records are not indexed. Raises OSError.
+    """
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        units, damage = _scan_all(files, fd, file)
+    finally:
+        files.close(fd)
+    bound_java_times(units, file.modified_ms)
+    checkpoint = Checkpoint(file.first_offset, file.end, len(units), largest_id(units))
+    write_units(files, file.index_path, 0, units.tobytes(), checkpoint)
+    return RebuiltIndex(len(units), checkpoint.max_id, tuple(damage))
+
+
+def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[Damage]]:
+    blocks, damage = [np.empty(0, UNIT_DTYPE)], []
+    position = 0
+    while position < file.size:
+        scan = scan_units(files, fd, position, file.size, file.first_offset)
+        blocks.append(scan.units)
+        position = scan.end
+        if position < file.size:
+            good = find_record(files, fd, position, file.size)
+            end = file.size if good is None else good
+            damage.append(Damage(file.first_offset + position, file.first_offset + end, None))
+            position = end
+    return np.concatenate(blocks), damage

@@ -1,0 +1,122 @@
+"""One `.meta` file of a partition and what is known about it (storage.md §3)."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import NamedTuple
+
+from metaq.protocol.errors import StoreError
+
+from .files import Files, OpenFile, OpenFiles
+from .index import Index
+
+__all__ = ["DATA_SUFFIX", "INDEX_SUFFIX", "Segment", "SegmentFile", "create_segment", "data_name", "list_segments"]
+
+DATA_SUFFIX = ".meta"
+INDEX_SUFFIX = ".index"
+
+
+def data_name(first_offset: int) -> str:
+    """File name of the segment that starts at this byte offset."""
+    return f"{first_offset:020d}{DATA_SUFFIX}"
+
+
+class SegmentFile(NamedTuple):
+    """A segment as found on the disk: byte offsets in the partition, time of the last change in Unix ms."""
+
+    path: str
+    first_offset: int
+    size: int
+    modified_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.first_offset + self.size
+
+    @property
+    def index_path(self) -> str:
+        return self.path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX
+
+
+class Segment:
+    """A segment in use. Lives on the owning thread.
+
+    `index` is None while the index of a closed segment is being rebuilt. `synced` and `checkpointed` are byte offsets
+    up to which the data, and the data with its index, are known to be on the disk.
+    """
+
+    __slots__ = ("checkpointed", "data", "first_offset", "index", "path", "size", "synced")
+
+    def __init__(self, path: str, first_offset: int, size: int, data: OpenFile, index: Index | None) -> None:
+        self.path = path
+        self.first_offset = first_offset
+        self.size = size
+        self.data = data
+        self.index = index
+        self.synced = self.checkpointed = first_offset
+
+    @property
+    def end(self) -> int:
+        """Byte offset behind the last byte."""
+        return self.first_offset + self.size
+
+    @property
+    def finished(self) -> bool:
+        """Whether a checkpoint covers all of it, or its index is being rebuilt (which ends with one)."""
+        return self.index is None or self.checkpointed == self.first_offset + self.size
+
+    @property
+    def removable(self) -> bool:
+        """Whether no job will want its files any more."""
+        return self.index is not None and self.finished
+
+    @property
+    def count(self) -> int:
+        """Number of records, 0 while the index is being rebuilt."""
+        return 0 if self.index is None else len(self.index)
+
+    @property
+    def index_path(self) -> str:
+        return self.path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.data.close()
+        if self.index is not None:
+            self.index.file.close()
+
+
+def list_segments(files: Files, directory: str) -> list[SegmentFile]:
+    """The `.meta` files of a partition directory by offset; other files are left alone.
+
+    Raises StoreError for a name that is no offset, and for a gap or an overlap between neighbours, naming both.
+    """
+    found = []
+    for name in files.list_directory(directory):
+        if not name.endswith(DATA_SUFFIX):
+            continue
+        path = os.path.join(directory, name)
+        stem = name.removesuffix(DATA_SUFFIX)
+        if not (stem.isascii() and stem.isdecimal()):
+            raise StoreError(f"{path}: the name before {DATA_SUFFIX} is no byte offset: move the file elsewhere")
+        status = files.status(path)
+        found.append(SegmentFile(path, int(stem), status.size, status.modified_ms))
+    found.sort(key=lambda file: file.first_offset)
+    for before, after in pairwise(found):
+        if before.end != after.first_offset:
+            what = "gap" if before.end < after.first_offset else "overlap"
+            raise StoreError(
+                f"{what} of {abs(after.first_offset - before.end)} bytes: {before.path} ends at {before.end}, but "
+                f"{after.path} follows: restore the missing data, or move one side's files elsewhere"
+            )
+    return found
+
+
+def create_segment(open_files: OpenFiles, directory: str, first_offset: int) -> Segment:
+    """A new empty segment on the disk. The directory is not synced. Raises OSError, also if the file exists."""
+    path = os.path.join(directory, data_name(first_offset))
+    files = open_files.files
+    files.close(files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    index_path = path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX
+    return Segment(path, first_offset, 0, open_files.file(path), Index(open_files.file(index_path)))

@@ -1,0 +1,292 @@
+"""All partitions of one broker: opening, creating, timers, retention, shutting down."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from metaq.protocol.errors import PartitionNotFound, StoreError
+
+from .directories import lock_data_path, partition_path, scan_data_paths
+from .discard import discard
+from .files import REAL_FILES, Files, OpenFiles, default_open_limit
+from .flush import RunInThread, flush_policy
+from .index import Index
+from .partition_log import PartitionLog
+from .recovery import RebuiltIndex, Recovered, RecoveryReport, rebuild_index, recover_partition
+from .retention import Action, DeletePolicy, SegmentAge, count_expired
+from .segment import Segment, SegmentFile, create_segment
+
+__all__ = ["RemovedSegment", "Store", "TopicStoreConfig"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_BACKGROUND_JOBS = 16
+"""Timer-driven syncs under way at once; each keeps a descriptor open and a worker thread busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStoreConfig:
+    """What server.ini says about storing one topic (storage.md §9). unflush_threshold <= 0 means group commit."""
+
+    max_segment_size: int
+    unflush_threshold: int
+    unflush_interval_ms: int
+    delete_policy: DeletePolicy | None = None
+    """None keeps everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedSegment:
+    """A segment that retention has taken out of a log; its file goes in the background."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    size: int
+    action: Action
+
+
+class Store:
+    """Lives on the owning (reactor) thread; disk syncs, retention and index rebuilding go through `run_in_thread`."""
+
+    def __init__(
+        self,
+        data_paths: Sequence[str],
+        config_for: Callable[[str], TopicStoreConfig],
+        data_path_for: Callable[[str], str] | None = None,
+        *,
+        run_in_thread: RunInThread,
+        files: Files = REAL_FILES,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        max_open_files: int | None = None,
+    ) -> None:
+        """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
+
+        clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files: descriptors kept
+        open between uses, by default a share of the process's limit.
+        """
+        if not data_paths:
+            raise ValueError("a store needs a data path")
+        self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
+        self.reports: list[RecoveryReport] = []
+        self._config_for = config_for
+        self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
+        self._run_in_thread = run_in_thread
+        self._files = files
+        self._clock = clock
+        self._monotonic = monotonic
+        self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
+        self._logs: dict[tuple[str, int], PartitionLog] = {}
+        self._locks: list[int] = []
+        self._dirty: dict[PartitionLog, None] = {}  # dictionaries as ordered sets
+        self._pending: dict[PartitionLog, int] = {}
+        self._background: set[PartitionLog] = set()
+        self._unindexed: list[tuple[PartitionLog, Segment]] = []
+        self._closed = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Lock and scan the data directories and recover every partition; what had to be repaired is in `reports`.
+
+        Indexes missing for closed segments are rebuilt in the background from then on. Raises DirectoryInUse,
+        ConfigError, StoreError; nothing stays locked then.
+        """
+        try:
+            for path in self.data_paths:
+                self._locks.append(lock_data_path(self._files, path))
+            for entry in scan_data_paths(self._files, self.data_paths):
+                recovered = recover_partition(self._open_files, entry.path)
+                self._report(recovered.report)
+                log = self._add(entry.topic, entry.partition, entry.path, recovered)
+                self._unindexed += [(log, segment) for segment in recovered.unindexed]
+        except BaseException:
+            self._release()
+            raise
+        self._rebuild_next_index()
+
+    def close(self) -> None:
+        """Sync everything on this thread, waiting for the disk, answer all who wait, unlock. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for log in self._logs.values():
+            log.close()
+        self._release()
+
+    def _release(self) -> None:
+        locks, self._locks = self._locks, []
+        for fd in locks:
+            self._files.close(fd)
+
+    def _report(self, report: RecoveryReport) -> None:
+        self.reports.append(report)
+        if report.damage or report.missing_bytes:
+            _log.error("recovered %s", report)
+        elif report.notable:
+            _log.warning("recovered %s", report)
+
+    # --- partitions ---------------------------------------------------------------------------------------------------
+
+    def get(self, topic: str, partition: int) -> PartitionLog:
+        """The log of a partition. Raises PartitionNotFound."""
+        log = self._logs.get((topic, partition))
+        if log is None:
+            raise PartitionNotFound(topic, partition)
+        return log
+
+    def get_or_create(self, topic: str, partition: int) -> PartitionLog:
+        """The log of a partition, made empty if there is none. Raises InvalidName, StoreError."""
+        log = self._logs.get((topic, partition))
+        return self._create(topic, partition) if log is None else log
+
+    def logs(self) -> Iterable[PartitionLog]:
+        """All logs, in no particular order."""
+        return self._logs.values()
+
+    @property
+    def max_message_id(self) -> int:
+        """Largest positive message id in any log, 0 if there is none: new ids must be larger. O(partitions)."""
+        return max((log.max_message_id for log in self._logs.values()), default=0)
+
+    def _create(self, topic: str, partition: int) -> PartitionLog:
+        data_path = os.path.realpath(self._data_path_for(topic))
+        path = partition_path(data_path, topic, partition)
+        try:
+            self._files.make_directory(path)
+            segment = create_segment(self._open_files, path, 0)
+        except OSError as error:
+            raise StoreError(f"partition directory {path} cannot be made: {error}") from error
+        return self._add(topic, partition, path, Recovered([segment], [], RecoveryReport(path, 1)), (data_path, path))
+
+    def _add(
+        self, topic: str, partition: int, path: str, recovered: Recovered, unsynced_directories: Sequence[str] = ()
+    ) -> PartitionLog:
+        config = self._config_for(topic)
+        log = PartitionLog(
+            topic,
+            partition,
+            path,
+            recovered.segments,
+            policy=flush_policy(config.unflush_threshold, config.unflush_interval_ms),
+            max_segment_size=config.max_segment_size,
+            open_files=self._open_files,
+            run_in_thread=self._run_in_thread,
+            unsynced_directories=unsynced_directories,
+            on_dirty=self._mark_dirty,
+        )
+        log.flusher.on_job_end = partial(self._job_ended, log)
+        self._logs[topic, partition] = log
+        return log
+
+    # --- timers -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Start the syncs and checkpoints whose time has come. To be called about four times a second."""
+        now = self._monotonic()
+        for log in list(self._dirty):
+            if not log.dirty:
+                del self._dirty[log]
+            elif kind := log.due(now):
+                self._pending[log] = self._pending.get(log, 0) | kind
+        self._start_pending()
+
+    def _mark_dirty(self, log: PartitionLog) -> None:
+        self._dirty[log] = None
+
+    def _start_pending(self) -> None:
+        while self._pending and len(self._background) < _MAX_BACKGROUND_JOBS and not self._closed:
+            log, kind = next(iter(self._pending.items()))
+            del self._pending[log]
+            if log.flusher.failure is None:
+                self._background.add(log)
+                log.flusher.request(kind)
+
+    def _job_ended(self, log: PartitionLog) -> None:
+        if log in self._background:
+            self._background.discard(log)
+            self._start_pending()
+
+    # --- retention ----------------------------------------------------------------------------------------------------
+
+    def apply_retention(self) -> list[RemovedSegment]:
+        """Take too old segments out of their logs at once and start deleting or archiving their files.
+
+        Files that cannot be removed are logged and come back into the log, to be tried at the next run.
+        """
+        removed: list[RemovedSegment] = []
+        for log in self._logs.values():
+            policy = self._config_for(log.topic).delete_policy
+            if policy is not None:
+                segments = log.remove_first(self._count_expired(log, policy))
+                removed += [
+                    RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, policy.action)
+                    for segment in segments
+                ]
+                self._discard(log, segments, policy.action)
+        return removed
+
+    def _count_expired(self, log: PartitionLog, policy: DeletePolicy) -> int:
+        ages = []
+        for segment in log.segments[:-1]:
+            if not segment.removable:
+                break
+            try:
+                modified_ms = self._files.status(segment.path).modified_ms
+            except OSError as error:
+                _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
+                break
+            ages.append(SegmentAge(segment.first_offset, modified_ms / 1000))
+        return count_expired(ages, policy, self._clock())
+
+    def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
+        if segments:
+            paths = [segment.path for segment in segments]
+            done = partial(self._discarded, log, segments)
+            self._run_in_thread(partial(discard, self._files, log.directory, paths, action), done)
+
+    def _discarded(
+        self, log: PartitionLog, segments: Sequence[Segment], result: tuple[int, OSError | None] | BaseException
+    ) -> None:
+        if isinstance(result, BaseException):
+            _log.error("retention of %s failed: %r", log.directory, result)
+            return
+        count, error = result
+        if error is not None:
+            _log.error(
+                "retention of %s stopped after %d of %d segments: %s", log.directory, count, len(segments), error
+            )
+            log.restore_first(segments[count:])
+
+    # --- rebuilding indexes -------------------------------------------------------------------------------------------
+
+    @property
+    def unindexed_segments(self) -> int:
+        """Closed segments whose index is still to be rebuilt; their messages are not counted yet."""
+        return len(self._unindexed)
+
+    def _rebuild_next_index(self) -> None:
+        if self._unindexed and not self._closed:
+            log, segment = self._unindexed[0]
+            self._run_in_thread(partial(self._rebuild, segment), partial(self._rebuilt, log, segment))
+
+    def _rebuild(self, segment: Segment) -> RebuiltIndex:
+        status = self._files.status(segment.path)
+        file = SegmentFile(segment.path, segment.first_offset, segment.size, status.modified_ms)
+        return rebuild_index(self._files, file)
+
+    def _rebuilt(self, log: PartitionLog, segment: Segment, result: RebuiltIndex | BaseException) -> None:
+        del self._unindexed[0]
+        if isinstance(result, BaseException):
+            _log.error("the index of %s cannot be rebuilt, its messages are not counted: %s", segment.path, result)
+        else:
+            for damage in result.damage:
+                _log.error("%s is damaged in [%d, %d)", segment.path, damage.start, damage.end)
+            log.adopt_index(segment, Index(self._open_files.file(segment.index_path), result.count, result.max_id))
+        self._rebuild_next_index()

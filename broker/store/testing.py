@@ -1,0 +1,204 @@
+"""Doubles for tests of the store and of what uses it: worker threads run by hand, a disk that fails and loses power."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from metaq.protocol.record import Buffer
+
+from .files import FileStatus, RealFiles
+from .partition_log import PartitionLog
+
+__all__ = ["FaultyFiles", "ManualThreads", "check_invariants", "run_inline"]
+
+
+def run_inline(function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    """A `run_in_thread` that has finished before it returns."""
+    try:
+        result = function()
+    except Exception as error:  # handed on, as the real one does
+        result = error
+    done(result)
+
+
+class ManualThreads:
+    """A `run_in_thread` whose calls wait until the test lets them run."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+
+    def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self._calls.append((function, done))
+
+    def __len__(self) -> int:
+        """Calls that wait."""
+        return len(self._calls)
+
+    def run_one(self) -> None:
+        """Run the oldest call and report its result."""
+        function, done = self._calls.popleft()
+        run_inline(function, done)
+
+    def run_all(self) -> None:
+        """Run calls, also those that are made meanwhile, until none waits."""
+        while self._calls:
+            self.run_one()
+
+
+class FaultyFiles(RealFiles):
+    """The real files below a test's directory, with faults at will and a memory of what has been synced.
+
+    `fail_at`: the n-th change of the disk (write, sync, truncate, create, rename, unlink; from 1) raises `error`; a
+    write then leaves half of its bytes behind. `fail(name)`: every call of that kind raises until `heal`.
+    `kill()` forgets all descriptors, as the end of the process does. `lose_power()` does that and then puts every file
+    back to its last successful sync; files in directories that were never synced since are gone.
+    """
+
+    def __init__(self, fail_at: int | None = None, error: OSError | None = None) -> None:
+        self.fail_at = fail_at
+        self.error = error or OSError(errno.EIO, os.strerror(errno.EIO))
+        self.changes = 0
+        self.calls: Counter[str] = Counter()
+        self.nowait_supported = True
+        self.page_cache_empty = False
+        self._failing: set[str] = set()
+        self._paths: dict[int, str] = {}
+        self._synced: dict[str, bytes] = {}
+        self._entries: set[str] = set()
+        self._created: set[str] = set()
+
+    @property
+    def open_descriptors(self) -> int:
+        """Descriptors opened and not closed."""
+        return len(self._paths)
+
+    def fail(self, name: str) -> None:
+        """Let every call of the method `name` fail from now on."""
+        self._failing.add(name)
+
+    def heal(self) -> None:
+        """No more faults."""
+        self._failing.clear()
+        self.fail_at = None
+
+    def kill(self) -> None:
+        """What the kernel does when the process dies: descriptors and locks are gone, the page cache stays."""
+        for fd in list(self._paths):
+            self.close(fd)
+
+    def lose_power(self) -> None:
+        """Kill, then forget everything that no sync has covered."""
+        self.kill()
+        for path in self._created | set(self._synced):
+            if path in self._entries:
+                with open(path, "wb") as file:
+                    file.write(self._synced.get(path, b""))
+            elif os.path.exists(path):
+                os.unlink(path)
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int) -> int:
+        if flags & os.O_CREAT:
+            self._change("open")
+            if flags & os.O_TRUNC or not os.path.exists(path):
+                self._created.add(path)
+        elif path not in self._created and path not in self._synced and os.path.exists(path):
+            self._remember(path)  # it was there before this double: taken as synced
+        fd = super().open(path, flags)
+        self._paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:  # type: ignore[override]  # RealFiles binds os.close
+        del self._paths[fd]
+        os.close(fd)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        try:
+            self._change("pwritev")
+        except OSError:
+            data = b"".join(buffers)
+            os.pwrite(fd, data[: len(data) // 2], position)
+            raise
+        return os.pwritev(fd, buffers, position)
+
+    def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
+        self.calls["preadv_nowait"] += 1
+        if not self.nowait_supported:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if self.page_cache_empty:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return super().preadv_nowait(fd, buffer, position)
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self._change("fdatasync")
+        with open(self._paths[fd], "rb") as file:
+            self._synced[self._paths[fd]] = file.read()
+
+    def fsync_directory(self, path: str) -> None:
+        self._change("fsync_directory")
+        self._entries.update(os.path.join(path, name) for name in os.listdir(path))
+
+    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+        self._change("truncate")
+        os.ftruncate(fd, size)
+
+    def make_directory(self, path: str) -> None:
+        self._change("make_directory")
+        super().make_directory(path)
+
+    def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+        self._change("rename")
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:  # type: ignore[override]
+        self._change("unlink")
+        os.unlink(path)
+
+    def status(self, path: str) -> FileStatus:
+        self.calls["status"] += 1
+        return super().status(path)
+
+    def lock(self, path: str) -> int:
+        fd = super().lock(path)
+        self._paths[fd] = path
+        return fd
+
+    def _remember(self, path: str) -> None:
+        self._entries.add(path)
+        with open(path, "rb") as file:
+            self._synced[path] = file.read()
+
+    def _change(self, name: str) -> None:
+        self.changes += 1
+        self.calls[name] += 1
+        if name in self._failing or self.changes == self.fail_at:
+            raise self.error
+
+
+def check_invariants(log: PartitionLog) -> None:
+    """Raise AssertionError if an invariant from the top of partition_log.py does not hold. O(messages)."""
+    segments = log.segments
+    for before, after in pairwise(segments):
+        assert before.end == after.first_offset
+        assert before.size > 0
+    assert log.first_offset == segments[0].first_offset
+    assert log.first_offset <= log.visible_end <= log.end_offset == segments[-1].end
+    for segment in segments:
+        assert segment.first_offset <= segment.synced <= segment.end
+        assert segment.first_offset <= segment.checkpointed <= segment.end
+        assert os.path.getsize(segment.path) >= segment.size
+        if segment.index is not None:
+            units = segment.index.units(0, len(segment.index))
+            starts = np.append(units["offset"], segment.end)
+            assert starts[0] == segment.first_offset
+            assert (units["offset"] + units["size"] == starts[1:]).all()
+    assert log.message_count >= 0
+    assert log.count_before(log.visible_end) == log.message_count
+    assert log.count_before(log.first_offset) == 0
