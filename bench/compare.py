@@ -16,6 +16,9 @@ BACKLOG = 400_000
 """Messages of the backlog; fewer are consumed, since the Java broker hides what it has not flushed yet."""
 CONSUMED = BACKLOG - 2_000
 
+PROBE = 5_000
+WARM_UP_SECONDS = 6.0
+
 Log = Callable[[str], None]
 
 
@@ -66,14 +69,20 @@ def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: fl
 
 
 def _warm_up(scenario: Scenario, system: System, seconds: float, log: Log) -> int:
-    """Run once, unmeasured; return the number of messages of a measured run."""
+    """Run unmeasured, long enough for a JVM to compile its hot paths; return the size of a measured run."""
     if scenario.name == "consume":
         for again in range(2):
             _run(scenario, system, CONSUMED, f"warm-up-{again}")
         return CONSUMED
-    answer = _run(scenario, system, scenario.warm_up, "warm-up")
-    log(f"{scenario.name} warm-up: {system.name} {answer['rate']:,.0f}/s")
-    return max(1000, round(answer["rate"] * seconds, -3))
+    rate = float(_run(scenario, system, PROBE, "probe")["rate"])
+    rate = float(_run(scenario, system, _whole(rate * WARM_UP_SECONDS), "warm-up")["rate"])
+    log(f"{scenario.name} warm-up: {system.name} {rate:,.0f}/s")
+    return _whole(rate * seconds)
+
+
+def _whole(count: float) -> int:
+    """A number of messages that every batch size divides."""
+    return max(1, round(count / 1000)) * 1000
 
 
 def _run(scenario: Scenario, system: System, count: int, run: str) -> dict[str, Any]:
@@ -91,7 +100,8 @@ def measure_latency(systems: list[System], rounds: int, log: Log) -> Measured:
                 "latency", topic, topic, LATENCY.per_second, LATENCY.warm_up, LATENCY.count, MESSAGE_BYTES
             )
             measured.add(system.name, answer)
-            log(f"latency round {number + 1}: {system.name} p50 {answer['p50_ms']:.2f} ms, p99 {answer['p99_ms']:.2f} ms")
+            figures = f"p50 {answer['p50_ms']:.2f} ms, p99 {answer['p99_ms']:.2f} ms"
+            log(f"latency round {number + 1}: {system.name} {figures}")
     return measured
 
 

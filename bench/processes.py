@@ -116,7 +116,7 @@ class Worker(_Child):
             )
 
     def call(self, *words: object) -> dict[str, Any]:
-        """Run one command and return its answer; blocks until then. Raises ProcessFailed on an error or a dead worker."""
+        """Run one command and return its answer, however long it takes. Raises ProcessFailed on an error or a death."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         line = " ".join(map(str, words))

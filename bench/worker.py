@@ -1,7 +1,7 @@
 """Our load generator: `python -m bench.worker <zkConnect>`, the counterpart of metaq.peer.Peer, with the same commands.
 
-Reads commands from standard input, one a line, and answers each with one line of JSON. Sizes are bytes of a message's data,
-timeouts seconds. Any failed send fails the command.
+Reads commands from standard input, one a line, and answers each with one line of JSON. Sizes are bytes of a message's
+data, timeouts seconds. Any failed send fails the command.
 """
 
 from __future__ import annotations

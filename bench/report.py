@@ -1,0 +1,156 @@
+"""The figures as a page and as JSON: medians, ratios to the Java pair of the same run, and the bars."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .compare import Measured
+from .scenarios import LATENCY, MESSAGE_BYTES, SCENARIOS, Scenario
+from .systems import JAVA, MIXED, OURS
+
+__all__ = ["environment", "markdown", "results", "unmet_bars"]
+
+LIBRARIES = ("metaq", "twisted", "kazoo", "numpy", "simplejson", "isal")
+
+
+def environment() -> dict[str, str]:
+    """Machine and versions, as printed with the figures."""
+    return {
+        "processor": f"{_processor()}, {_cores()} cores",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "java": _java(),
+        "java metaq": "1.4.6.2",
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _cores() -> int:
+    return Path("/proc/cpuinfo").read_text().count("processor\t")
+
+
+def _java() -> str:
+    first = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
+    return first.split('"')[1]
+
+
+def best_java_single(rates: Iterable[Measured]) -> float | None:
+    """Java's best median rate of sends one by one; batches are compared with it, for Java has none."""
+    medians = [each.median(JAVA) for each in rates if each.scenario != "consume"]
+    return max((each for each in medians if each is not None), default=None)
+
+
+def reference(measured: Measured, rates: list[Measured]) -> float | None:
+    """The Java figure that a scenario is compared with."""
+    return best_java_single(rates) if measured.scenario == "batch" else measured.median(JAVA)
+
+
+def results(rates: list[Measured], latency: Measured | None) -> dict[str, Any]:
+    """Everything measured, for machines."""
+    measured = [*rates, *([latency] if latency else [])]
+    return {"environment": environment(), "runs": {each.scenario: each.runs for each in measured}}
+
+
+def _scenario(name: str) -> Scenario:
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)
+
+
+def _ratios(rates: list[Measured]) -> Iterable[tuple[Scenario, str, float, float | None]]:
+    """(scenario, system, ratio to Java, bar) for every measured pair that has a Java figure."""
+    for measured in rates:
+        scenario = _scenario(measured.scenario)
+        java = reference(measured, rates)
+        for system, bar in ((OURS, scenario.own_bar), (MIXED, scenario.broker_bar)):
+            ours = measured.median(system)
+            if java is not None and ours is not None:
+                yield scenario, system, ours / java, bar
+
+
+def unmet_bars(rates: list[Measured], latency: Measured | None) -> list[str]:
+    """One line for each bar that was measured and missed."""
+    missed = [
+        f"{scenario.name}: {system} reaches {ratio:.2f} of Java's rate, the bar is {bar}"
+        for scenario, system, ratio, bar in _ratios(rates)
+        if bar is not None and ratio < bar
+    ]
+    for figure, bar in (("p50_ms", LATENCY.p50_bar_ms), ("p99_ms", LATENCY.p99_bar_ms)):
+        ours = latency.median(OURS, figure) if latency else None
+        if ours is not None and ours >= bar:
+            missed.append(f"latency: {figure} is {ours:.2f}, the bar is below {bar}")
+    return missed
+
+
+def markdown(rates: list[Measured], latency: Measured | None, rounds: int) -> str:
+    """The page bench/RESULTS.md."""
+    lines = [
+        "# metaq beside the Java metaq 1.4.6.2",
+        "",
+        f"Made by `make bench`: {MESSAGE_BYTES}-byte messages, one partition, asynchronous flush (1,000 messages",
+        "or 10 s) on both sides, each load generator in a process of its own, everything warmed up first; medians of",
+        f"{rounds} rounds in which the systems take turns. Rates are messages a second; in brackets the ratio to the",
+        "Java broker with the Java client.",
+        "",
+        *(f"- {name}: {value}" for name, value in environment().items()),
+        "",
+    ]
+    if rates:
+        lines += _rate_table(rates)
+    if latency:
+        lines += _latency_table(latency)
+    return "\n".join(lines)
+
+
+def _rate_table(rates: list[Measured]) -> list[str]:
+    ratios = {(scenario.name, system): ratio for scenario, system, ratio, _ in _ratios(rates)}
+    rows = [
+        "| scenario | Java broker, Java client | our broker, our client | bar | our broker, Java client | bar |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for measured in rates:
+        scenario = _scenario(measured.scenario)
+        cells = [
+            scenario.title,
+            _figure(measured.median(JAVA)),
+            _figure(measured.median(OURS), ratios.get((scenario.name, OURS))),
+            _bar(scenario.own_bar),
+            _figure(measured.median(MIXED), ratios.get((scenario.name, MIXED))),
+            _bar(scenario.broker_bar),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return [*rows, "", "Batches are compared with Java's best rate of single sends: 1.x has no batches.", ""]
+
+
+def _figure(rate: float | None, ratio: float | None = None) -> str:
+    if rate is None:
+        return "–"
+    return f"{rate:,.0f}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
+
+
+def _bar(bar: float | None) -> str:
+    return "–" if bar is None else f"≥ {bar}×"
+
+
+def _latency_table(latency: Measured) -> list[str]:
+    rows = [
+        f"End-to-end latency, send call to listener, at {LATENCY.per_second:,} messages a second, in ms; the bars",
+        f"for ours are p50 < {LATENCY.p50_bar_ms:g} and p99 < {LATENCY.p99_bar_ms:g}:",
+        "",
+        "| system | p50 | p99 | max |",
+        "|---|---:|---:|---:|",
+    ]
+    for system in latency.runs:
+        figures = (latency.median(system, name) or 0.0 for name in ("p50_ms", "p99_ms", "max_ms"))
+        rows.append(f"| {system} | {' | '.join(f'{figure:,.2f}' for figure in figures)} |")
+    return [*rows, ""]
