@@ -1,0 +1,7 @@
+"""Topics as Spark DataFrames: `spark.read.format("metaq")` and `df.write.format("metaq")` (docs/spark.md)."""
+
+from __future__ import annotations
+
+from .source import MetaqDataSource, register
+
+__all__ = ["MetaqDataSource", "register"]

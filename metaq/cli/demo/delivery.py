@@ -1,0 +1,103 @@
+"""Did every message arrive? Compares what was sent with the histories that the consumers wrote.
+
+The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order in
+which it got them, before it may commit them. So a consumer killed at any moment leaves a history that is true: what it
+had not written it had not committed either, and somebody else must get it.
+
+Anomalies, after jepsen's `kafka` checker:
+
+    lost          sent and acknowledged, but in no history
+    unexpected    in a history, but never sent
+    delivered again   the same record (partition and offset) more than once: at least once allows it after a crash
+    stored again      the same sequence number at two offsets: a producer tried again
+    out of order  a record's first delivery came after the first delivery of a later record of its partition
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ROW", "Delivery", "History", "check_delivery", "empty_history", "read_history"]
+
+ROW = np.dtype([("time_ns", "<i8"), ("sequence", "<i8"), ("offset", "<i8"), ("broker", "<i4"), ("partition", "<i4")])
+"""One received message. time_ns: a clock that all processes of the machine share (CLOCK_MONOTONIC); offset in bytes."""
+
+History = npt.NDArray[np.void]
+"""Rows of dtype ROW."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The outcome, in messages."""
+
+    sent: int
+    received: int
+    delivered_again: int
+    stored_again: int
+    lost: int
+    unexpected: int
+    out_of_order: int
+    first_lost: Sequence[int]
+    """The lowest lost sequence numbers, at most 10."""
+
+    @property
+    def duplicates(self) -> int:
+        return self.delivered_again + self.stored_again
+
+    @property
+    def ok(self) -> bool:
+        """Whether the promise holds: at least once, in order within a partition. Duplicates do not break it."""
+        return not (self.lost or self.unexpected or self.out_of_order)
+
+
+def read_history(path: Path) -> History:
+    """The history in `path`; a row cut at the end by a crash is left out: it counts as not received."""
+    data = path.read_bytes()
+    whole = len(data) // ROW.itemsize * ROW.itemsize
+    return np.frombuffer(data[:whole], dtype=ROW)
+
+
+def empty_history(rows: int = 0) -> History:
+    """`rows` rows to fill in."""
+    return np.zeros(rows, dtype=ROW)
+
+
+def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
+    """Compare the sequence numbers 0 … sent-1 with all rows of all consumers. O(rows log rows)."""
+    rows = np.concatenate([empty_history(), *histories])
+    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    expected = rows[(rows["sequence"] >= 0) & (rows["sequence"] < sent)]
+    counts = np.bincount(expected["sequence"], minlength=sent)
+    missing = np.flatnonzero(counts == 0)
+    first = _first_deliveries(expected)
+    return Delivery(
+        sent=sent,
+        received=len(rows),
+        delivered_again=len(expected) - len(first),
+        stored_again=len(first) - int(np.count_nonzero(counts)),
+        lost=len(missing),
+        unexpected=len(rows) - len(expected),
+        out_of_order=_out_of_order(first),
+        first_lost=missing[:10].tolist(),
+    )
+
+
+def _first_deliveries(rows: History) -> History:
+    """The first row of each record (partition and offset), still in order of time."""
+    records = rows[["broker", "partition", "offset"]]
+    _, first = np.unique(records, return_index=True)
+    return rows[np.sort(first)]
+
+
+def _out_of_order(first: History) -> int:
+    """Records of `first` (in order of time) that come after a later record of their partition."""
+    late = 0
+    for place in np.unique(first[["broker", "partition"]]):
+        mine = first[(first["broker"] == place["broker"]) & (first["partition"] == place["partition"])]
+        late += int(np.count_nonzero(mine["offset"] < np.maximum.accumulate(mine["offset"])))
+    return late

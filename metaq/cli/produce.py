@@ -1,0 +1,187 @@
+"""`metaq produce`: one message per line, from a file or stdin."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from metaq import Producer
+from metaq.protocol.errors import ClientError, MetaqError
+from metaq.protocol.limits import MAX_BODY_BYTES
+
+from .options import TOPIC, json_option, zk_option
+from .output import byte_size, console, print_json
+
+__all__ = ["produce"]
+
+READ_BYTES = 1 << 20
+
+
+class Chunk(NamedTuple):
+    """Lines without their ends, and how many bytes were read for them."""
+
+    lines: list[bytes]
+    read_bytes: int
+
+
+Sender = Callable[[list[bytes]], int]
+"""Sends lines as messages, waits until all are acknowledged, returns the bytes of their payloads."""
+
+
+@dataclass(slots=True)
+class Progressed:
+    """What has been acknowledged so far."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    read_bytes: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+@click.command()
+@zk_option
+@click.option("--topic", "-t", type=TOPIC, required=True, help="Topic to send to.")
+@click.option("--tag", help="Tag of every message; consumers can filter on it.")
+@click.option(
+    "--key-separator", metavar="TEXT", help="A line is KEY, this text, payload; one key keeps to one partition."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    help="Most messages in one request; lines that arrive slowly are sent at once.",
+)
+@json_option
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
+def produce(
+    zk: str, topic: str, tag: str | None, key_separator: str | None, batch: int, as_json: bool, file: Path
+) -> None:
+    """Send each line of FILE (default: stdin) as one message, without its line end.
+
+    Batches go round robin over the topic's partitions. Returns once every message is acknowledged; if it fails, it says
+    how many were.
+
+    \b
+    Example
+      seq 1000 | metaq produce --topic numbers
+      metaq produce --topic orders --key-separator : orders.txt
+    """
+    if key_separator == "":
+        raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
+    progressed = Progressed()
+    with click.open_file(str(file), "rb") as stream, Producer(zk) as producer:
+        send = (
+            _batch_sender(producer, topic, tag)
+            if key_separator is None
+            else _keyed_sender(producer, topic, tag, key_separator.encode())
+        )
+        size = file.stat().st_size if file.is_file() else None
+        with _progress_bar(f"to {topic}", size) as advance:
+            _send_lines(line_chunks(stream), send, batch, progressed, advance)
+    _print_summary(topic, progressed, as_json)
+
+
+def _send_lines(
+    chunks: Iterable[Chunk], send: Sender, group: int, progressed: Progressed, advance: Callable[[Progressed], None]
+) -> None:
+    try:
+        for chunk in chunks:
+            for first in range(0, len(chunk.lines), group):
+                lines = chunk.lines[first : first + group]
+                progressed.payload_bytes += send(lines)
+                progressed.messages += len(lines)
+            progressed.read_bytes += chunk.read_bytes
+            advance(progressed)
+    except MetaqError as error:
+        done = progressed.messages
+        raise ClientError(f"{error}; acknowledged: the first {done:,} lines; to resume: tail -n +{done + 1}") from error
+
+
+def line_chunks(stream: BinaryIO) -> Iterator[Chunk]:
+    """The lines of `stream` as they come: what can be read without waiting is handed on at once."""
+    read = getattr(stream, "read1", stream.read)
+    rest = b""
+    while data := read(READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > MAX_BODY_BYTES:
+            raise ClientError(f"a line is longer than {MAX_BODY_BYTES:,} bytes, the limit of one message: split it")
+        if lines:
+            yield Chunk([line.removesuffix(b"\r") for line in lines], len(data))
+    if rest:
+        yield Chunk([rest.removesuffix(b"\r")], 0)
+
+
+def _batch_sender(producer: Producer, topic: str, tag: str | None) -> Sender:
+    def send(lines: list[bytes]) -> int:
+        producer.send_batch(topic, lines, tag=tag)
+        return sum(map(len, lines))
+
+    return send
+
+
+def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> Sender:
+    def send(lines: list[bytes]) -> int:
+        pairs = [_split_key(line, separator) for line in lines]
+        futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]
+        for future in futures:
+            future.result()
+        return sum(len(payload) for _, payload in pairs)
+
+    return send
+
+
+def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
+    key, found, payload = line.partition(separator)
+    if not found:
+        raise ClientError(f"line {line[:40]!r} has no {separator.decode()!r} to end its key: see --key-separator")
+    return key.decode("utf-8", "replace"), payload
+
+
+@contextmanager
+def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
+    """A bar on stderr if that is a terminal and the input is not typed into it; yields what moves it."""
+    if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
+        yield lambda progressed: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[messages]:,} messages"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console(sys.stderr)) as bar:
+        task = bar.add_task(title, total=total_bytes, messages=0)
+        yield lambda progressed: bar.update(task, completed=progressed.read_bytes, messages=progressed.messages)
+
+
+def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
+    seconds = progressed.seconds
+    rate = progressed.messages / seconds
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "messages": progressed.messages,
+                "bytes": progressed.payload_bytes,
+                "seconds": round(seconds, 3),
+                "messages_per_second": round(rate),
+            }
+        )
+        return
+    size = byte_size(progressed.payload_bytes)
+    click.echo(f"sent {progressed.messages:,} messages ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s", err=True)

@@ -1,0 +1,59 @@
+"""The columns of a topic, for Spark and for Arrow.
+
+    key        binary     the message's keys, separated by blanks; null without a key
+    value      binary     the payload
+    topic      string
+    partition  int        number within its broker
+    broker     int        id of the broker
+    offset     long       byte offset in the partition
+    id         long       message id
+    timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
+    tag        string     null without a tag
+    attribute  string     the attribute of metaq 1.x; null without one
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+__all__ = ["ARROW_SCHEMA", "SPARK_SCHEMA"]
+
+SPARK_SCHEMA = StructType(
+    [
+        StructField("key", BinaryType(), True),
+        StructField("value", BinaryType(), False),
+        StructField("topic", StringType(), False),
+        StructField("partition", IntegerType(), False),
+        StructField("broker", IntegerType(), False),
+        StructField("offset", LongType(), False),
+        StructField("id", LongType(), False),
+        StructField("timestamp", TimestampType(), True),
+        StructField("tag", StringType(), True),
+        StructField("attribute", StringType(), True),
+    ]
+)
+
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=True),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("broker", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=True),
+        pa.field("tag", pa.string(), nullable=True),
+        pa.field("attribute", pa.string(), nullable=True),
+    ]
+)
+"""What Spark derives from SPARK_SCHEMA; a batch must have exactly this."""
