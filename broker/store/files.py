@@ -71,21 +71,26 @@ class Files(Protocol):
 class RealFiles:
     """The operating system's files."""
 
-    # bound once: these are on the path of every put and get
-    close = staticmethod(os.close)
-    pwritev = staticmethod(os.pwritev)
-    pread = staticmethod(os.pread)
-    fdatasync = staticmethod(os.fdatasync)
-    truncate = staticmethod(os.ftruncate)
-    is_directory = staticmethod(os.path.isdir)
-    rename = staticmethod(os.rename)
-    unlink = staticmethod(os.unlink)
-
     def open(self, path: str, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
 
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        return os.pwritev(fd, buffers, position)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        return os.pread(fd, size, position)
+
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
 
     def fsync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -101,11 +106,20 @@ class RealFiles:
     def device(self, fd: int) -> int:
         return os.fstat(fd).st_dev
 
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
     def list_directory(self, path: str) -> list[str]:
         return os.listdir(path)
 
     def make_directory(self, path: str) -> None:
         os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
 
     def lock(self, path: str) -> int:
         fd = self.open(path, os.O_RDWR | os.O_CREAT)

@@ -283,8 +283,8 @@ class PartitionLog:
 
     def _unfinished(self) -> list[Segment]:
         """The segments that no checkpoint covers yet, oldest first: always the last ones."""
-        found = []
-        for segment in reversed(self._segments):
+        found = [] if self._active.finished else [self._active]
+        for segment in self._segments[-2::-1]:
             if segment.finished:
                 break
             found.append(segment)

@@ -88,19 +88,23 @@ class Recovered:
     segments: list[Segment]
     unindexed: list[Segment]
     report: RecoveryReport
+    unsynced_directories: tuple[str, ...] = ()
 
 
-def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
+def recover_partition(open_files: OpenFiles, directory: str, *, sync: bool) -> Recovered:
     """Open all segments of a directory, repair the last one; an empty directory gets its first segment.
 
+    sync: wait until what was found is on the disk, because with group commit readers may only see what cannot be lost.
     Owning thread, before the log is in use. Raises StoreError (gap, overlap, bad name, unreadable file).
     """
     try:
         found = list_segments(open_files.files, directory)
         if not found:
-            return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1))
+            return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1), (directory,))
         segments = [_open_closed(open_files, file) for file in found[:-1]]
         last, report = _recover_last(open_files, directory, len(found), found[-1])
+        if sync and not last.finished:
+            _sync(open_files.files, directory, last)
     except OSError as error:
         raise StoreError(f"{directory} cannot be opened: {error}") from error
     unindexed = [segment for segment in segments if segment.index is None]
@@ -149,6 +153,13 @@ def _recover_last(
         missing_bytes=_missing_bytes(files, file),
     )
     return segment, report
+
+
+def _sync(files: Files, directory: str, segment: Segment) -> None:
+    files.fdatasync(segment.data.use())
+    files.fsync_directory(directory)
+    files.fsync_directory(os.path.dirname(directory))
+    segment.synced = segment.end
 
 
 def _trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:

@@ -14,7 +14,7 @@ from metaq.protocol.errors import PartitionNotFound, StoreError
 from .directories import lock_data_path, partition_path, scan_data_paths
 from .discard import discard
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
-from .flush import RunInThread, flush_policy
+from .flush import FlushPolicy, RunInThread, flush_policy
 from .index import Index
 from .partition_log import PartitionLog
 from .recovery import RebuiltIndex, Recovered, RecoveryReport, rebuild_index, recover_partition
@@ -38,6 +38,10 @@ class TopicStoreConfig:
     unflush_interval_ms: int
     delete_policy: DeletePolicy | None = None
     """None keeps everything."""
+
+    @property
+    def flush_policy(self) -> FlushPolicy:
+        return flush_policy(self.unflush_threshold, self.unflush_interval_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ class Store:
             for path in self.data_paths:
                 self._locks.append(lock_data_path(self._files, path))
             for entry in scan_data_paths(self._files, self.data_paths):
-                recovered = recover_partition(self._open_files, entry.path)
+                sync = self._config_for(entry.topic).flush_policy.waits
+                recovered = recover_partition(self._open_files, entry.path, sync=sync)
                 self._report(recovered.report)
                 log = self._add(entry.topic, entry.partition, entry.path, recovered)
                 self._unindexed += [(log, segment) for segment in recovered.unindexed]
@@ -163,22 +168,20 @@ class Store:
             segment = create_segment(self._open_files, path, 0)
         except OSError as error:
             raise StoreError(f"partition directory {path} cannot be made: {error}") from error
-        return self._add(topic, partition, path, Recovered([segment], [], RecoveryReport(path, 1)), (data_path, path))
+        return self._add(topic, partition, path, Recovered([segment], [], RecoveryReport(path, 1), (data_path, path)))
 
-    def _add(
-        self, topic: str, partition: int, path: str, recovered: Recovered, unsynced_directories: Sequence[str] = ()
-    ) -> PartitionLog:
+    def _add(self, topic: str, partition: int, path: str, recovered: Recovered) -> PartitionLog:
         config = self._config_for(topic)
         log = PartitionLog(
             topic,
             partition,
             path,
             recovered.segments,
-            policy=flush_policy(config.unflush_threshold, config.unflush_interval_ms),
+            policy=config.flush_policy,
             max_segment_size=config.max_segment_size,
             open_files=self._open_files,
             run_in_thread=self._run_in_thread,
-            unsynced_directories=unsynced_directories,
+            unsynced_directories=recovered.unsynced_directories,
             on_dirty=self._mark_dirty,
         )
         log.flusher.on_job_end = partial(self._job_ended, log)

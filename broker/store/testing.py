@@ -115,7 +115,7 @@ class FaultyFiles(RealFiles):
         self._paths[fd] = path
         return fd
 
-    def close(self, fd: int) -> None:  # type: ignore[override]  # RealFiles binds os.close
+    def close(self, fd: int) -> None:
         del self._paths[fd]
         os.close(fd)
 
@@ -136,7 +136,7 @@ class FaultyFiles(RealFiles):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return super().preadv_nowait(fd, buffer, position)
 
-    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+    def fdatasync(self, fd: int) -> None:
         self._change("fdatasync")
         with open(self._paths[fd], "rb") as file:
             self._synced[self._paths[fd]] = file.read()
@@ -145,7 +145,7 @@ class FaultyFiles(RealFiles):
         self._change("fsync_directory")
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
 
-    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+    def truncate(self, fd: int, size: int) -> None:
         self._change("truncate")
         os.ftruncate(fd, size)
 
@@ -153,11 +153,11 @@ class FaultyFiles(RealFiles):
         self._change("make_directory")
         super().make_directory(path)
 
-    def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+    def rename(self, source: str, target: str) -> None:
         self._change("rename")
         os.rename(source, target)
 
-    def unlink(self, path: str) -> None:  # type: ignore[override]
+    def unlink(self, path: str) -> None:
         self._change("unlink")
         os.unlink(path)
 

@@ -1,0 +1,138 @@
+"""For tests: a store in a temporary directory with hand-run threads, a breakable disk and hand-set clocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.record import checksum, iter_headers
+
+from .batch import encode_puts
+from .partition_log import PartitionLog
+from .recovery import RecoveryReport
+from .retention import DeletePolicy
+from .scan import ID_EPOCH_MS
+from .store import Store, TopicStoreConfig
+from .testing import FaultyFiles, ManualThreads, check_invariants
+
+__all__ = ["NOW_MS", "Answers", "StoreHarness"]
+
+NOW_MS = 1_700_000_000_000
+"""The harness's wall clock, Unix ms."""
+
+
+class StoreHarness:
+    """One store under test; `restart`, `kill` and `lose_power` put a new one on the same directory."""
+
+    def __init__(self, data_path: Path) -> None:
+        self.path = str(data_path)
+        self.threads = ManualThreads()
+        self.files = FaultyFiles()
+        self.now = 0.0
+        self.wall = NOW_MS / 1000
+        self.group_commit = False
+        self.unflush_threshold = 1000
+        self.max_segment_size = 1 << 20
+        self.delete_policy: DeletePolicy | None = None
+        self.next_id = (NOW_MS - ID_EPOCH_MS) << 22
+        self.opened: Store | None = None
+
+    def config(self, topic: str) -> TopicStoreConfig:
+        threshold = 0 if self.group_commit else self.unflush_threshold
+        return TopicStoreConfig(self.max_segment_size, threshold, 10_000, self.delete_policy)
+
+    def open(self) -> Store:
+        self.opened = Store(
+            [self.path],
+            self.config,
+            run_in_thread=self.threads,
+            files=self.files,
+            clock=lambda: self.wall,
+            monotonic=lambda: self.now,
+        )
+        self.opened.open()
+        return self.opened
+
+    @property
+    def store(self) -> Store:
+        return self.opened or self.open()
+
+    @property
+    def log(self) -> PartitionLog:
+        return self.store.get_or_create("t", 0)
+
+    def report(self) -> RecoveryReport:
+        (found,) = self.store.reports
+        return found
+
+    def restart(self) -> PartitionLog:
+        self.store.close()
+        self.open()
+        return self.log
+
+    def kill(self) -> PartitionLog:
+        """kill -9, and start again."""
+        self.files.kill()
+        return self._start_anew()
+
+    def lose_power(self) -> PartitionLog:
+        self.files.lose_power()
+        return self._start_anew()
+
+    def _start_anew(self) -> PartitionLog:
+        self.threads = ManualThreads()
+        self.files = FaultyFiles()
+        self.open()
+        return self.log
+
+    def append(self, *bodies: bytes, flag: int = 0, now_ms: int = NOW_MS) -> int:
+        """Append one batch with fresh ids and check the invariants; returns its offset."""
+        log = self.log
+        ids = range(self.next_id, self.next_id + len(bodies))
+        data, units = encode_puts([(flag, checksum(body), body) for body in bodies], log.end_offset, ids, now_ms)
+        self.next_id += len(bodies)
+        base = log.append(data, units)
+        check_invariants(log)
+        return base
+
+    def bodies(self) -> list[bytes]:
+        """Bodies of all readable records, read segment by segment."""
+        log, found = self.log, []
+        offset = log.first_offset
+        while offset < log.visible_end:
+            data = log.read_blocking(offset, 1 << 30)
+            assert data
+            headers = list(iter_headers(data))
+            assert headers[-1].end == len(data)
+            found += [data[header.end - header.length : header.end] for header in headers]
+            offset += len(data)
+        return found
+
+    def data_file(self, first_offset: int = 0) -> Path:
+        return Path(self.path, "t-0", f"{first_offset:020d}.meta")
+
+    def index_file(self, first_offset: int = 0) -> Path:
+        return Path(self.path, "t-0", f"{first_offset:020d}.index")
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(os.path.join(self.path, "t-0")))
+
+
+class Answers:
+    """Callbacks for `when_visible`, and what each was called with."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[object, MetaqError | None]] = []
+
+    def expect(self, log: PartitionLog, end: int, name: object) -> None:
+        log.when_visible(end, lambda error: self.got.append((name, error)))
+
+    @property
+    def names(self) -> Sequence[object]:
+        return [name for name, _ in self.got]
+
+    @property
+    def succeeded(self) -> Sequence[object]:
+        return [name for name, error in self.got if error is None]

@@ -1,0 +1,208 @@
+"""When data becomes visible and who is told: group commit, asynchronous flush, checkpoints by the timer."""
+
+from __future__ import annotations
+
+import pytest
+from metaq.broker.store.flush import AsyncFlush, GroupCommit, flush_policy
+from metaq.broker.store.harness import Answers, StoreHarness
+from metaq.broker.store.index import UNIT
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.testing import check_invariants, run_inline
+from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange
+from metaq.protocol.record import encode_record
+
+
+def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
+    harness.append(body)
+    answers.expect(harness.log, harness.log.end_offset, body)
+
+
+def test_threshold_of_zero_or_less_means_group_commit() -> None:
+    assert flush_policy(0, 1000) == flush_policy(-1, 1000) == GroupCommit()
+    assert flush_policy(3, 1000) == AsyncFlush(3, 1000)
+
+
+def test_group_commit_shows_and_answers_only_after_the_sync(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    put(harness, answers, b"a")
+    log = harness.log
+    assert (log.visible_end, log.end_offset, log.message_count) == (0, 21, 0)
+    assert log.read(0, 100) == b""
+    assert len(log.units(0, 100)) == 0
+    assert log.offset_at_time(0) == 0
+    with pytest.raises(OffsetOutOfRange):
+        log.read(21, 100)
+    assert answers.got == []
+    harness.threads.run_all()
+    assert (log.visible_end, log.message_count) == (21, 1)
+    assert answers.got == [(b"a", None)]
+    assert harness.bodies() == [b"a"]
+
+
+def test_appends_during_a_sync_share_the_next_one(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    for body in (b"a", b"b", b"c", b"d"):
+        put(harness, answers, body)
+    harness.threads.run_one()  # was started for the first alone
+    assert answers.names == [b"a"]
+    assert (harness.log.visible_end, harness.log.message_count) == (21, 1)
+    harness.threads.run_one()
+    assert answers.names == [b"a", b"b", b"c", b"d"]
+    assert len(harness.threads) == 0
+    assert harness.files.calls["fdatasync"] == 2
+
+
+def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    put(harness, answers, b"a")
+    harness.threads.run_all()
+    assert harness.files.calls["fsync_directory"] == 2
+    put(harness, answers, b"b")
+    harness.threads.run_all()
+    assert harness.files.calls["fsync_directory"] == 2
+
+
+def test_acknowledged_by_group_commit_survives_a_power_cut(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    harness.max_segment_size = 60
+    for number in range(10):
+        put(harness, answers, b"%d" % number)
+        if number % 3 == 0:
+            harness.threads.run_one()
+    acknowledged = answers.succeeded
+    assert 0 < len(acknowledged) < 10
+    harness.lose_power()
+    assert harness.bodies()[: len(acknowledged)] == acknowledged
+
+
+def test_when_visible_is_answered_at_once_for_visible_data(harness: StoreHarness, answers: Answers) -> None:
+    put(harness, answers, b"async")
+    assert answers.got == [(b"async", None)]
+    assert len(harness.threads) == 0
+
+
+def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
+    harness: StoreHarness, answers: Answers
+) -> None:
+    harness.group_commit = True
+    seen: list[tuple[int, int]] = []
+
+    def note(log: PartitionLog) -> None:
+        seen.append((log.visible_end, len(answers.got)))
+
+    harness.log.on_visible = note
+    put(harness, answers, b"a")
+    put(harness, answers, b"b")
+    assert seen == []
+    harness.threads.run_all()
+    assert seen == [(21, 1), (42, 2)]
+
+
+def test_on_visible_is_called_within_an_asynchronous_append(harness: StoreHarness) -> None:
+    seen: list[int] = []
+    harness.log.on_visible = lambda log: seen.append(log.visible_end)
+    harness.append(b"a", b"b")
+    assert seen == [42]
+
+
+def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(
+    harness: StoreHarness, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(error: object) -> None:
+        raise RuntimeError("bug")
+
+    harness.group_commit = True
+    harness.append(b"a")
+    harness.log.when_visible(21, fail)
+    answers.expect(harness.log, 21, "second")
+    harness.threads.run_all()
+    assert answers.names == ["second"]
+    assert "RuntimeError: bug" in caplog.text
+
+
+def test_threads_that_finish_at_once_work_too(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    harness.max_segment_size = 60
+    harness.threads = run_inline  # type: ignore[assignment]
+    for number in range(7):
+        put(harness, answers, b"%d" % number)
+    assert len(answers.succeeded) == 7
+    check_invariants(harness.log)
+
+
+def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness: StoreHarness) -> None:
+    harness.unflush_threshold = 3
+    for _ in range(3):
+        harness.append(b"x")
+    assert len(harness.threads) == 0
+    harness.append(b"x")
+    harness.threads.run_all()
+    assert harness.log.segments[0].synced == 4 * 21
+
+
+def test_asynchronous_flush_syncs_after_the_interval(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaq.broker.store.partition_log._CHECKPOINT_SECONDS", 1e9)
+    harness.append(b"x")
+    harness.store.tick()
+    harness.now = 9.9
+    harness.store.tick()
+    assert len(harness.threads) == 0
+    harness.now = 10.0
+    harness.store.tick()
+    harness.threads.run_all()
+    assert harness.log.segments[0].synced == 21
+    assert harness.log.segments[0].checkpointed == 0
+
+
+def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harness: StoreHarness) -> None:
+    for harness.now in (0.0, 0.25):
+        harness.store.tick()
+    harness.append(b"x")
+    for harness.now in (0.5, 5.25):
+        harness.store.tick()
+        assert len(harness.threads) == 0
+    harness.now = 5.5
+    harness.store.tick()
+    harness.threads.run_all()
+    assert harness.log.segments[0].checkpointed == 21
+    done = harness.files.changes
+    for harness.now in range(6, 60):
+        harness.store.tick()
+    harness.threads.run_all()
+    assert harness.files.changes == done
+
+
+def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harness: StoreHarness) -> None:
+    for number in range(50):
+        log = harness.store.get_or_create("many", number)
+        log.append(*one_record(log))
+    harness.store.tick()
+    harness.now = 5.0
+    harness.store.tick()
+    assert 0 < len(harness.threads) <= 16
+    harness.threads.run_all()
+    assert all(log.segments[0].checkpointed == log.end_offset for log in harness.store.logs())
+
+
+def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness: StoreHarness) -> None:
+    harness.max_segment_size = 21
+    harness.append(b"x")
+    harness.threads.run_all()
+    assert [segment.finished for segment in harness.log.segments] == [True, True]
+    assert harness.names() == ["00000000000000000000.index", "00000000000000000000.meta", "00000000000000000021.meta"]
+
+
+def test_close_answers_waiters_whose_sync_was_never_run(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    put(harness, answers, b"a")
+    put(harness, answers, b"b")
+    harness.store.close()
+    assert answers.succeeded == [b"a", b"b"]
+    harness.threads.run_all()  # the late worker finds nothing to do
+    assert answers.succeeded == [b"a", b"b"]
+    with pytest.raises(LogReadOnly, match="closed"):
+        harness.append(b"c")
+
+
+def one_record(log: PartitionLog) -> tuple[list[bytes], bytes]:
+    return [encode_record(b"x", 1, 0)], UNIT.pack(log.end_offset, 1, 0, 21, 0)

@@ -1,0 +1,238 @@
+"""Appending, reading, rolling and asking the index, with asynchronous flush."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.index import UNIT
+from metaq.broker.store.testing import check_invariants
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.record import checksum, tag_hash
+
+RECORD = 20 + 10  # bytes of a record with a body of ten
+
+
+def ten(number: int) -> bytes:
+    return b"%010d" % number
+
+
+def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness: StoreHarness) -> None:
+    log = harness.log
+    assert harness.names() == ["00000000000000000000.meta"]
+    assert (log.first_offset, log.visible_end, log.end_offset, log.message_count) == (0, 0, 0, 0)
+    assert log.read(0, 100) == b""
+    assert log.max_message_id == 0
+    check_invariants(log)
+
+
+def test_append_is_readable_at_once_at_the_offset_it_returns(harness: StoreHarness) -> None:
+    assert harness.append(b"first") == 0
+    assert harness.append(b"second", b"third") == 25
+    assert harness.log.visible_end == harness.log.end_offset == 25 + 26 + 25
+    assert harness.bodies() == [b"first", b"second", b"third"]
+    assert harness.log.read(25, 26) == harness.log.read_blocking(25, 26)
+    assert harness.log.message_count == 3
+
+
+def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness: StoreHarness) -> None:
+    harness.append(ten(1), ten(2))
+    whole = harness.data_file().read_bytes()
+    for offset in range(2 * RECORD + 1):
+        for length in (1, 7, RECORD, 1000):
+            assert harness.log.read(offset, length) == whole[offset : offset + length]
+            assert harness.log.read_blocking(offset, length) == whole[offset : offset + length]
+
+
+@pytest.mark.parametrize("offset", [-1, -(1 << 63), 61, (1 << 63) - 1])
+def test_read_outside_the_log_raises_with_its_bounds(harness: StoreHarness, offset: int) -> None:
+    harness.append(ten(1), ten(2))
+    for read in (harness.log.read, harness.log.read_blocking, harness.log.units):
+        with pytest.raises(OffsetOutOfRange) as caught:
+            read(offset, 10)
+        assert (caught.value.first, caught.value.next) == (0, 60)
+
+
+def test_read_of_no_bytes_is_a_callers_mistake(harness: StoreHarness) -> None:
+    harness.append(ten(1))
+    with pytest.raises(ValueError, match="max_bytes 0"):
+        harness.log.read(0, 0)
+
+
+def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness: StoreHarness) -> None:
+    harness.append(ten(1))
+    harness.files.page_cache_empty = True
+    assert harness.log.read(0, 100) is None
+    assert harness.log.read_blocking(0, 100) == harness.data_file().read_bytes()
+
+
+def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.append(ten(1))
+    harness.files.nowait_supported = False
+    assert harness.log.read(0, 100) == harness.log.read(0, 100) == harness.data_file().read_bytes()
+    assert harness.files.calls["preadv_nowait"] == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_read_of_a_vanished_file_names_it(harness: StoreHarness) -> None:
+    harness.append(ten(1))
+    harness.log.segments[0].data.close()
+    harness.data_file().unlink()
+    with pytest.raises(StoreError, match=r"00000000000000000000\.meta cannot be read"):
+        harness.log.read(0, 100)
+
+
+def test_segment_rolls_after_the_append_that_reaches_its_size(harness: StoreHarness) -> None:
+    harness.max_segment_size = 100
+    for number in range(3):
+        harness.append(ten(number))
+    assert len(harness.log.segments) == 1  # 90 bytes
+    harness.append(ten(3), ten(4))  # may exceed the size by one batch
+    assert [segment.first_offset for segment in harness.log.segments] == [0, 150]
+    assert harness.append(ten(5)) == 150
+    assert harness.data_file().stat().st_size == 150
+    assert harness.data_file(150).stat().st_size == RECORD
+    assert harness.bodies() == [ten(number) for number in range(6)]
+
+
+def test_read_never_crosses_a_segment(harness: StoreHarness) -> None:
+    harness.max_segment_size = 60
+    for number in range(5):
+        harness.append(ten(number))
+    data = harness.log.read(RECORD, 1000)
+    assert data is not None
+    assert len(data) == RECORD
+    assert len(harness.log.read_blocking(60, 1000)) == 60
+    assert [len(harness.log.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
+
+
+def test_append_of_more_buffers_than_one_writev_takes(harness: StoreHarness) -> None:
+    bodies = [ten(number) for number in range(3000)]
+    harness.append(*bodies)
+    assert harness.bodies() == bodies
+
+
+def test_short_writes_are_completed(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_seven_bytes(fd: int, buffers: list[bytes], position: int) -> int:
+        return os.pwrite(fd, b"".join(buffers)[:7], position)
+
+    log = harness.log
+    monkeypatch.setattr(harness.files, "pwritev", write_seven_bytes)
+    harness.append(ten(1), ten(2))
+    assert log.read_only is None
+    assert harness.bodies() == [ten(1), ten(2)]
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness: StoreHarness, shift: int) -> None:
+    data, units = encode_puts([(0, checksum(b"x"), b"x")], shift, [1], 0)
+    with pytest.raises(ValueError, match="index units"):
+        harness.log.append(data, units)
+    assert harness.data_file().stat().st_size == 0
+    assert harness.log.read_only is None
+
+
+@pytest.mark.parametrize(
+    ("data", "units"), [([], b""), ([b"x" * 20], b""), ([], bytes(32)), ([b"x" * 20], UNIT.pack(0, 1, 0, 20, 0)[:-1])]
+)
+def test_append_without_data_or_units_is_refused(harness: StoreHarness, data: list[bytes], units: bytes) -> None:
+    with pytest.raises(ValueError, match="append of"):
+        harness.log.append(data, units)
+
+
+def test_segment_start_answers_like_the_offset_command_of_1_x(harness: StoreHarness) -> None:
+    harness.max_segment_size = 60
+    for number in range(5):
+        harness.append(ten(number))
+    starts = {-1: 0, 0: 0, 59: 0, 60: 60, 61: 60, 120: 120, 149: 120, 150: 150, 151: 150, (1 << 63) - 1: 150}
+    assert {offset: harness.log.segment_start(offset) for offset in starts} == starts
+
+
+def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHarness) -> None:
+    harness.max_segment_size = 100
+    for number in range(11):
+        harness.append(ten(number))
+        if number == 6:
+            harness.log.checkpoint()
+            harness.threads.run_all()
+    log = harness.log
+    assert log.message_count == 11
+    assert [log.count_before(offset) for offset in range(0, 331, 15)] == [
+        offset // RECORD for offset in range(0, 331, 15)
+    ]
+    assert log.count_before(-5) == 0
+    assert log.count_before(10_000) == 11
+
+
+def test_offset_at_time_is_the_first_record_stored_then_or_later(harness: StoreHarness) -> None:
+    harness.max_segment_size = 60
+    for number, time_ms in enumerate((100, 100, 200, 300, 300)):
+        harness.append(ten(number), now_ms=time_ms)
+    answers = {0: 0, 100: 0, 101: 60, 200: 60, 201: 90, 300: 90, 301: 150}
+    assert {time_ms: harness.log.offset_at_time(time_ms) for time_ms in answers} == answers
+
+
+def test_units_describe_the_records_of_a_span(harness: StoreHarness) -> None:
+    harness.append(ten(1), ten(2))
+    harness.append(b"\0\0\0\3buypayload", flag=1)
+    units = harness.log.units(0, 1000)
+    assert units["offset"].tolist() == [0, 30, 60]
+    assert units["size"].tolist() == [30, 30, 34]
+    assert units["tag"].tolist() == [0, 0, tag_hash("buy")]
+    assert harness.log.units(1, 1000)["offset"].tolist() == [30, 60]
+    assert harness.log.units(0, 89)["offset"].tolist() == [0, 30]
+    assert harness.log.units(0, 1000, max_count=1)["offset"].tolist() == [0]
+    assert harness.log.units(94, 1000).tolist() == []
+
+
+def test_units_give_the_first_record_even_if_it_is_larger_than_the_span(harness: StoreHarness) -> None:
+    harness.append(ten(1), ten(2))
+    assert harness.log.units(30, 5)["offset"].tolist() == [30]
+
+
+def test_units_are_the_same_before_and_after_they_reach_the_file(harness: StoreHarness) -> None:
+    harness.append(*map(ten, range(10)))
+    before = harness.log.units(90, 150)
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    harness.append(ten(11))
+    assert harness.log.segments[0].index is not None
+    assert harness.log.segments[0].index.stored == 10
+    assert harness.log.units(90, 150).tobytes() == before.tobytes()
+    assert harness.log.units(0, 1000)["offset"].tolist() == list(range(0, 330, 30))
+
+
+def test_index_units_in_memory_are_bounded(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaq.broker.store.partition_log.MAX_UNSTORED_UNITS", 10)
+    for number in range(25):
+        harness.append(ten(number))
+        harness.threads.run_all()
+    index = harness.log.segments[0].index
+    assert index is not None
+    assert index.unstored <= 10
+    assert harness.files.calls["fdatasync"] == 0  # written, not synced
+    assert harness.log.count_before(10_000) == 25
+
+
+def test_max_message_id_is_the_largest_positive_one(harness: StoreHarness) -> None:
+    data, units = encode_puts([(0, 0, b""), (0, 0, b""), (0, 0, b"")], 0, [7, -9, 5], 0)
+    harness.log.append(data, units)
+    assert harness.log.max_message_id == 7
+    assert harness.restart().max_message_id == 7
+
+
+def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
+    harness.store._open_files.limit = 4
+    logs = [harness.store.get_or_create("many", number) for number in range(20)]
+    for _ in range(3):
+        for log in logs:
+            data, units = encode_puts([(0, checksum(b"x"), b"x")], log.end_offset, [1], 0)
+            log.append(data, units)
+            assert log.read(log.end_offset - 21, 21) == b"".join(data)
+    assert harness.files.open_descriptors <= 4 + 1  # and the lock
+    harness.threads.run_all()
+    assert {log.message_count for log in logs} == {3}

@@ -1,0 +1,84 @@
+"""Encoding single puts, and checking and stamping a client's batch of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metaq.broker.store.batch import encode_puts, stamp_batch
+from metaq.broker.store.index import UNIT_DTYPE
+from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
+from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers, tag_hash
+
+
+def stamp(records: Sequence[bytes], sizes: Sequence[int] | None = None) -> tuple[bytearray, bytes]:
+    widths = np.array([len(record) for record in records] if sizes is None else sizes, dtype=">u4")
+    ids = np.arange(1000, 1000 + len(widths), dtype=np.int64)
+    return stamp_batch(b"".join(records), widths, 500, ids, 77)
+
+
+messages = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([None, "", "buy", "中", "sell"])), min_size=1)
+
+
+@given(messages)
+def test_a_stamped_batch_is_what_single_puts_would_have_written(items: list[tuple[bytes, str | None]]) -> None:
+    puts, records = [], []
+    for payload, tag in items:
+        flag, attribute = encode_attributes(tag=tag)
+        body = bytes(encode_body(payload, flag, attribute))
+        puts.append((flag, checksum(body), body))
+        records.append(encode_record(body, 0, flag))
+    buffers, units = encode_puts(puts, 500, range(1000, 1000 + len(puts)), 77)
+    data, stamped_units = stamp(records)
+    assert data == b"".join(buffers)
+    assert stamped_units == units
+
+
+def test_units_of_puts_give_place_time_and_tag() -> None:
+    flag, attribute = encode_attributes(tag="buy", keys=["k"])
+    body = encode_body(b"payload", flag, attribute)
+    buffers, units = encode_puts([(0, 0, b""), (flag, checksum(body), memoryview(body))], 10, [5, 6], 99)
+    found = np.frombuffer(units, UNIT_DTYPE)
+    assert found.tolist() == [(10, 5, 99, 20, 0), (30, 6, 99, 20 + len(body), tag_hash("buy"))]
+    assert [header.id for header in iter_headers(b"".join(buffers))] == [5, 6]
+
+
+def test_ids_and_puts_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        encode_puts([(0, 0, b"")], 0, [1, 2], 0)
+
+
+@pytest.mark.parametrize("sizes", [[], [23], [46], [23, 24], [22, 24], [23, 23, 0], [19, 27], [47, -1], [46, 0]])
+def test_sizes_that_do_not_fit_the_body_are_refused(sizes: list[int]) -> None:
+    records = [encode_record(b"abc", 0, 0), encode_record(b"def", 0, 0)]
+    with pytest.raises(RemoteProtocolError):
+        stamp_batch(b"".join(records), np.array(sizes, dtype=np.int64), 0, np.arange(len(sizes)), 0)
+
+
+def test_a_length_field_that_contradicts_its_size_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="record 1 of the batch"):
+        stamp([encode_record(b"abc", 0, 0), b"\xff\xff\xff\xff" + encode_record(b"def", 0, 0)[4:]])
+
+
+@pytest.mark.parametrize("position", [4, 7, 20, 22])
+def test_a_damaged_record_is_refused(position: int) -> None:
+    damaged = bytearray(encode_record(b"abc", 0, 0))
+    damaged[position] ^= 1
+    with pytest.raises(ChecksumMismatch):
+        stamp([encode_record(b"fine", 0, 0), bytes(damaged)])
+
+
+def test_an_attribute_that_does_not_fit_its_body_has_no_tag() -> None:
+    _, units = stamp([encode_record(b"\0\0\0\x09short", 0, 1), encode_record(b"\0\0", 0, 1)])
+    assert np.frombuffer(units, UNIT_DTYPE)["tag"].tolist() == [0, 0]
+
+
+def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
+    attribute = b"TAGS\x01buy\x02"
+    body = bytes(encode_body(b"", 1, attribute))
+    _, units = stamp([encode_record(body, 0, 1), encode_record(body, 0, 3)])
+    tags = np.frombuffer(units, UNIT_DTYPE)["tag"].tolist()
+    assert tags == [tag_hash("TAGS\x01buy\x02"), tag_hash("buy")]

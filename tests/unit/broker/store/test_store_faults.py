@@ -1,0 +1,167 @@
+"""Every write and sync is made to fail once: nothing acknowledged is lost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from metaq.broker.store.harness import Answers, StoreHarness
+from metaq.broker.store.testing import check_invariants
+from metaq.protocol.errors import LogReadOnly, StoreError
+
+BODIES = [b"message %d" % number for number in range(8)]
+CHANGES = {True: 30, False: 29}
+"""How often `run_puts` changes the disk, with group commit and with asynchronous flush."""
+
+
+def run_puts(harness: StoreHarness, answers: Answers) -> list[bytes]:
+    """Put BODIES, some in one sync, with a checkpoint in the middle; returns those that were appended."""
+    appended = []
+    for number, body in enumerate(BODIES):
+        try:
+            harness.append(body)
+        except LogReadOnly:
+            answers.got.append((body, LogReadOnly("", "append")))
+            continue
+        appended.append(body)
+        answers.expect(harness.log, harness.log.end_offset, body)
+        check_invariants(harness.log)
+        if number == 5:
+            harness.log.checkpoint()
+        if number % 3 == 2:
+            harness.threads.run_one()
+    harness.threads.run_all()
+    return appended
+
+
+@pytest.mark.parametrize(
+    ("group_commit", "fault"), [(mode, fault) for mode, last in CHANGES.items() for fault in range(1, last + 1)]
+)
+def test_a_failing_disk_loses_nothing_acknowledged(
+    harness: StoreHarness, answers: Answers, group_commit: bool, fault: int
+) -> None:
+    harness.group_commit = group_commit
+    harness.unflush_threshold = 2
+    harness.max_segment_size = 90
+    log = harness.log
+    harness.files.fail_at = harness.files.changes + fault
+    run_puts(harness, answers)
+    assert sorted(answers.names) == BODIES  # type: ignore[type-var]
+    assert log.read_only is not None
+    acknowledged = answers.succeeded
+    if group_commit:
+        harness.lose_power()
+    else:
+        harness.kill()
+    check_invariants(harness.log)
+    found = harness.bodies()
+    assert [body for body in found if body in acknowledged] == acknowledged
+    assert len(found) == len(set(found))
+    assert harness.log.read_only is None
+    harness.append(b"goes on")
+    harness.threads.run_all()
+    assert harness.bodies()[-1] == b"goes on"
+
+
+@pytest.mark.parametrize("group_commit", CHANGES)
+def test_the_fault_test_covers_every_change_of_the_disk(
+    harness: StoreHarness, answers: Answers, group_commit: bool
+) -> None:
+    harness.group_commit = group_commit
+    harness.unflush_threshold = 2
+    harness.max_segment_size = 90
+    assert harness.log.read_only is None
+    before = harness.files.changes
+    run_puts(harness, answers)
+    assert harness.files.changes - before == CHANGES[group_commit]
+    assert len(answers.succeeded) == len(BODIES)
+
+
+def test_a_failed_write_is_cut_back_and_named(harness: StoreHarness) -> None:
+    harness.append(b"good")
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail("pwritev")
+    with pytest.raises(LogReadOnly, match="No space left on device") as caught:
+        harness.append(b"too much")
+    assert caught.value.directory == harness.log.directory
+    assert harness.data_file().stat().st_size == 24
+    harness.files.heal()
+    with pytest.raises(LogReadOnly):
+        harness.append(b"even now")
+    assert harness.bodies() == [b"good"]
+    assert harness.data_file().stat().st_size == 24
+
+
+def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(harness: StoreHarness) -> None:
+    harness.append(b"good")
+    harness.files.fail("pwritev")
+    harness.files.fail("truncate")
+    with pytest.raises(LogReadOnly, match="cutting the file back to 24 bytes failed"):
+        harness.append(b"half written")
+    assert harness.data_file().stat().st_size > 24
+    assert harness.bodies() == [b"good"]
+    harness.kill()
+    assert harness.bodies() == [b"good"]
+    assert harness.report().cut_at == 24
+
+
+def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    for body in (b"a", b"b"):
+        harness.append(body)
+        answers.expect(harness.log, harness.log.end_offset, body)
+    harness.files.fail("fdatasync")
+    harness.threads.run_all()
+    assert [type(error) for _, error in answers.got] == [LogReadOnly, LogReadOnly]
+    assert harness.log.visible_end == 0
+    harness.files.heal()
+    for harness.now in range(20):
+        harness.store.tick()
+    harness.log.flush()
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    assert harness.files.calls["fdatasync"] == 1
+    answers.expect(harness.log, 21, "later")
+    assert isinstance(answers.got[-1][1], LogReadOnly)
+
+
+def test_a_worker_that_fails_otherwise_is_answered_too(
+    harness: StoreHarness, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int) -> None:
+        raise RuntimeError("bug in a worker")
+
+    harness.group_commit = True
+    harness.append(b"a")
+    answers.expect(harness.log, 21, "a")
+    monkeypatch.setattr(harness.files, "fdatasync", broken)
+    harness.threads.run_all()
+    assert isinstance(answers.got[0][1], LogReadOnly)
+    assert "bug in a worker" in str(harness.log.read_only)
+
+
+def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    harness.append(b"a")
+    answers.expect(harness.log, 21, "a")
+    harness.files.fail("fdatasync")
+    harness.store.close()
+    assert [type(error) for _, error in answers.got] == [LogReadOnly]
+
+
+def test_one_partitions_failure_leaves_the_others_writable(harness: StoreHarness) -> None:
+    harness.append(b"a")
+    harness.files.fail("pwritev")
+    with pytest.raises(LogReadOnly):
+        harness.append(b"b")
+    harness.files.heal()
+    assert harness.store.get_or_create("other", 0).read_only is None
+
+
+def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness: StoreHarness) -> None:
+    store = harness.open()
+    harness.files.fail("open")
+    with pytest.raises(StoreError, match="t-0 cannot be made"):
+        store.get_or_create("t", 0)
+    harness.files.heal()
+    assert store.get_or_create("t", 0).message_count == 0

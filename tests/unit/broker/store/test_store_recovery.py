@@ -1,0 +1,395 @@
+"""Starting on what a crash, a power cut, a Java broker or a bad disk left behind (storage.md §4)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.index import UNIT_DTYPE
+from metaq.broker.store.scan import ID_EPOCH_MS, bound_java_times, find_record, id_time_ms
+from metaq.broker.store.testing import FaultyFiles, check_invariants
+from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
+from metaq.protocol.record import HEADER, encode_record
+
+THREE = [b"first", b"the second", b"third!"]
+LAST = 25 + 30  # offset of the third record
+SIZE = 25 + 30 + 26
+
+
+def test_kill_without_close_loses_nothing_that_was_written(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.kill()
+    assert harness.bodies() == THREE
+    assert harness.report().checked_bytes == SIZE
+    assert not harness.report().notable
+    check_invariants(harness.log)
+
+
+def test_a_clean_restart_checks_nothing_again(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    log = harness.restart()
+    assert harness.report().checked_bytes == 0
+    assert log.message_count == 3
+    assert harness.bodies() == THREE
+    harness.append(b"fourth")
+    assert harness.bodies() == [*THREE, b"fourth"]
+
+
+def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    harness.append(b"more")
+    log = harness.kill()
+    assert harness.report().checked_bytes == 24
+    assert log.message_count == 4
+    assert log.offset_at_time(NOW_MS) == 0
+    check_invariants(log)
+
+
+def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaq.broker.store.partition_log.MAX_UNSTORED_UNITS", 1)
+    harness.append(*THREE)
+    harness.threads.run_all()
+    assert harness.index_file().stat().st_size == 64 + 3 * 32
+    log = harness.kill()
+    assert log.message_count == 3
+    check_invariants(log)
+    check_invariants(harness.restart())
+    assert harness.bodies() == THREE
+
+
+@pytest.mark.parametrize("kept", range(LAST, SIZE))
+def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness: StoreHarness, kept: int) -> None:
+    harness.append(*THREE)
+    harness.files.kill()
+    os.truncate(harness.data_file(), kept)
+    log = harness._start_anew()
+    assert harness.bodies() == THREE[:2]
+    assert harness.data_file().stat().st_size == LAST == log.end_offset
+    report = harness.report()
+    assert (report.cut_bytes, report.damage) == (kept - LAST, ())
+    assert report.cut_at == (LAST if kept > LAST else None)
+    harness.append(b"again")
+    assert harness.bodies() == [*THREE[:2], b"again"]
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=200), min_size=1, max_size=12),
+    cut=st.integers(min_value=0),
+    checkpoint_after=st.integers(min_value=0, max_value=12),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(
+    tmp_path: Path, bodies: list[bytes], cut: int, checkpoint_after: int
+) -> None:
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    harness = StoreHarness(tmp_path / "data")
+    ends = [0]
+    for number, body in enumerate(bodies):
+        harness.append(body)
+        ends.append(harness.log.end_offset)
+        if number == checkpoint_after:
+            harness.log.checkpoint()
+            harness.threads.run_all()
+    safe = harness.log.segments[0].checkpointed
+    kept = safe + cut % (ends[-1] - safe + 1)
+    harness.files.kill()
+    os.truncate(harness.data_file(), kept)
+    harness._start_anew()
+    whole = sum(end <= kept for end in ends) - 1
+    assert harness.bodies() == bodies[:whole]
+    assert harness.log.message_count == whole
+    check_invariants(harness.log)
+    harness.files.kill()
+
+
+@pytest.mark.parametrize("zeros", [1, 19, 20, 50, 5000])
+def test_a_tail_of_zeros_is_cut(harness: StoreHarness, zeros: int) -> None:
+    harness.append(*THREE)
+    harness.files.kill()
+    with harness.data_file().open("ab") as file:
+        file.write(bytes(zeros))
+    harness._start_anew()
+    assert harness.bodies() == THREE
+    assert (harness.report().cut_at, harness.report().cut_bytes) == (SIZE, zeros)
+    assert "zeros" in str(harness.report())
+
+
+def test_empty_records_of_a_java_broker_are_kept(harness: StoreHarness) -> None:
+    log = harness.log
+    harness.files.kill()
+    harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 0, 4))
+    log = harness._start_anew()
+    assert log.message_count == 3
+    assert not harness.report().notable
+
+
+@pytest.mark.parametrize("position", [0, 20, 24, 25 + 2, 25 + 20, 25 + 29])
+def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
+    harness: StoreHarness, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.append(*THREE)
+    harness.files.kill()
+    data = bytearray(harness.data_file().read_bytes())
+    data[position] ^= 0x55
+    harness.data_file().write_bytes(data)
+    harness._start_anew()
+    start, end = (0, 25) if position < 25 else (25, 55)
+    quarantine = f"{harness.data_file()}.damaged-{start}"
+    (damage,) = harness.report().damage
+    assert damage == (start, end, quarantine)
+    assert Path(quarantine).read_bytes() == bytes(data[start:])
+    assert harness.bodies() == THREE[: start // 25]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    harness.append(b"goes on")
+    assert harness.restart().message_count == start // 25 + 1
+
+
+def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    os.truncate(harness.data_file(), 60)
+    harness._start_anew()
+    report = harness.report()
+    assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - 60, 55, 5)
+    assert "21 bytes are missing that had been synced" in str(report)
+    assert harness.bodies() == THREE[:2]
+
+
+def test_an_index_of_other_data_is_not_believed(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    other = [encode_record(body, -77 - number, 0) for number, body in enumerate(THREE)]
+    harness.data_file().write_bytes(b"".join(other))
+    log = harness._start_anew()
+    assert log.units(0, 1000)["id"].tolist() == [-77, -78, -79]
+
+
+def test_a_java_broker_may_append_between_two_starts_of_ours(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    with harness.data_file().open("ab") as file:
+        file.write(encode_record(b"java", -5, 0))
+    log = harness._start_anew()
+    assert harness.bodies() == [*THREE, b"java"]
+    assert harness.report().checked_bytes == 24
+    assert log.message_count == 4
+    check_invariants(log)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "header", "short"])
+def test_a_bad_index_is_rebuilt_with_our_store_times(harness: StoreHarness, damage: str) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    before = harness.index_file().read_bytes()
+    damaged = {"empty": b"", "header": before[:20] + b"x" + before[21:], "short": before[:-1]}
+    if damage == "missing":
+        harness.index_file().unlink()
+    else:
+        harness.index_file().write_bytes(damaged[damage])
+    log = harness._start_anew()
+    assert log.message_count == 3
+    assert log.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
+    harness.store.close()
+    assert harness.index_file().read_bytes() == before
+
+
+def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness: StoreHarness) -> None:
+    assert harness.log.message_count == 0
+    harness.files.kill()
+    harness.data_file().write_bytes(encode_record(b"java", -5, 0))
+    os.utime(harness.data_file(), (1_500_000_000, 1_500_000_000))
+    log = harness._start_anew()
+    assert log.units(0, 1000)["time_ms"].tolist() == [-1_500_000_000_000]
+    assert log.offset_at_time(1_500_000_000_000) == 0
+    assert log.offset_at_time(1_500_000_000_001) == 24
+    assert log.max_message_id == 0
+
+
+def test_a_java_record_before_one_of_ours_is_bounded_by_it() -> None:
+    units = np.zeros(4, UNIT_DTYPE)
+    units["time_ms"] = [0, 500, 0, 0]
+    bound_java_times(units, 900)
+    assert units["time_ms"].tolist() == [-500, 500, -900, -900]
+
+
+def test_ids_carry_the_store_time() -> None:
+    assert id_time_ms((NOW_MS - ID_EPOCH_MS) << 22 | 5 << 12 | 9) == NOW_MS
+
+
+def test_max_message_id_is_known_after_a_kill(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    last = harness.next_id - 1
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    assert harness.kill().max_message_id == last
+    assert harness.store.max_message_id == last
+
+
+def test_segments_roll_and_come_back(harness: StoreHarness) -> None:
+    harness.max_segment_size = 50
+    bodies = [b"%d" % number for number in range(20)]
+    for body in bodies:
+        harness.append(body)
+    log = harness.kill()
+    assert harness.bodies() == bodies
+    harness.threads.run_all()
+    assert log.message_count == 20
+    check_invariants(log)
+    log = harness.restart()
+    assert len(harness.threads) == 0
+    assert log.message_count == 20
+    check_invariants(log)
+
+
+@pytest.mark.parametrize(("change", "word"), [(-1, "gap of 1 bytes"), (3, "overlap of 3 bytes")])
+def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(
+    harness: StoreHarness, change: int, word: str
+) -> None:
+    harness.max_segment_size = 25
+    harness.append(b"first")
+    harness.append(b"other")
+    harness.store.close()
+    os.truncate(harness.data_file(), 25 + change)
+    with pytest.raises(StoreError, match=word) as caught:
+        harness._start_anew()
+    assert str(harness.data_file()) in str(caught.value)
+    assert str(harness.data_file(25)) in str(caught.value)
+    os.truncate(harness.data_file(), 25)
+    assert harness._start_anew().message_count == 2  # the failed start has left no lock
+
+
+def test_closed_segments_without_index_are_indexed_in_the_background(harness: StoreHarness) -> None:
+    harness.max_segment_size = 60
+    bodies = [b"%05d" % number for number in range(10)]
+    for body in bodies:
+        harness.append(body)
+    harness.store.close()
+    for first in (0, 75):
+        harness.index_file(first).unlink()
+    log = harness._start_anew()
+    assert harness.store.unindexed_segments == 2
+    assert harness.bodies() == bodies  # served meanwhile
+    assert log.message_count == 4
+    assert log.count_before(log.visible_end) - log.count_before(150) == 4
+    assert log.units(75, 1000)["offset"].tolist() == [75, 100, 125]
+    assert log.units(75, 3)["offset"].tolist() == [75]
+    assert log.offset_at_time(NOW_MS) == 0
+    check_invariants(log)
+    harness.threads.run_all()
+    assert harness.store.unindexed_segments == 0
+    assert log.message_count == 10
+    check_invariants(log)
+    assert harness.restart().message_count == 10
+    assert len(harness.threads) == 0
+
+
+def test_damage_in_a_closed_segment_is_reported_and_never_cut(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.max_segment_size = 75
+    for number in range(4):
+        harness.append(b"%05d" % number)
+    harness.store.close()
+    data = bytearray(harness.data_file().read_bytes())
+    data[47] ^= 1
+    harness.data_file().write_bytes(data)
+    harness.index_file().unlink()
+    log = harness._start_anew()
+    harness.threads.run_all()
+    assert "is damaged in [25, 50)" in caplog.text
+    assert harness.data_file().read_bytes() == bytes(data)
+    assert log.message_count == 3
+    assert harness.log.read(25, 25) == bytes(data[25:50])
+
+
+def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.max_segment_size = 25
+    harness.append(b"first")
+    harness.append(b"other")
+    harness.store.close()
+    harness.index_file().unlink()
+    harness._start_anew()
+    harness.files.fail("open")
+    harness.threads.run_all()
+    assert "cannot be rebuilt" in caplog.text
+    assert harness.bodies() == [b"first", b"other"]
+
+
+def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    harness.append(*THREE)
+    log = harness.kill()
+    assert harness.files.calls["fdatasync"] == 1
+    assert log.visible_end == SIZE
+    harness.lose_power()
+    assert harness.bodies() == THREE
+
+
+def test_a_record_is_found_behind_a_length_that_makes_no_sense(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    good = encode_record(b"payload", 5, 0)
+    path.write_bytes(HEADER.pack(-5, 1, 2, 3) + b"garbage" + good)
+    files = FaultyFiles()
+    fd = files.open(str(path), os.O_RDONLY)
+    assert find_record(files, fd, 0, path.stat().st_size) == 27
+    assert find_record(files, fd, 27, path.stat().st_size) is None
+    files.close(fd)
+
+
+def test_a_second_broker_on_the_same_directory_is_refused_with_the_remedy(harness: StoreHarness) -> None:
+    assert harness.store.data_paths == [harness.path]
+    second = StoreHarness(Path(harness.path))
+    with pytest.raises(DirectoryInUse, match="stop that broker or set another dataPath") as caught:
+        second.open()
+    assert harness.path in str(caught.value)
+    harness.store.close()
+    second.open()
+    second.store.close()
+
+
+def test_a_data_path_that_is_a_file_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(ConfigError, match=r"dataPath=.*writable directory"):
+        StoreHarness(tmp_path / "data").open()
+
+
+def test_the_scan_ignores_what_is_no_partition(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+    data = Path(harness.path)
+    for name in ("transactions", "a-0", "with-dash-3", "b-x", "c-01", "-7", "bad topic-0"):
+        (data / name).mkdir(parents=True)
+    (data / "file-1").write_text("")
+    harness.open()
+    assert sorted((log.topic, log.partition) for log in harness.store.logs()) == [("a", 0), ("with-dash", 3)]
+    skipped = [record.getMessage() for record in caplog.records]
+    assert len(skipped) == 4
+    assert all("is skipped" in line for line in skipped)
+
+
+def test_a_segment_whose_name_is_no_offset_stops_the_start(harness: StoreHarness) -> None:
+    harness.append(b"x")
+    harness.store.close()
+    (harness.data_file().parent / "copy.meta").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"copy\.meta: the name before \.meta is no byte offset"):
+        harness._start_anew()
+
+
+def test_other_files_in_a_partition_directory_are_left_alone(harness: StoreHarness) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    other = harness.data_file().with_suffix(".meta.arc")
+    other.write_bytes(b"archived")
+    harness._start_anew()
+    assert harness.bodies() == THREE
+    assert other.read_bytes() == b"archived"

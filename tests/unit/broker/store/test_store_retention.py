@@ -1,0 +1,136 @@
+"""Which segments go, and how (storage.md §5)."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+
+import pytest
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.retention import Action, DeletePolicy, SegmentAge, count_expired, parse_delete_policy
+from metaq.broker.store.testing import check_invariants
+from metaq.protocol.errors import ConfigError, OffsetOutOfRange
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "seconds"),
+    [
+        ("delete,168", Action.DELETE, 168 * HOUR),
+        ("delete,24h", Action.DELETE, 24 * HOUR),
+        ("delete, 30m", Action.DELETE, 1800),
+        ("archive,45s", Action.ARCHIVE, 45),
+        ("archive,24h,true", Action.COMPRESS, 24 * HOUR),
+        ("archive,1,false", Action.ARCHIVE, HOUR),
+    ],
+)
+def test_policies_of_1_x_are_read(text: str, action: Action, seconds: int) -> None:
+    assert parse_delete_policy(text) == DeletePolicy(action, seconds)
+
+
+@pytest.mark.parametrize("text", ["", "delete", "delete,", "delete,x", "delete,-1", "delete,1d", "a,1", "archive,1,x"])
+def test_other_policies_are_a_config_error_with_the_accepted_forms(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"deletePolicy=.*use delete,<age>"):
+        parse_delete_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("modified", "expired"), [([], 0), ([10, 20, 80], 2), ([40, 50], 1), ([41, 1], 0), ([80, 10], 0), ([1, 2, 3], 3)]
+)
+def test_the_oldest_segments_go_and_a_younger_one_keeps_those_behind_it(modified: list[int], expired: int) -> None:
+    closed = [SegmentAge(number, time) for number, time in enumerate(modified)]
+    assert count_expired(closed, DeletePolicy(Action.DELETE, 59), now=100) == expired
+
+
+def aged(harness: StoreHarness, ages_hours: list[int]) -> None:
+    """A log of one record a segment, closed ones with these ages, then one record in the last."""
+    harness.max_segment_size = 25
+    for number in range(len(ages_hours)):
+        harness.append(b"%05d" % number)
+    harness.threads.run_all()
+    for number, age in enumerate(ages_hours):
+        modified = NOW_MS / 1000 - age * HOUR
+        os.utime(harness.data_file(number * 25), (modified, modified))
+    harness.append(b"young")
+
+
+def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_start(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30, 20, 5])
+    removed = harness.store.apply_retention()
+    assert [(entry.topic, entry.first_offset, entry.size) for entry in removed] == [("t", 0, 25), ("t", 25, 25)]
+    log = harness.log
+    assert (log.first_offset, log.message_count) == (50, 2)
+    with pytest.raises(OffsetOutOfRange) as caught:
+        log.read(0, 100)
+    assert caught.value.first == 50
+    check_invariants(log)
+    harness.threads.run_all()
+    assert not harness.data_file(0).exists()
+    assert not harness.index_file(25).exists()
+    assert harness.bodies() == [b"00002", b"young"]
+    harness.append(b"after")
+    assert harness.log.count_before(75) == 1
+    assert harness.restart().message_count == 3
+    assert harness.log.first_offset == 50
+
+
+def test_the_last_segment_stays_whatever_its_age(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,1s")
+    harness.append(b"only")
+    harness.wall += 10**9
+    assert harness.store.apply_retention() == []
+    assert harness.bodies() == [b"only"]
+
+
+def test_no_policy_keeps_everything(harness: StoreHarness) -> None:
+    aged(harness, [3000])
+    assert harness.store.apply_retention() == []
+
+
+def test_archived_segments_are_renamed(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10")
+    aged(harness, [30])
+    data = harness.data_file().read_bytes()
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    assert harness.data_file().with_suffix(".meta.arc").read_bytes() == data
+    assert not harness.data_file().exists()
+
+
+def test_compressed_segments_are_zips_with_one_entry(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10,true")
+    aged(harness, [30])
+    data = harness.data_file().read_bytes()
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    with zipfile.ZipFile(harness.data_file().with_suffix(".meta.zip")) as archive:
+        assert archive.namelist() == [harness.data_file().name]
+        assert archive.read(harness.data_file().name) == data
+    assert not harness.data_file().exists()
+
+
+def test_segments_that_cannot_be_deleted_come_back(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30, 20, 5])
+    harness.files.fail("unlink")
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    assert "stopped after 0 of 2 segments" in caplog.text
+    assert (harness.log.first_offset, harness.log.message_count) == (0, 4)
+    check_invariants(harness.log)
+    harness.files.heal()
+    assert len(harness.store.apply_retention()) == 2
+    harness.threads.run_all()
+    assert harness.names()[0].startswith("00000000000000000050")
+
+
+def test_a_segment_without_checkpoint_waits_for_it(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,0")
+    harness.max_segment_size = 25
+    harness.append(b"first")
+    harness.wall += 10**9
+    assert harness.store.apply_retention() == []
+    harness.threads.run_all()
+    assert len(harness.store.apply_retention()) == 1
