@@ -36,7 +36,7 @@ check: types ## formatting, lint and types
 	$(VENV)/bin/ruff format --check $(FORMATTED)
 	$(VENV)/bin/ruff check $(FORMATTED)
 	$(VENV)/bin/mypy -p metaq | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
-	$(VENV)/bin/mypy --explicit-package-bases bench tests
+	$(VENV)/bin/mypy --explicit-package-bases --follow-imports=silent bench tests
 
 test: $(STAMP) java ## unit tests, then integration tests on real processes
 	$(VENV)/bin/python -m pytest tests/unit tests/integration
