@@ -1,0 +1,61 @@
+"""metaq: a ZooKeeper-coordinated message cluster, compatible with metaq 1.x.
+
+The names below are loaded when first used, so that the command line and the brokers do not pay for the client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
+    from metaq.client.consumer import Consumer
+    from metaq.client.message import Message
+    from metaq.client.producer import PartitionSelector, Producer
+    from metaq.client.values import Lag, SendResult, TopicPartition
+    from metaq.protocol import errors
+
+__all__ = [
+    "ConnectionConfig",
+    "Consumer",
+    "ConsumerConfig",
+    "Lag",
+    "Message",
+    "PartitionSelector",
+    "Producer",
+    "ProducerConfig",
+    "SendResult",
+    "TopicPartition",
+    "__version__",
+    "errors",
+]
+
+_HOMES = {
+    "ConnectionConfig": "metaq.client.config",
+    "Consumer": "metaq.client.consumer",
+    "ConsumerConfig": "metaq.client.config",
+    "Lag": "metaq.client.values",
+    "Message": "metaq.client.message",
+    "PartitionSelector": "metaq.client.producer",
+    "Producer": "metaq.client.producer",
+    "ProducerConfig": "metaq.client.config",
+    "SendResult": "metaq.client.values",
+    "TopicPartition": "metaq.client.values",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("metaq.protocol.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,31 @@
+"""Pauses between tries: exponential, with jitter, so that many clients never try again in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import random
+
+__all__ = ["Backoff"]
+
+
+class Backoff:
+    """The n-th pause lies in (½, 1] × min(max, min × 2ⁿ) seconds. Not thread-safe: one owner."""
+
+    __slots__ = ("_high", "_low", "_random", "tries")
+
+    def __init__(self, low: float, high: float, random: Callable[[], float] = random) -> None:
+        self._low = low
+        self._high = high
+        self._random = random
+        self.tries = 0
+
+    def next(self) -> float:
+        """Seconds to wait before the next try."""
+        # 2**40 tries of the smallest pause is beyond every maximum; the bound keeps the power small
+        pause = min(self._high, self._low * 2.0 ** min(self.tries, 40))
+        self.tries += 1
+        return pause * (1.0 - self._random() / 2)
+
+    def reset(self) -> None:
+        """Call after a success: the next pause is the shortest again."""
+        self.tries = 0

@@ -1,0 +1,114 @@
+"""A look at the whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
+
+For tools and for Spark's driver. One ZooKeeper session and one connection per broker, opened at first use. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from metaq.coordination.brokers import BrokerAddress, ClusterView
+from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import BrokerUnavailable, NoPartition
+
+from .config import ConnectionConfig, Protocol
+from .connection import Connection, Endpoint
+from .pool import ConnectionPool
+from .values import TopicPartition
+
+__all__ = ["Cluster"]
+
+
+class Cluster:
+    """Use as a context manager. Every method raises CoordinationUnavailable if ZooKeeper does not answer."""
+
+    def __init__(
+        self,
+        zookeeper: str,
+        *,
+        root: str = "/meta",
+        protocol: Protocol = "auto",
+        start_timeout_seconds: float = 10.0,
+        config: ConnectionConfig | None = None,
+    ) -> None:
+        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives."""
+        self._config = config or ConnectionConfig()
+        self._session = ZkSession(zookeeper, root)
+        self._pool = ConnectionPool(self._config, protocol)
+        try:
+            self._session.start(start_timeout_seconds)
+        except BaseException:
+            self.close()
+            raise
+        self.view = ClusterView(self._session)
+        self._offsets = ZooKeeperOffsetStore(self._session)
+        self._masters: dict[int, BrokerAddress] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session and all connections."""
+        self._pool.close()
+        self._session.close()
+
+    # --- brokers and partitions -------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of all topics that a live broker publishes, sorted."""
+        return sorted(topic for topic in self.view.topics() if self.view.topic_partitions(topic))
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """Partitions of `topic` on live brokers, ordered numerically. Raises NoPartition if there is none."""
+        found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
+        if not found:
+            raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+        return found
+
+    def masters(self) -> Mapping[int, BrokerAddress]:
+        """The live masters by broker id, as they were at the first call."""
+        if self._masters is None:
+            self._masters = {each.broker_id: each for each in self.view.brokers() if each.slave_id is None}
+        return self._masters
+
+    def endpoint(self, broker_id: int) -> Endpoint:
+        """Where the master of `broker_id` listens. Raises BrokerUnavailable."""
+        address = self.masters().get(broker_id)
+        if address is None:
+            raise BrokerUnavailable(f"broker {broker_id} is not registered in ZooKeeper: start it")
+        return Endpoint(address.host, address.port)
+
+    def connection(self, broker_id: int) -> Connection:
+        """A connection to the master of `broker_id`. Raises BrokerUnavailable."""
+        return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def committed(self, group: str, partition: TopicPartition) -> Offset | None:
+        """The group's committed offset; None if it never committed this partition."""
+        return self._offsets.load(group, partition.topic, str(partition))
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set the group's offsets, in bytes, with the message id unknown, as 1.x's tools do.
+
+        For a group without members: a consumer that owns a partition would overwrite its offset.
+        """
+        self._offsets.commit(
+            group, {(each.topic, str(each)): Offset(-1, offset) for each, offset in offsets.items()}, None
+        )
+
+    def owners(self, group: str, topic: str) -> Mapping[str, str]:
+        """Consumer id by partition name (`<broker>-<partition>`) of the partitions that are owned now."""
+        return self.view.owners(group, topic)
+
+    def members(self, group: str) -> Sequence[str]:
+        """Ids of the live consumers of `group`, sorted."""
+        return sorted(self.view.consumers(group))

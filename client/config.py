@@ -1,0 +1,160 @@
+"""Every default of the client, in one place; the unit is part of each name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
+from metaq.protocol.remoting import MAX_WAIT_MS
+
+__all__ = ["ConnectionConfig", "ConsumerConfig", "ProducerConfig", "Protocol", "Start", "check_protocol"]
+
+Protocol = Literal["auto", "text"]
+"""auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
+
+Start = Literal["earliest", "latest"]
+
+MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
+"""What fits into one batch frame: its sizes and records; the rest is room for the header."""
+
+
+def check_protocol(protocol: str) -> Protocol:
+    """Return `protocol` if it is one of ours. Raises ConfigError."""
+    if protocol == "auto":
+        return "auto"
+    if protocol == "text":
+        return "text"
+    raise ConfigError("protocol", protocol, "choose 'auto' or 'text'")
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise ConfigError(name, value, "choose a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """One TCP connection to one broker."""
+
+    connect_timeout_seconds: float = 3.0
+    """For the TCP handshake and the answer to the opening `version` together."""
+    request_timeout_seconds: float = 10.0
+    """For one request; a producer may then try again until its own deadline."""
+    heartbeat_idle_seconds: float = 10.0
+    """A connection without traffic for this long is asked for a sign of life (1.x: 10 s)."""
+    heartbeat_timeout_seconds: float = 5.0
+    max_in_flight_requests: int = 100_000
+    """More fail locally at once, as in 1.x."""
+    max_receive_bytes: int = 1 << 20
+    """Most bytes taken from the socket by one system call."""
+    reconnect_min_seconds: float = 0.05
+    reconnect_max_seconds: float = 2.0
+    """A broken connection is tried again after a pause that doubles from min to max, with jitter."""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self,
+            "connect_timeout_seconds",
+            "request_timeout_seconds",
+            "heartbeat_idle_seconds",
+            "heartbeat_timeout_seconds",
+            "max_in_flight_requests",
+            "max_receive_bytes",
+            "reconnect_min_seconds",
+            "reconnect_max_seconds",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """How messages are gathered, sent and sent again."""
+
+    linger_ms: int = 0
+    """How long an asynchronous message may wait for company while its partition is idle; 0 = not at all."""
+    max_batch_bytes: int = 1 << 20
+    """Records of one request, in bytes; a larger single message goes alone."""
+    max_batch_records: int = 10_000
+    max_buffered_bytes: int = 64 << 20
+    """Messages accepted but not yet answered; above, a send waits for room until its deadline."""
+    delivery_timeout_seconds: float = 30.0
+    """From the call to the final answer, all tries together, unless the call says otherwise."""
+    retry_min_seconds: float = 0.02
+    retry_max_seconds: float = 1.0
+    """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    session_timeout_seconds: float = 30.0
+    """Of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
+    start_timeout_seconds: float = 15.0
+    """For the first connection to ZooKeeper."""
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self,
+            "max_batch_bytes",
+            "max_batch_records",
+            "max_buffered_bytes",
+            "delivery_timeout_seconds",
+            "retry_min_seconds",
+            "retry_max_seconds",
+            "session_timeout_seconds",
+            "start_timeout_seconds",
+        )
+        if self.linger_ms < 0:
+            raise ConfigError("linger_ms", self.linger_ms, "choose 0 or more milliseconds")
+        if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
+            raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
+        if self.max_batch_records > MAX_BATCH_RECORDS:
+            raise ConfigError("max_batch_records", self.max_batch_records, f"choose at most {MAX_BATCH_RECORDS}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """How a consumer fetches, commits and shares partitions."""
+
+    fetch_max_bytes: int = 1 << 20
+    """Asked for per pull; the broker returns the first record whole, whatever its size."""
+    max_buffered_bytes: int = 4 << 20
+    """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
+    long_poll_ms: int = 15_000
+    """How long a broker may park a pull when there is nothing to return."""
+    text_idle_step_ms: int = 50
+    text_idle_max_ms: int = 500
+    """Pause after an empty `get` of the text protocol: grows by step up to max (1.x: 500 and 5,000)."""
+    error_min_seconds: float = 0.1
+    error_max_seconds: float = 5.0
+    """Pause after a failed pull, doubling from min to max, with jitter."""
+    auto_commit_seconds: float = 5.0
+    """0 = only when commit() or close() is called, or a partition is handed over."""
+    revoke_wait_seconds: float = 15.0
+    """How long a partition that another member should get waits for the next poll()."""
+    rebalance_min_seconds: float = 0.05
+    rebalance_max_seconds: float = 2.0
+    """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter."""
+    session_timeout_seconds: float = 30.0
+    """Of the ZooKeeper session: after a crash others get the partitions once it has passed."""
+    start_timeout_seconds: float = 15.0
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self,
+            "fetch_max_bytes",
+            "max_buffered_bytes",
+            "text_idle_step_ms",
+            "text_idle_max_ms",
+            "error_min_seconds",
+            "error_max_seconds",
+            "revoke_wait_seconds",
+            "rebalance_min_seconds",
+            "rebalance_max_seconds",
+            "session_timeout_seconds",
+            "start_timeout_seconds",
+        )
+        if self.auto_commit_seconds < 0:
+            raise ConfigError("auto_commit_seconds", self.auto_commit_seconds, "choose 0 (never) or more seconds")
+        if not 0 < self.long_poll_ms <= MAX_WAIT_MS:
+            raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -1,0 +1,191 @@
+"""Questions about one partition, asked on an open connection in whichever protocol it speaks: bounds, counts, offset at
+a time, and the bytes themselves. For readers without a group (Spark, `metaq consume`) and for tools.
+
+All functions block the calling thread, at most `timeout` seconds (default: the connection's request timeout), and raise
+BrokerUnavailable, RequestTimedOut, or what replies.py makes of the broker's refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from metaq.protocol.errors import OffsetOutOfRange, RemoteProtocolError, RequestRefused
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.record import HEADER, HEADER_BYTES
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PullReply,
+    PullRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Result, Value, encode_get, encode_stats
+
+from .connection import Connection, Reply
+from .replies import frame_error, is_success, text_error
+from .values import TopicPartition
+
+__all__ = ["Bounds", "messages_before", "offset_at_time", "partition_bounds", "read_bytes", "read_stats"]
+
+READER_GROUP = "Just_for_Browser"
+"""The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
+
+
+class Bounds(NamedTuple):
+    """The readable bytes [first, end) of a partition; messages is None if the broker cannot count them (Java)."""
+
+    first: int
+    end: int
+    messages: int | None
+
+
+def partition_bounds(connection: Connection, partition: TopicPartition, timeout: float | None = None) -> Bounds:
+    """What can be read now. A partition that never got a message has the bounds 0 and 0."""
+    if connection.speaks_frames:
+        counts = _counts(connection, partition, 0, timeout)
+        return Bounds(counts.min_offset, counts.max_offset, counts.total)
+    return _stats_bounds(connection, partition, timeout)
+
+
+def messages_before(
+    connection: Connection, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> int | None:
+    """How many readable messages end at or before byte `offset`; None if the broker cannot count."""
+    if not connection.speaks_frames:
+        return None
+    return _counts(connection, partition, offset, timeout).before
+
+
+def offset_at_time(
+    connection: Connection, partition: TopicPartition, time_ms: int, timeout: float | None = None
+) -> int:
+    """Where the first message begins that was stored at or after `time_ms` (ms since 1970), or the end.
+
+    Raises RequestRefused if the broker has no index by time (Java).
+    """
+    if not connection.speaks_frames:
+        raise RequestRefused(
+            Status.BAD_REQUEST, f"{connection.endpoint} has no index by time (metaq 1.x): name an offset instead"
+        )
+    request = SearchByTimeRequest(partition.topic, partition.partition, time_ms)
+    frame = _ask(connection, RequestCode.SEARCH_OFFSET_BY_TIME, request.to_ext(), partition, timeout)
+    return OffsetReply.from_ext(frame.ext).offset
+
+
+def read_bytes(
+    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
+) -> memoryview:
+    """Stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
+
+    Raises OffsetOutOfRange with the readable bounds as far as the broker tells them.
+    """
+    if connection.speaks_frames:
+        return _pull(connection, partition, offset, max_bytes, timeout)
+    return _get(connection, partition, offset, max_bytes, timeout)
+
+
+def read_stats(connection: Connection, item: str = "", timeout: float | None = None) -> list[str]:
+    """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
+    if connection.speaks_frames:
+        ext = StatsRequest(item).to_ext()
+        frame = _ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
+        text = str(frame.body, "utf-8", "replace")
+    else:
+        reply = _text_result(connection.call(lambda opaque: (encode_stats(item, opaque),), timeout), connection)
+        text = reply.text
+    return [line for line in text.splitlines() if line not in ("STATS", "END")]
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def _ask(
+    connection: Connection,
+    code: RequestCode,
+    ext: Mapping[str, str | int],
+    partition: TopicPartition,
+    timeout: float | None,
+    accepted: tuple[int, ...] = (),
+) -> Frame:
+    reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+    if not isinstance(reply, Frame):
+        raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
+    if not is_success(reply) and reply.code not in accepted:
+        raise frame_error(reply, partition, connection.endpoint)
+    return reply
+
+
+def _counts(
+    connection: Connection, partition: TopicPartition, offset: int, timeout: float | None
+) -> MessageCountsReply:
+    request = MessageCountsRequest(partition.topic, partition.partition, offset)
+    frame = _ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
+    return MessageCountsReply.from_ext(frame.ext)
+
+
+def _pull(
+    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+) -> memoryview:
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
+    accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
+    frame = _ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
+    if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+        moved = PullReply.from_ext(frame.ext)
+        raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
+    return frame.body
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _get(
+    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+) -> memoryview:
+    """A `get` cuts even its first record at the size asked for: then it is asked for more."""
+    while True:
+        data = _get_once(connection, partition, offset, max_bytes, timeout)
+        if len(data) < max_bytes or _first_is_whole(data) or max_bytes > MAX_FRAME_BYTES:
+            return data
+        max_bytes *= 2
+
+
+def _get_once(
+    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+) -> memoryview:
+    def build(opaque: int) -> tuple[bytes]:
+        return (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+
+    reply = connection.call(build, timeout)
+    if isinstance(reply, Value):
+        return reply.data
+    result = _text_result(reply, connection)
+    if result.code == Status.NOT_FOUND:
+        return memoryview(b"")
+    if result.code == Status.MOVED and result.text.isdigit():
+        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x tells the nearer bound only
+    raise text_error(result, partition, connection.endpoint)
+
+
+def _first_is_whole(data: memoryview) -> bool:
+    return len(data) >= HEADER_BYTES and HEADER.unpack_from(data)[0] <= len(data) - HEADER_BYTES
+
+
+def _text_result(reply: Reply, connection: Connection) -> Result:
+    if not isinstance(reply, Result):
+        raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
+    return reply
+
+
+def _stats_bounds(connection: Connection, partition: TopicPartition, timeout: float | None) -> Bounds:
+    """From the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
+    wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
+    for line in read_stats(connection, "offsets", timeout):
+        words = line.split(" ")
+        if words[:4] == wanted and len(words) == 7:
+            return Bounds(int(words[4]), int(words[6]), None)
+    return Bounds(0, 0, None)

@@ -1,0 +1,89 @@
+"""A message as a consumer gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER_BYTES,
+    Attributes,
+    attribute_of,
+    decode_attribute,
+    payload_start,
+)
+
+from .values import TopicPartition
+
+__all__ = ["Message"]
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One stored message. Only what every message needs is computed when it is made; the rest when it is looked at.
+
+    partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
+    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: payload, with the attribute in front if flag bit 0 is
+    set.
+    """
+
+    partition: TopicPartition
+    offset: int
+    id: int
+    flag: int
+    body: bytes
+
+    @property
+    def topic(self) -> str:
+        return self.partition.topic
+
+    @property
+    def payload(self) -> bytes:
+        """What the producer sent."""
+        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+
+    @property
+    def next_offset(self) -> int:
+        """Byte position of the record after it."""
+        return self.offset + HEADER_BYTES + len(self.body)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attribute, tag, keys and headers together: decoded once, where each of them alone decodes again."""
+        return decode_attribute(attribute_of(self.body, self.flag), self.flag)
+
+    @property
+    def attribute(self) -> str | None:
+        """The metaq 1.x attribute."""
+        return self.attributes.attribute
+
+    @property
+    def tag(self) -> str | None:
+        return self.attributes.tag
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.attributes.keys
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.attributes.headers
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """When it was stored, milliseconds since 1970; None for a message that a Java broker took (its ids are no clock)."""
+        return store_time_ms(self.id)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """`timestamp_ms` as an aware datetime in UTC."""
+        milliseconds = store_time_ms(self.id)
+        return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+    def __repr__(self) -> str:
+        payload = self.payload
+        shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
+        return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"

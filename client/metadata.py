@@ -1,0 +1,34 @@
+"""Where a topic's partitions are: the producer's picture of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from .connection import Endpoint
+from .values import TopicPartition
+
+__all__ = ["Metadata", "TopicView"]
+
+
+class TopicView(NamedTuple):
+    """A topic at one moment: its partitions ordered numerically by (broker, partition), and where each broker listens."""
+
+    partitions: tuple[TopicPartition, ...]
+    endpoints: Mapping[int, Endpoint]
+
+
+class Metadata(Protocol):
+    """What a producer needs to know. Implementations: ZooKeeperMetadata, testing.FakeCluster."""
+
+    def view(self, topic: str) -> TopicView:
+        """The topic's partitions that take messages, kept current from the first call on. Any thread.
+
+        Raises CoordinationUnavailable if it was never read and ZooKeeper does not answer.
+        """
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Have `listener(topic)` called whenever the view of a topic changed (any thread, must not block)."""
+
+    def close(self) -> None:
+        """End the session behind it. Idempotent."""

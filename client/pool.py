@@ -1,0 +1,204 @@
+"""Connections by broker, shared by everything of one client, kept alive and brought back by one housekeeping thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import random
+
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
+
+from .backoff import Backoff
+from .config import ConnectionConfig, Protocol
+from .connection import Connection, Endpoint, open_connection
+
+__all__ = ["ConnectionPool"]
+
+log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_SECONDS = 0.5
+"""How often idle connections are looked at."""
+
+Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
+
+
+@dataclass(slots=True)
+class _Link:
+    """What the pool knows about one broker. `lock` is held while one thread connects for all."""
+
+    endpoint: Endpoint
+    backoff: Backoff
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: Connection | None = None
+    cause: str = ""
+    """Why there is no connection; "" = none was tried yet, or there is one."""
+    retry_at: float = 0.0
+
+
+class ConnectionPool:
+    """Connections by endpoint. All methods may be called on any thread.
+
+    The first connection to a broker is made by the thread that needs it. One that failed or broke is brought back by
+    the housekeeping thread alone, so no caller waits for a dead broker again: until then `connection` raises at once.
+    """
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        protocol: Protocol = "auto",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[], float] = random,
+        open: Open = open_connection,  # noqa: A002
+    ) -> None:
+        self._config = config
+        self._protocol = protocol
+        self._clock = clock
+        self._random = random
+        self._open = open
+        self._links: dict[Endpoint, _Link] = {}
+        self._down: frozenset[Endpoint] = frozenset()
+        self._mutex = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._housekeeper: threading.Thread | None = None
+        self._listeners: list[Callable[[Endpoint], None]] = []
+
+    @property
+    def down(self) -> frozenset[Endpoint]:
+        """Brokers that cannot be reached now; usually empty."""
+        return self._down
+
+    def on_up(self, listener: Callable[[Endpoint], None]) -> None:
+        """Have `listener` called (housekeeping thread, must not block) whenever a broker is reachable again."""
+        self._listeners.append(listener)
+
+    def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
+        """The open connection to `endpoint`, made now if there was none, within `timeout` seconds.
+
+        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago.
+        """
+        link = self._links.get(endpoint) or self._link(endpoint)
+        connection = link.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if not link.lock.acquire(timeout=max(0.0, timeout)):
+            raise RequestTimedOut(f"no connection to {endpoint} in time: another thread is still trying")
+        try:
+            return self._connect_or_refuse(link, timeout)
+        finally:
+            link.lock.release()
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The broker is not wanted any more: close its connection and stop trying."""
+        with self._mutex:
+            link = self._links.pop(endpoint, None)
+            self._down -= {endpoint}
+        if link is not None and link.connection is not None:
+            link.connection.close()
+
+    def close(self) -> None:
+        """Close all connections and end the housekeeping thread. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            links = list(self._links.values())
+            self._links.clear()
+        self._wake.set()
+        for link in links:
+            if link.connection is not None:
+                link.connection.close()
+        if self._housekeeper is not None and self._housekeeper is not threading.current_thread():
+            self._housekeeper.join(self._config.connect_timeout_seconds)
+
+    # --- connecting -------------------------------------------------------------------------------------------------
+
+    def _link(self, endpoint: Endpoint) -> _Link:
+        with self._mutex:
+            if self._closed:
+                raise BrokerUnavailable(f"no connection to {endpoint}: this client is closed")
+            if self._housekeeper is None:
+                self._housekeeper = threading.Thread(target=self._keep_house, name="metaq-housekeeping", daemon=True)
+                self._housekeeper.start()
+            link = self._links.get(endpoint)
+            if link is None:
+                backoff = Backoff(self._config.reconnect_min_seconds, self._config.reconnect_max_seconds, self._random)
+                link = self._links[endpoint] = _Link(endpoint, backoff)
+            return link
+
+    def _connect_or_refuse(self, link: _Link, timeout: float) -> Connection:
+        connection = link.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if link.cause:
+            raise BrokerUnavailable(f"{link.cause} (trying again in the background)")
+        return self._connect(link, timeout)
+
+    def _connect(self, link: _Link, timeout: float) -> Connection:
+        try:
+            connection = self._open(link.endpoint, self._config, self._protocol, timeout)
+        except MetaqError as error:
+            self._mark_down(link, str(error))
+            raise
+        connection.on_closed = lambda _: self._broken(link)
+        with self._mutex:
+            closed = self._closed or self._links.get(link.endpoint) is not link
+            if not closed:
+                link.connection, link.cause = connection, ""
+                link.backoff.reset()
+                self._down -= {link.endpoint}
+        if closed:
+            connection.close()
+            raise BrokerUnavailable(f"no connection to {link.endpoint}: it is not wanted any more")
+        return connection
+
+    def _broken(self, link: _Link) -> None:
+        connection = link.connection
+        if connection is not None:
+            self._mark_down(link, str(connection.failure))
+
+    def _mark_down(self, link: _Link, cause: str) -> None:
+        with self._mutex:
+            if self._closed or self._links.get(link.endpoint) is not link:
+                return
+            link.cause = cause
+            link.retry_at = self._clock() + link.backoff.next()
+            self._down |= {link.endpoint}
+        log.info("%s; next try in %.2f s", cause, link.retry_at - self._clock())
+        self._wake.set()
+
+    # --- housekeeping thread ----------------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._pause())
+            self._wake.clear()
+            for link in list(self._links.values()):
+                if self._closed:
+                    return
+                self._look_after(link)
+
+    def _pause(self) -> float:
+        """Seconds until something is due."""
+        due = [link.retry_at for link in list(self._links.values()) if link.cause]
+        if not due:
+            return _HOUSEKEEPING_SECONDS
+        return min(_HOUSEKEEPING_SECONDS, max(0.001, min(due) - self._clock()))
+
+    def _look_after(self, link: _Link) -> None:
+        if not link.cause:
+            if link.connection is not None:
+                link.connection.beat()
+            return
+        if self._clock() < link.retry_at:
+            return
+        try:
+            with link.lock:
+                self._connect(link, self._config.connect_timeout_seconds)
+        except MetaqError:
+            return  # marked down again, with its cause logged
+        log.info("%s can be reached again", link.endpoint)
+        for listener in self._listeners:
+            listener(link.endpoint)

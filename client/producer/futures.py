@@ -1,0 +1,92 @@
+"""A concurrent.futures.Future without a lock of its own until somebody needs one.
+
+A plain Future makes a Condition and an RLock for every message (2 µs, and 2 µs more to set its result): a quarter of what
+an asynchronous send may cost. Most are looked at through `add_done_callback`, or after they are done.
+
+It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
+`_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
+wait, as_completed and asyncio.wrap_future against it.
+
+Why no wake-up is lost without the lock: the setter writes the state first and looks for the condition after that; who
+waits makes the condition first and looks at the state after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any, TypeVar
+
+__all__ = ["SendFuture"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_making = threading.Lock()
+
+
+class SendFuture(Future[T]):
+    """A future that is running from the start: `cancel()` is always False, the message may be on its way."""
+
+    def __init__(self) -> None:
+        self._state = RUNNING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[T]], object]] = []
+        self._made_condition: threading.Condition | None = None
+
+    @property
+    def _condition(self) -> threading.Condition:
+        if self._made_condition is None:
+            with _making:
+                if self._made_condition is None:
+                    self._made_condition = threading.Condition()
+        return self._made_condition
+
+    def done(self) -> bool:
+        return self._state == FINISHED
+
+    def set_result(self, result: T) -> None:
+        self._result = result
+        self._state = FINISHED
+        if self._made_condition is not None:
+            self._notify(failed=False)
+        if self._done_callbacks:
+            self._run_callbacks()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._exception = exception
+        self._state = FINISHED
+        if self._made_condition is not None:
+            self._notify(failed=True)
+        if self._done_callbacks:
+            self._run_callbacks()
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        self._done_callbacks.append(fn)
+        if self._state == FINISHED:
+            self._run_callbacks()
+
+    def _notify(self, failed: bool) -> None:
+        with self._condition:
+            for waiter in self._waiters:
+                if failed:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            self._condition.notify_all()
+
+    def _run_callbacks(self) -> None:
+        """Each is popped, so it runs once, whoever of the setter and the adder comes first."""
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:
+                return  # the other thread took the last one
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of a send failed")

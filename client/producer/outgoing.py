@@ -1,0 +1,183 @@
+"""Messages on their way: what one call of send(), send_async() or send_batch() handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+
+from ..connection import Connection, Waiter
+from ..values import BatchResults, SendResult, TopicPartition
+from .futures import SendFuture
+
+__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "finish_batch"]
+
+_pack = HEADER.pack
+
+
+class Outgoing(Waiter):
+    """One message. Owned by the calling thread until it is enqueued, then by whoever holds its partition's turn.
+
+    size: bytes of its record (header and body). future: None if a thread is blocked for it; that thread sets `driver`
+    to the connection it is going to drive. result/error: set once, before `done`.
+    """
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "cause",
+        "checksum",
+        "deadline",
+        "driver",
+        "error",
+        "fixed",
+        "flag",
+        "future",
+        "key",
+        "message",
+        "result",
+        "size",
+        "topic",
+    )
+
+    count = 1
+
+    def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
+        self.done = False
+        self.leads = False
+        self.mailbox = None
+        self.topic = topic
+        self.flag = flag
+        self.checksum = checksum
+        self.body = body
+        self.deadline = deadline
+        self.size = HEADER_BYTES + len(body)
+        self.attempts = 0
+        self.cause: MetaqError | None = None  # why the last try failed
+        self.key: str | bytes | None = None
+        self.fixed: TopicPartition | None = None
+        self.message: Any = None
+        self.driver: Connection | None = None
+        self.future: SendFuture[Any] | None = None
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def succeed(self, result: Any) -> None:
+        if self.done:
+            return  # its caller has given up
+        self.result = result
+        if self.future is not None:
+            self.done = True
+            self.future.set_result(result)
+        else:
+            self.finish()
+
+    def fail(self, error: Exception) -> None:
+        if self.done:
+            return
+        self.error = error
+        if self.future is not None:
+            self.done = True
+            self.future.set_exception(error)
+        else:
+            self.finish()
+
+    # --- for the two protocols --------------------------------------------------------------------------------------
+
+    def records(self) -> Iterable[tuple[int, int, Buffer]]:
+        """(flag, checksum, body) of each message that has no result yet."""
+        return ((self.flag, self.checksum, self.body),)
+
+    def succeed_native(self, first_id: int, partition: TopicPartition, offset: int) -> None:
+        """The broker stored it from `offset` on, with ids counting up from `first_id`."""
+        self.succeed(SendResult(first_id, partition, offset))
+
+    def succeed_text(self, results: list[SendResult]) -> None:
+        """All that `records` returned were put, in this order."""
+        self.succeed(results[0])
+
+    def keep(self, results: list[SendResult | None]) -> None:
+        """Some of what `records` returned were put and some (None) were not: only these are to be sent again."""
+
+
+class OutgoingBatch(Outgoing):
+    """The messages of one send_batch(), kept together in one partition."""
+
+    __slots__ = ("bodies", "checksums", "count", "flags", "put", "sizes")
+
+    def __init__(
+        self, topic: str, flags: Sequence[int], checksums: list[int], bodies: Sequence[Buffer], deadline: float
+    ) -> None:
+        super().__init__(topic, 0, 0, b"", deadline)
+        self.count = len(bodies)
+        self.flags = flags
+        self.checksums = checksums
+        self.bodies = bodies
+        self.sizes: npt.NDArray[np.int64] = np.fromiter(map(len, bodies), dtype=np.int64, count=self.count)
+        self.sizes += HEADER_BYTES
+        self.size = int(self.sizes.sum())
+        self.put: list[SendResult | None] | None = None
+
+    def records(self) -> Iterable[tuple[int, int, Buffer]]:
+        everything = zip(self.flags, self.checksums, self.bodies, strict=True)
+        if self.put is None:
+            return everything
+        return (record for record, result in zip(everything, self.put, strict=True) if result is None)
+
+    def parts(self) -> Iterable[Buffer]:
+        """Header, body, header, body, …"""
+        headers = map(_pack, map(len, self.bodies), self.checksums, repeat(0), self.flags)
+        return chain.from_iterable(zip(headers, self.bodies, strict=True))
+
+    def succeed_native(self, first_id: int, partition: TopicPartition, offset: int) -> None:
+        self.succeed(BatchResults(first_id, partition, offset, self.sizes))
+
+    def succeed_text(self, results: list[SendResult]) -> None:
+        self.keep(list(results))
+        self.succeed(self.put)
+
+    def keep(self, results: list[SendResult | None]) -> None:
+        if self.put is None:
+            self.put = results
+            return
+        fresh = iter(results)
+        self.put = [next(fresh) if result is None else result for result in self.put]
+
+
+_JOIN_BELOW_BYTES = 64 * 1024
+"""Records smaller than this on average are copied into one buffer; larger ones are sent from where they are."""
+
+
+def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
+    """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
+    sizes: list[int] = []
+    parts: list[Buffer] = []
+    for outgoing in batch:
+        if isinstance(outgoing, OutgoingBatch):
+            sizes.extend(outgoing.sizes.tolist())
+            parts.extend(outgoing.parts())
+        else:
+            body = outgoing.body
+            sizes.append(outgoing.size)
+            parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
+    table = np.array(sizes, dtype=">u4").tobytes()
+    if sum(sizes) < _JOIN_BELOW_BYTES * len(sizes):
+        return [table + b"".join(parts)]
+    return [table, *parts]
+
+
+def finish_batch(batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int) -> None:
+    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on."""
+    ids = message_ids_from(first_id, sum(outgoing.count for outgoing in batch)).tolist()
+    position = 0
+    for outgoing in batch:
+        outgoing.succeed_native(ids[position], partition, offset)
+        position += outgoing.count
+        offset += outgoing.size

@@ -1,0 +1,94 @@
+"""What the client's calls return: partitions, send results, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.message_id import message_ids_from
+
+__all__ = ["BatchResults", "Lag", "SendResult", "TopicPartition"]
+
+
+class TopicPartition(NamedTuple):
+    """One partition: `partition` counts from 0 within its topic and broker. str() is metaq's own `broker-partition`."""
+
+    topic: str
+    broker: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.broker}-{self.partition}"
+
+    @classmethod
+    def parse(cls, topic: str, text: str) -> TopicPartition:
+        """The inverse of str(): `parse("trades", "0-3")`. Raises ValueError."""
+        broker, mark, partition = text.partition("-")
+        if not (mark and broker.isdigit() and partition.isdigit()):
+            raise ValueError(f"{text!r} is not a partition: write it as <broker>-<partition>, for example 0-3")
+        return cls(topic, int(broker), int(partition))
+
+
+class SendResult(NamedTuple):
+    """An acknowledged message: its id, its partition, and the byte position of its record there."""
+
+    message_id: int
+    partition: TopicPartition
+    offset: int
+
+
+class BatchResults(Sequence[SendResult]):
+    """The results of one batch, computed when looked at: ids and offsets follow from the first and the record sizes."""
+
+    __slots__ = ("_first_id", "_ids", "_offsets", "partition")
+
+    def __init__(self, first_id: int, partition: TopicPartition, offset: int, sizes: npt.NDArray[np.int64]) -> None:
+        self.partition = partition
+        self._first_id = first_id
+        self._ids: npt.NDArray[np.int64] | None = None
+        self._offsets = np.empty(len(sizes), dtype=np.int64)
+        self._offsets[0] = offset
+        np.cumsum(sizes[:-1], out=self._offsets[1:])
+        self._offsets[1:] += offset
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def message_ids(self) -> npt.NDArray[np.int64]:
+        """All ids, as int64."""
+        if self._ids is None:
+            self._ids = message_ids_from(self._first_id, len(self))
+        return self._ids
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """All byte offsets, as int64."""
+        return self._offsets
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return SendResult(int(self.message_ids[index]), self.partition, int(self._offsets[index]))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} results, partition {self.partition}, from offset {int(self._offsets[0])}>"
+
+
+class Lag(NamedTuple):
+    """What lies between a consumer's position and the end of a partition.
+
+    messages is None if the broker cannot count them (a Java broker).
+    """
+
+    messages: int | None
+    bytes: int
