@@ -1,0 +1,79 @@
+"""What all requests of one broker share; handed to every handler."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from metaq.version import __version__
+
+from .config import BrokerConfig, TopicConfig
+from .long_poll import ParkedPulls
+from .message_ids import MessageIds
+from .metrics import Metrics
+from .partitions import Partitions
+from .store.flush import RunInThread
+from .store.store import Store
+
+__all__ = ["Broker"]
+
+T = TypeVar("T")
+
+
+class Broker:
+    """The parts of one running broker. Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        reactor: IReactorTime,
+        run_in_thread: RunInThread,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        on_topic: Callable[[str, TopicConfig], None] | None = None,
+    ) -> None:
+        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
+        self.config = config
+        self.store = store
+        self.reactor = reactor
+        self.clock = clock
+        self.version = __version__
+        self.port = config.port
+        """The port listened on; set by the server if the configured one is 0."""
+        self.connections = 0
+        self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
+        self.parked = ParkedPulls(reactor)
+        self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
+        self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
+        self._run_in_thread = run_in_thread
+
+    @property
+    def url(self) -> str:
+        """`meta://host:port`, as registered in ZooKeeper."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"meta://{host}:{self.port}"
+
+    def now_ms(self) -> int:
+        """Wall clock, Unix milliseconds."""
+        return int(self.clock() * 1000)
+
+    def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
+        """The result of a function that may wait for the disk."""
+        deferred: Deferred[T] = Deferred()
+
+        def done(result: Any) -> None:
+            if isinstance(result, BaseException):
+                deferred.errback(Failure(result))
+            else:
+                deferred.callback(result)
+
+        self._run_in_thread(function, done)
+        return deferred

@@ -1,0 +1,197 @@
+"""From a request to its answer; the only place where errors become statuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import (
+    ChecksumMismatch,
+    InvalidName,
+    LogReadOnly,
+    MetaqError,
+    OffsetOutOfRange,
+    PartitionClosed,
+    PartitionNotFound,
+    RemoteProtocolError,
+    TopicNotAccepted,
+    WrongPartition,
+)
+from metaq.protocol.frames import Frame
+from metaq.protocol.remoting import SendRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import (
+    NO_OPAQUE,
+    Get,
+    IgnoredAnswer,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TextCommand,
+    Transaction,
+    Version,
+    encode_result,
+)
+
+from .answers import Answer, Bytes, answer_frame
+from .broker import Broker
+from .handlers.get import answer_get
+from .handlers.lookup import (
+    answer_counts,
+    answer_heartbeat,
+    answer_max_offset,
+    answer_min_offset,
+    answer_search_by_time,
+)
+from .handlers.offset import answer_offset
+from .handlers.pull import Pull, Step
+from .handlers.put import PutGroup, PutOrSend, Send
+from .handlers.send_batch import answer_send_batch
+from .handlers.stats import answer_stats, answer_stats_frame
+from .handlers.transaction import answer_sync, answer_transaction, answer_transactional_put
+from .handlers.version import answer_version
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger(__name__)
+
+_TEXT: Mapping[type, Callable[[Broker, Any], Answer]] = {
+    Get: answer_get,
+    OffsetQuery: answer_offset,
+    Put: answer_transactional_put,  # those without a transaction go to a PutGroup
+    Stats: answer_stats,
+    Sync: answer_sync,
+    Transaction: answer_transaction,
+    Version: answer_version,
+    IgnoredAnswer: lambda broker, command: None,
+}
+
+_FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
+    RequestCode.SEND_BATCH: answer_send_batch,
+    RequestCode.MIN_OFFSET: answer_min_offset,
+    RequestCode.MAX_OFFSET: answer_max_offset,
+    RequestCode.SEARCH_OFFSET_BY_TIME: answer_search_by_time,
+    RequestCode.MESSAGE_COUNTS: answer_counts,
+    RequestCode.HEARTBEAT: answer_heartbeat,
+    RequestCode.STATS: answer_stats_frame,
+}
+
+_RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
+    TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
+    WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionClosed: ResponseCode.NO_PERMISSION,
+    LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    InvalidName: ResponseCode.MESSAGE_ILLEGAL,
+    RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
+    ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class Dispatcher:
+    """Answers requests of any connection. Never raises: what goes wrong becomes an answer. Reactor thread."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def put_group(self) -> PutGroup:
+        """A new group for the puts of one read."""
+        return PutGroup(self.broker, self._refuse_put)
+
+    def send(self, frame: Frame) -> Send | bytes:
+        """The put that a SEND frame asks for, or the answer if it is malformed."""
+        try:
+            request = SendRequest.from_ext(frame.ext)
+        except MetaqError as error:
+            return b"" if frame.is_one_way else self._frame_error(frame.opaque, error)
+        return Send(*request, frame.opaque, frame.body, frame.is_one_way)
+
+    def text(self, command: TextCommand) -> Answer:
+        """The answer to a text command other than a put without transaction and `quit`."""
+        try:
+            answer = _TEXT[type(command)](self.broker, command)
+        except Exception as error:
+            return self._text_error(command, error)
+        if isinstance(answer, Deferred):
+            answer.addErrback(lambda failure: self._text_error(command, failure.value))
+        return answer
+
+    def frame(self, frame: Frame) -> Answer:
+        """The answer to a frame other than SEND and PULL; a one-way frame's is the caller's to drop."""
+        handle = _FRAMES.get(frame.code)
+        if handle is None:
+            return answer_frame(
+                frame.opaque, {}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"no request has the code {frame.code}"
+            )
+        try:
+            answer = handle(self.broker, frame)
+        except Exception as error:
+            return self._frame_error(frame.opaque, error)
+        if isinstance(answer, Deferred):
+            answer.addErrback(lambda failure: self._frame_error(frame.opaque, failure.value))
+        return answer
+
+    def pull(self, frame: Frame) -> Pull | bytes:
+        """A PULL to be stepped, or the answer if it is malformed."""
+        try:
+            return Pull(self.broker, frame)
+        except MetaqError as error:
+            return self._frame_error(frame.opaque, error)
+
+    def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step:
+        """Advance a pull; whether it may wait is the caller's to decide."""
+        try:
+            answer = pull.step()
+        except Exception as error:
+            return self._frame_error(pull.opaque, error)
+        if isinstance(answer, Deferred):
+            answer.addErrback(lambda failure: self._frame_error(pull.opaque, failure.value))
+        return answer
+
+    def give_up(self, pull: Pull) -> Bytes:
+        """The answer to a pull whose wait has ended."""
+        try:
+            return pull.nothing()
+        except MetaqError as error:
+            return self._frame_error(pull.opaque, error)
+
+    def too_many_pulls(self, pull: Pull) -> bytes:
+        """The answer to a pull that would have to wait on a connection where too many do already."""
+        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, "too many pulls wait on this connection")
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def _refuse_put(self, put: PutOrSend, partition: int, error: MetaqError) -> bytes:
+        """`partition` is the chosen one if the client left the choice to the broker."""
+        if not isinstance(error, PartitionClosed):
+            self.broker.metrics.put_refused(put.topic)
+        if isinstance(put, Send):
+            return b"" if put.one_way else self._frame_error(put.opaque, error)
+        prefix = f"Put message to [broker '{self.broker.url}'] [partition '{put.topic}-{partition}'] failed."
+        return encode_result(error.status, f"{prefix}Detail:{error}", put.opaque)
+
+    def _text_error(self, command: TextCommand, error: BaseException) -> bytes:
+        opaque: int = getattr(command, "opaque", NO_OPAQUE)
+        if not isinstance(error, MetaqError):
+            return encode_result(Status.ERROR, _internal(command, error), opaque)
+        text = str(error)
+        if isinstance(error, PartitionClosed):
+            text = text[:1].upper() + text[1:]  # 1.x writes it with a capital where no prefix stands before it
+        return encode_result(error.status, text, opaque)
+
+    def _frame_error(self, opaque: int, error: BaseException) -> bytes:
+        if not isinstance(error, MetaqError):
+            return answer_frame(opaque, {}, ResponseCode.SYSTEM_ERROR, _internal(opaque, error))
+        code = _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+        return answer_frame(opaque, {}, code, str(error))
+
+
+def _internal(request: object, error: BaseException) -> str:
+    """A bug: everything to the log, its name to the client."""
+    _log.error("request %.200r failed", request, exc_info=error)
+    return f"internal error: {type(error).__name__}"

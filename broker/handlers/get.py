@@ -1,0 +1,72 @@
+"""`get`: bytes of a partition from an offset on (wire.md §4)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import OffsetOutOfRange, PartitionNotFound
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Get, encode_result, encode_value_line
+
+from ..answers import Answer, Bytes
+from ..broker import Broker
+from ..store.partition_log import PartitionLog
+
+__all__ = ["answer_get"]
+
+_LENGTH_BYTES = 4
+
+
+def answer_get(broker: Broker, get: Get) -> Answer:
+    """Data, or where to go on, or that there is none yet. Raises PartitionClosed, PartitionNotFound, StoreError."""
+    broker.metrics.get(get.topic)
+    try:
+        log = broker.partitions.for_read(get.topic, get.partition)
+    except PartitionNotFound:
+        broker.metrics.get_missed(get.topic)
+        raise
+    if get.max_size <= 0:
+        return encode_result(Status.BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}", get.opaque)
+    if not log.first_offset <= get.offset < log.visible_end:
+        return _miss(broker, log, get)
+    size = min(get.max_size, broker.config.max_transfer_size)
+    data = log.read(get.offset, size)
+    return _read_cold(broker, log, get, size) if data is None else _whole_record(broker, log, get, data)
+
+
+def _read_cold(broker: Broker, log: PartitionLog, get: Get, size: int) -> Deferred[Bytes]:
+    cold = broker.in_thread(partial(log.read_blocking, get.offset, size))
+    return cold.addCallbacks(partial(_whole_record, broker, log, get), partial(_gone, broker, log, get))
+
+
+def _whole_record(broker: Broker, log: PartitionLog, get: Get, data: bytes) -> Bytes | Deferred[Bytes]:
+    """The answer; a first record that maxTransferSize would cut for ever is given whole if the client takes it."""
+    if len(data) == broker.config.max_transfer_size < get.max_size:
+        record = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
+        if len(data) < record <= get.max_size:
+            return broker.in_thread(partial(log.read_blocking, get.offset, record)).addCallback(partial(_value, get))
+    return _value(get, data)
+
+
+def _value(get: Get, data: bytes) -> Bytes:
+    return [encode_value_line(len(data), get.opaque), data]
+
+
+def _gone(broker: Broker, log: PartitionLog, get: Get, failure: Failure) -> Bytes:
+    failure.trap(OffsetOutOfRange)  # retention was faster than the read
+    return _miss(broker, log, get)
+
+
+def _miss(broker: Broker, log: PartitionLog, get: Get) -> bytes:
+    broker.metrics.get_missed(get.topic)
+    if get.offset < log.first_offset:
+        return encode_result(Status.MOVED, str(log.first_offset), get.opaque)
+    beyond = get.offset > log.visible_end
+    if beyond and (broker.config.move_consumers_past_end or get.offset == INT64_MAX):
+        return encode_result(Status.MOVED, str(log.visible_end), get.opaque)
+    return encode_result(Status.NOT_FOUND, f"Could not find message at position {get.offset}", get.opaque)

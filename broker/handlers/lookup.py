@@ -1,0 +1,58 @@
+"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, SEARCH_OFFSET_BY_TIME, MESSAGE_COUNTS; and HEARTBEAT.
+
+A configured partition without data is one that begins and ends at 0.
+"""
+
+from __future__ import annotations
+
+from metaq.protocol.frames import Frame
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PartitionRequest,
+    SearchByTimeRequest,
+)
+
+from ..answers import answer_frame
+from ..broker import Broker
+
+__all__ = ["answer_counts", "answer_heartbeat", "answer_max_offset", "answer_min_offset", "answer_search_by_time"]
+
+
+def answer_min_offset(broker: Broker, frame: Frame) -> bytes:
+    request = PartitionRequest.from_ext(frame.ext)
+    log = broker.partitions.find(request.topic, request.partition)
+    return _offset(broker, frame, request.topic, 0 if log is None else log.first_offset)
+
+
+def answer_max_offset(broker: Broker, frame: Frame) -> bytes:
+    request = PartitionRequest.from_ext(frame.ext)
+    log = broker.partitions.find(request.topic, request.partition)
+    return _offset(broker, frame, request.topic, 0 if log is None else log.visible_end)
+
+
+def answer_search_by_time(broker: Broker, frame: Frame) -> bytes:
+    request = SearchByTimeRequest.from_ext(frame.ext)
+    log = broker.partitions.find(request.topic, request.partition)
+    return _offset(broker, frame, request.topic, 0 if log is None else log.offset_at_time(request.time_ms))
+
+
+def _offset(broker: Broker, frame: Frame, topic: str, offset: int) -> bytes:
+    broker.metrics.offset(topic)
+    return answer_frame(frame.opaque, OffsetReply(offset).to_ext())
+
+
+def answer_counts(broker: Broker, frame: Frame) -> bytes:
+    request = MessageCountsRequest.from_ext(frame.ext)
+    log = broker.partitions.find(request.topic, request.partition)
+    if log is None:
+        reply = MessageCountsReply(0, 0, 0, 0)
+    else:
+        before = log.count_before(request.offset)
+        reply = MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)
+    return answer_frame(frame.opaque, reply.to_ext())
+
+
+def answer_heartbeat(broker: Broker, frame: Frame) -> bytes:
+    return answer_frame(frame.opaque, {})

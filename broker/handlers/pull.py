@@ -1,0 +1,214 @@
+"""PULL: whole records from an offset on, filtered by tag if asked, and what to do when there are none yet.
+
+A `Pull` is advanced by `step` until it has an answer. What `step` says decides who calls it again: the session parks a
+pull that WAITs, and comes back at once, after other work, to one that must go on (AGAIN).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
+from metaq.protocol.frames import Frame
+from metaq.protocol.record import Buffer, tag_hash
+from metaq.protocol.remoting import PullReply, PullRequest, encode_runs
+from metaq.protocol.statuses import ResponseCode
+
+from ..answers import Bytes, answer_frame
+from ..broker import Broker
+from ..store.index import UnitArray
+from ..store.partition_log import PartitionLog
+
+__all__ = ["Pull", "Step"]
+
+_SCAN_BYTES = 64 << 20
+_SCAN_RECORDS = 1 << 16
+"""Index units looked at in one step of a filtered pull: less than a millisecond."""
+_MAX_RUNS = 4096
+_SPAN_BYTES = 1 << 20
+"""Runs that lie this close together are read at once."""
+
+
+class Step(Enum):
+    """Why a step gave no answer."""
+
+    WAIT = "wait"
+    """Nothing to give before the partition shows more data."""
+    AGAIN = "again"
+    """Records were looked at and did not match; there are more."""
+
+
+class _Span(NamedTuple):
+    """Bytes [start, end) of a partition."""
+
+    start: int
+    end: int
+
+
+class Pull:
+    """One PULL under way. Lives on the reactor thread."""
+
+    __slots__ = ("_broker", "_hashes", "_offset", "_request", "deadline", "key", "opaque")
+
+    def __init__(self, broker: Broker, frame: Frame) -> None:
+        """Raises RemoteProtocolError for a frame that is no PULL."""
+        request = PullRequest.from_ext(frame.ext)
+        self._broker = broker
+        self._request = request
+        self.opaque = frame.opaque
+        self._offset = request.offset  # everything before it was looked at
+        self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        self.key = request.topic, request.partition
+        self.deadline = broker.reactor.seconds() + request.wait_ms / 1000
+        broker.metrics.get(request.topic)
+
+    @property
+    def expired(self) -> bool:
+        """Whether it may not wait any longer."""
+        return self._broker.reactor.seconds() >= self.deadline
+
+    @property
+    def max_bytes(self) -> int:
+        """How much data an answer may carry; one record may be larger."""
+        return min(self._request.max_bytes, self._broker.config.max_transfer_size)
+
+    def step(self) -> Bytes | Deferred[Bytes] | Step:
+        """The answer, or why there is none yet. Raises PartitionClosed, TopicNotAccepted, WrongPartition, StoreError."""
+        log = self._broker.partitions.find(*self.key)
+        if log is None:
+            return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
+        if not log.first_offset <= self._offset <= log.visible_end:
+            return self._out_of_range(log)
+        if self._offset == log.visible_end:
+            return Step.WAIT
+        return self._step_all(log) if self._hashes is None else self._step_filtered(log)
+
+    def nothing(self) -> Bytes:
+        """The answer when the wait has ended without data; what was looked at need not be looked at again."""
+        self._broker.metrics.get_missed(self._request.topic)
+        log = self._broker.partitions.find(*self.key)
+        if log is None:
+            return self._reply(ResponseCode.PULL_NOT_FOUND, PullReply(self._offset, 0, 0, 0))
+        return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, self._offset))
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _reply(self, code: ResponseCode, reply: PullReply, body_bytes: int = 0) -> bytes:
+        ext = reply._replace(sequence=self._request.sequence).to_ext()
+        return answer_frame(self.opaque, ext, code, body=body_bytes)
+
+    @staticmethod
+    def _progress(log: PartitionLog, next_offset: int, runs: int = 0) -> PullReply:
+        behind = log.message_count - log.count_before(next_offset)
+        return PullReply(next_offset, log.first_offset, log.visible_end, behind, runs=runs)
+
+    def _moved(self, next_offset: int, first: int, end: int, behind: int) -> Bytes:
+        self._broker.metrics.get_missed(self._request.topic)
+        return self._reply(ResponseCode.PULL_OFFSET_MOVED, PullReply(next_offset, first, end, behind))
+
+    def _out_of_range(self, log: PartitionLog) -> Bytes:
+        bound = log.first_offset if self._offset < log.first_offset else log.visible_end
+        progress = self._progress(log, bound)
+        return self._moved(bound, progress.min_offset, progress.max_offset, progress.behind)
+
+    def _not_a_record(self, log: PartitionLog) -> Bytes:
+        """Where no record begins the client is sent to a place where one surely does, as 1.x clients go there."""
+        start = log.segment_start(self._offset)
+        if start == self._offset:
+            raise CorruptRecord(log.directory, start, "no record can be read there")
+        progress = self._progress(log, start)
+        return self._moved(start, progress.min_offset, progress.max_offset, progress.behind)
+
+    # --- without a filter ---------------------------------------------------------------------------------------------
+
+    def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes]:
+        units = log.units(self._offset, self.max_bytes)
+        if not len(units) or units[0]["offset"] != self._offset:
+            return self._not_a_record(log)
+        last = units[-1]
+        span = _Span(self._offset, int(last["offset"]) + int(last["size"]))
+        data = log.read(span.start, span.end - span.start)
+        if data is None:
+            cold = self._broker.in_thread(partial(log.read_blocking, span.start, span.end - span.start))
+            return cold.addCallbacks(partial(self._slice, log, span), self._gone)
+        return self._slice(log, span, data)
+
+    def _slice(self, log: PartitionLog, span: _Span, data: bytes) -> Bytes:
+        return [self._reply(ResponseCode.SUCCESS, self._progress(log, span.end), len(data)), data]
+
+    def _gone(self, failure: Failure) -> Bytes:
+        failure.trap(OffsetOutOfRange)  # retention was faster than the read
+        log = self._broker.partitions.for_read(*self.key)
+        return self._out_of_range(log)
+
+    # --- with a filter ------------------------------------------------------------------------------------------------
+
+    def _step_filtered(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Step:
+        units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
+        if not len(units) or units[0]["offset"] != self._offset:
+            return self._not_a_record(log)
+        assert self._hashes is not None
+        found = units[np.isin(units["tag"], self._hashes)]
+        if not len(found):
+            self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
+            return Step.WAIT if self._offset == log.visible_end else Step.AGAIN
+        runs, next_offset = _choose_runs(units, found, self.max_bytes)
+        parts = _read_cached(log, runs)
+        if parts is None:
+            cold = self._broker.in_thread(partial(_read_blocking, log, runs))
+            return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
+        return self._runs(log, runs, next_offset, parts)
+
+    def _runs(self, log: PartitionLog, runs: list[_Span], next_offset: int, parts: list[Buffer]) -> Bytes:
+        table = encode_runs([(run.start, run.end - run.start) for run in runs])
+        progress = self._progress(log, next_offset, runs=len(runs))
+        size = len(table) + sum(map(len, parts))
+        return [self._reply(ResponseCode.SUCCESS, progress, size) + table, *parts]
+
+
+def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[_Span], int]:
+    """Which of the found records fit (the first one always), as runs of adjacent ones, and where to go on.
+
+    units: all that were looked at, without gaps.
+    """
+    starts = found["offset"]
+    ends = starts + found["size"]
+    count = max(1, int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), max_bytes, "right")))
+    breaks = np.flatnonzero(starts[1:count] != ends[: count - 1]) + 1
+    if len(breaks) >= _MAX_RUNS:
+        count = int(breaks[_MAX_RUNS - 1])
+        breaks = breaks[: _MAX_RUNS - 1]
+    firsts = [0, *breaks.tolist()]
+    lasts = [*(breaks - 1).tolist(), count - 1]
+    runs = [_Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
+    if count < len(found):
+        return runs, int(starts[count])
+    return runs, int(units[-1]["offset"]) + int(units[-1]["size"])
+
+
+def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
+    """The bytes of the runs if all are in the page cache."""
+    start, end = runs[0].start, runs[-1].end
+    if end - start <= _SPAN_BYTES:
+        data = log.read(start, end - start)
+        if data is None:
+            return None
+        view = memoryview(data)
+        return [view[run.start - start : run.end - start] for run in runs]
+    parts: list[Buffer] = []
+    for run in runs:
+        part = log.read(run.start, run.end - run.start)
+        if part is None:
+            return None
+        parts.append(part)
+    return parts
+
+
+def _read_blocking(log: PartitionLog, runs: list[_Span]) -> list[Buffer]:
+    return [log.read_blocking(run.start, run.end - run.start) for run in runs]

@@ -1,0 +1,178 @@
+"""`put` and SEND: the puts that one read brought, appended once per partition and answered together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import ChecksumMismatch, MetaqError
+from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
+from metaq.protocol.remoting import SendReply
+from metaq.protocol.text import NO_CHECKSUM, Put
+
+from ..answers import Answer, Bytes, answer_frame
+from ..broker import Broker
+from ..partitions import ANY
+from ..store.batch import encode_puts
+from ..store.partition_log import PartitionLog
+
+__all__ = ["PutGroup", "Send"]
+
+
+class Send:
+    """A SEND frame as a put."""
+
+    __slots__ = ("body", "checksum", "flag", "one_way", "opaque", "partition", "topic", "tx_key")
+
+    def __init__(
+        self, topic: str, partition: int, flag: int, checksum: int, opaque: int, body: Buffer, one_way: bool
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.flag = flag
+        self.checksum = checksum
+        self.tx_key = None
+        self.opaque = opaque
+        self.body = body
+        self.one_way = one_way
+
+
+PutOrSend = Put | Send
+Refuse = Callable[[PutOrSend, int, MetaqError], bytes]
+"""refuse(put, partition, error) -> the answer; dispatch.py's."""
+
+
+class _Batch:
+    """A group's puts to one partition."""
+
+    __slots__ = ("base", "end", "error", "first_id", "log", "puts", "requests")
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self.requests: list[PutOrSend] = []
+        self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
+        self.first_id = self.base = self.end = 0  # set by the append
+        self.error: MetaqError | None = None
+
+    def ids(self) -> Sequence[int]:
+        """The message ids, one per put."""
+        count = len(self.puts)
+        return (self.first_id,) if count == 1 else message_ids_from(self.first_id, count).tolist()
+
+
+class PutGroup:
+    """The puts of one read, in order. Lives until they are answered.
+
+    Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
+    """
+
+    __slots__ = ("_batches", "_broker", "_last", "_last_partition", "_last_topic", "_order", "_refuse", "body_bytes")
+
+    def __init__(self, broker: Broker, refuse: Refuse) -> None:
+        self._broker = broker
+        self._refuse = refuse
+        self._batches: dict[PartitionLog, _Batch] = {}
+        self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
+        # most reads bring puts to one partition
+        self._last: _Batch | None = None
+        self._last_topic = ""
+        self._last_partition = ANY
+        self.body_bytes = 0
+
+    def add(self, put: PutOrSend) -> None:
+        """Check a put and keep it for `commit`."""
+        body = put.body
+        self.body_bytes += len(body)
+        partition = put.partition
+        try:
+            batch = self._last
+            if batch is None or partition != self._last_partition or put.topic != self._last_topic:
+                if partition == ANY:
+                    partition = self._broker.partitions.choose(put.topic)
+                batch = self._batch(put, partition)
+            found = checksum(body)
+            if found != put.checksum != NO_CHECKSUM:
+                raise ChecksumMismatch
+        except MetaqError as error:
+            self._broker.metrics.put(put.topic, 1, len(body))
+            self._order.append(self._refuse(put, partition, error))
+            return
+        batch.requests.append(put)
+        batch.puts.append((put.flag, found, body))
+        self._order.append(batch)
+
+    def _batch(self, put: PutOrSend, partition: int) -> _Batch:
+        chosen = put.partition == ANY
+        log = self._broker.partitions.for_put(put.topic, partition, chosen=chosen)
+        batch = self._batches.get(log)
+        if batch is None:
+            batch = self._batches[log] = _Batch(log)
+        if not chosen:
+            self._last, self._last_topic, self._last_partition = batch, put.topic, partition
+        return batch
+
+    def commit(self) -> Answer:
+        """Append everything, once per partition. All answers, in the order of the puts, when all may be given."""
+        now_ms = self._broker.now_ms()
+        waiting = []
+        for batch in self._batches.values():
+            if batch.puts:
+                self._append(batch, now_ms)
+                if batch.log.visible_end < batch.end and batch.error is None:
+                    waiting.append(batch)
+        if not waiting:
+            return self._answers()
+        deferred: Deferred[Bytes] = Deferred()
+        missing = set(waiting)
+
+        def settled(batch: _Batch, error: MetaqError | None) -> None:
+            batch.error = error
+            missing.discard(batch)
+            if not missing:
+                deferred.callback(self._answers())
+
+        for batch in waiting:
+            batch.log.when_visible(batch.end, partial(settled, batch))
+        return deferred
+
+    def _append(self, batch: _Batch, now_ms: int) -> None:
+        log = batch.log
+        count = len(batch.puts)
+        batch.first_id = self._broker.message_ids.next(count)
+        batch.base = log.end_offset
+        data, units = encode_puts(batch.puts, batch.base, batch.ids(), now_ms)
+        size = sum(map(len, data))
+        batch.end = batch.base + size
+        self._broker.metrics.put(log.topic, count, size - count * HEADER_BYTES)
+        try:
+            log.append(data, units)
+        except MetaqError as error:
+            batch.error = error
+
+    def _answers(self) -> bytes:
+        answers = {batch: self._batch_answers(batch) for batch in self._batches.values()}
+        if len(answers) == 1 and len(self._order) == len(self._last.puts if self._last else ()):
+            return b"".join(*answers.values())
+        return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
+
+    def _batch_answers(self, batch: _Batch) -> Iterator[bytes]:
+        if batch.error is not None:
+            for put in batch.requests:
+                yield self._refuse(put, batch.log.partition, batch.error)
+            return
+        partition = batch.log.partition
+        offset = batch.base
+        for put, message_id in zip(batch.requests, batch.ids(), strict=True):
+            if type(put) is Put:
+                text = b"%d %d %d" % (message_id, partition, offset)
+                yield b"result 200 %d %d\r\n%b" % (len(text), put.opaque, text)
+            else:
+                yield _answer_send(put, SendReply(message_id, partition, offset))
+            offset += HEADER_BYTES + len(put.body)
+
+
+def _answer_send(send: Send, reply: SendReply) -> bytes:
+    return b"" if send.one_way else answer_frame(send.opaque, reply.to_ext())

@@ -1,0 +1,216 @@
+"""A broker process: from a server.ini to a clean stop."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.logger import STDLibLogObserver, globalLogBeginner
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import MetaqError
+
+from .broker import Broker
+from .config import BrokerConfig, TopicConfig, read_config
+from .registration import Registration
+from .schedule import Schedule
+from .server import Port, SessionFactory, listen
+from .store.store import Store, TopicStoreConfig
+from .timers import ScheduledCalls, repeat
+
+__all__ = ["run"]
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.25
+_WORKER_THREADS = 20  # syncs of several partitions at the same time, and cold reads
+_LONGEST_GRACE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
+"""How long a stop waits for clients to take their last answers."""
+_DESCRIPTORS_FOR_OTHERS = 64
+
+
+def run(ini_path: str, *, grace_seconds: float | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
+
+    grace_seconds: how long to go on serving after unregistering, so that clients can move; by default the file's
+    zkSyncTimeMs, at most 5 s. A second signal ends it at once. Main thread only.
+    """
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
+    try:
+        config = read_config(ini_path)
+        from twisted.internet import reactor  # installs it: only when a broker really runs
+
+        return BrokerProcess(config, reactor, grace_seconds).run()
+    except MetaqError as error:
+        print(f"metaq broker: {error}", file=sys.stderr)
+        return 1
+
+
+class BrokerProcess:
+    """Everything of one broker, put together. `run` blocks; all else happens on the reactor thread."""
+
+    def __init__(self, config: BrokerConfig, reactor: Any, grace_seconds: float | None = None) -> None:
+        """reactor: the real one (time, descriptors, threads)."""
+        self._config = config
+        self._reactor = reactor
+        grace = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
+        self._grace_seconds = min(grace, _LONGEST_GRACE_SECONDS)
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._hurry: Deferred[None] | None = None  # cancelled by a second signal
+        self._registration: Registration | None = None
+        self._serving = False
+
+    def run(self) -> int:
+        """Serve until told to stop. Raises MetaqError if the broker cannot start."""
+        max_connections = _raise_descriptor_limit()
+        self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
+        store = Store(
+            self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread
+        )
+        store.open()
+        try:
+            self._broker = Broker(
+                self._config,
+                store,
+                reactor=self._reactor,
+                run_in_thread=self._run_in_thread,
+                on_topic=self._topic_appeared,
+            )
+            self._factory = SessionFactory(self._broker, max_connections)
+            self._port = listen(self._broker, self._factory, self._reactor)
+            self._reactor.callWhenRunning(self._start)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._signalled)
+            self._reactor.run(installSignalHandlers=False)
+        finally:
+            store.close()
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    # --- what the store asks ------------------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> TopicConfig:
+        return self._config.topic(topic) or self._config.system
+
+    def _store_config(self, topic: str) -> TopicStoreConfig:
+        config = self._topic(topic)
+        return TopicStoreConfig(
+            self._config.max_segment_size, config.unflush_threshold, config.unflush_interval_ms, config.delete_policy
+        )
+
+    def _data_path(self, topic: str) -> str:
+        return self._topic(topic).data_path
+
+    def _run_in_thread(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def finished(success: bool, result: Any) -> None:
+            self._reactor.callFromThread(done, result if success else result.value)
+
+        self._reactor.getThreadPool().callInThreadWithCallback(finished, function)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        store = self._broker.store
+        self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
+        schedules = [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
+        self._retention = ScheduledCalls(schedules, self._apply_retention, self._reactor)
+        for topic in self._config.topics.values():
+            for group, filter_class in topic.filters.items():
+                _log.warning(
+                    "topic %s: the Java filter %s of group %s is not run: consumers get all messages",
+                    topic.name,
+                    filter_class,
+                    group,
+                )
+        ensureDeferred(self._register()).addErrback(self._fail)
+
+    async def _register(self) -> None:
+        if self._config.zookeeper.enabled:
+            self._registration = Registration(self._config, self._reactor.callFromThread)
+            topics = {name: self._config.topics[name] for name in sorted(self._config.topics)}
+            topics.update(self._broker.partitions.stored_topics())
+            await self._registration.start(self._broker.port, topics)
+        if not self._stopping:
+            self._serving = True
+            print(
+                f"metaq broker {self._config.broker_id} serving {self._broker.url} "
+                f"(data {', '.join(self._broker.store.data_paths)})",
+                flush=True,
+            )
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure.value
+        self._stop()
+
+    def _topic_appeared(self, name: str, config: TopicConfig) -> None:
+        if self._registration is not None:
+            self._registration.add_topic(name, config)
+
+    def _apply_retention(self, schedule: Schedule) -> None:
+        due = partial(self._is_due, schedule)
+        for segment in self._broker.store.apply_retention(due):
+            _log.info("retention: %s-%d loses its segment at %d", segment.topic, segment.partition, segment.first_offset)
+
+    def _is_due(self, schedule: Schedule, topic: str) -> bool:
+        return self._topic(topic).delete_when == schedule
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._reactor.callFromThread(self._stop)
+
+    def _stop(self) -> None:
+        if self._stopping:
+            if self._hurry is not None:
+                self._hurry.cancel()
+            return
+        self._stopping = True
+        ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
+
+    async def _leave(self) -> None:
+        """Unregister, serve a little longer, close the port and the connections."""
+        if self._registration is not None:
+            await self._registration.unregister()
+            if self._serving:
+                await self._pause(self._grace_seconds)
+        await self._port.stopListening()
+        self._factory.close_all()
+        deadline = self._reactor.seconds() + _CLOSE_SECONDS
+        while self._broker.connections and self._reactor.seconds() < deadline:
+            await self._pause(0.02)
+        self._tick.stop()
+        self._retention.stop()
+        if self._registration is not None:
+            await self._registration.close()
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurry = deferLater(self._reactor, seconds)
+        await self._hurry.addErrback(lambda _: None)  # a second signal cancelled it
+        self._hurry = None
+
+    @staticmethod
+    def _log_failed_stop(failure: Failure) -> None:
+        _log.error("stopping did not go as it should: %s", failure.getErrorMessage())
+
+
+def _raise_descriptor_limit() -> int:
+    """Take all descriptors the system allows; return how many connections that leaves (the store takes half)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 65_536 if hard == resource.RLIM_INFINITY else max(16, hard // 2 - _DESCRIPTORS_FOR_OTHERS)

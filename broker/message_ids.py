@@ -1,0 +1,36 @@
+"""Giving out message ids that never repeat and never go back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from metaq.protocol.message_id import MAX_BROKER_ID, counter_at, counter_of, message_id
+
+__all__ = ["MessageIds"]
+
+
+class MessageIds:
+    """Ids of one broker (protocol/message_id.py). Lives on the reactor thread.
+
+    The counter follows the wall clock and never falls behind itself: when the clock steps back, or more than 4,096 ids
+    a millisecond are taken, it goes on from its last value. After a restart it begins above `floor_id`, the largest id
+    in the store.
+    """
+
+    def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:
+        """clock: seconds since 1970. floor_id: 0 if the store is empty."""
+        if not 0 <= broker_id <= MAX_BROKER_ID:
+            raise ValueError(f"broker id {broker_id} is not in 0 … {MAX_BROKER_ID}")
+        self._broker_id = broker_id
+        self._clock = clock
+        # the floor may carry another broker's id (a moved directory): its whole counter value is taken as used
+        self._next = counter_of(floor_id) + 1 if floor_id > 0 else 0
+
+    def next(self, count: int = 1) -> int:
+        """The first of `count` consecutive new ids; message_ids_from gives all of them."""
+        counter = counter_at(int(self._clock() * 1000))
+        if counter < self._next:
+            counter = self._next
+        self._next = counter + count
+        return message_id(counter, self._broker_id)

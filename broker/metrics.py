@@ -1,0 +1,143 @@
+"""The counters behind `stats` (wire.md §4), kept as 1.x keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+__all__ = ["KINDS", "Counter", "Metrics", "format_number"]
+
+KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
+"""Realtime counters, in the order they are printed. message_size counts body bytes, the others count 1 each."""
+
+RESET_SECONDS = 30 * 60
+"""Realtime counters start again after this long, as in 1.x."""
+
+
+def format_number(value: float) -> str:
+    """Java's `#.##`: at most two decimals, none that are zero."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+class Counter:
+    """How often something was counted, and the sum of the values."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.value = 0
+
+    def add(self, count: int, value: int) -> None:
+        self.count += count
+        self.value += value
+
+    def clear(self) -> None:
+        self.count = self.value = 0
+
+    def format(self, seconds: int) -> str:
+        """One line of `stats`; `seconds` since the counters were reset."""
+        per_count = format_number(self.value / self.count) if self.count else "invalid"
+        per_second = format_number(self.count / seconds) if seconds else "invalid"
+        return (
+            f"Count={self.count},Value={self.value},Value/Count={per_count},"
+            f"Count/Duration={per_second},Duration={seconds}"
+        )
+
+
+class _Realtime:
+    """One kind's counters: over all topics, and per topic."""
+
+    __slots__ = ("topics", "total")
+
+    def __init__(self) -> None:
+        self.total = Counter()
+        self.topics: dict[str, Counter] = {}
+
+    def add(self, topic: str, count: int, value: int) -> None:
+        counter = self.topics.get(topic)
+        if counter is None:
+            counter = self.topics[topic] = Counter()
+        counter.add(count, value)
+        self.total.add(count, value)
+
+    def all(self) -> Iterator[Counter]:
+        yield self.total
+        yield from self.topics.values()
+
+
+class Metrics:
+    """Counters of one broker. Lives on the reactor thread.
+
+    The totals (`cmd_…`) never go back. Realtime counters exist for topics with stat=true and start again on `reset` and
+    every RESET_SECONDS. `has_stat` must be cheap: it is asked for each batch.
+    """
+
+    def __init__(self, has_stat: Callable[[str], bool], seconds: Callable[[], float]) -> None:
+        """seconds: a monotonic clock."""
+        self.cmd_put = 0
+        self.cmd_get = 0
+        self.cmd_offset = 0
+        self.get_miss = 0
+        self.put_failed = 0
+        self._has_stat = has_stat
+        self._seconds = seconds
+        self._started = self._reset_at = seconds()
+        self._realtime: dict[str, _Realtime] = {}
+
+    @property
+    def uptime_seconds(self) -> int:
+        return int(self._seconds() - self._started)
+
+    def put(self, topic: str, count: int, body_bytes: int) -> None:
+        """Puts asked for, whether they succeed or not."""
+        self.cmd_put += count
+        if self._has_stat(topic):
+            self._count("put", topic, count, count)
+            self._count("message_size", topic, count, body_bytes)
+
+    def put_refused(self, topic: str, count: int = 1) -> None:
+        """Puts answered with 500 (a closed partition is not counted, as in 1.x)."""
+        self.put_failed += count
+        if self._has_stat(topic):
+            self._count("put_failed", topic, count, count)
+
+    def get(self, topic: str) -> None:
+        self.cmd_get += 1
+        if self._has_stat(topic):
+            self._count("get", topic, 1, 1)
+
+    def get_missed(self, topic: str) -> None:
+        """A get answered with 404 or 301."""
+        self.get_miss += 1
+        if self._has_stat(topic):
+            self._count("get_miss", topic, 1, 1)
+
+    def offset(self, topic: str) -> None:
+        self.cmd_offset += 1
+        if self._has_stat(topic):
+            self._count("offset", topic, 1, 1)
+
+    def reset(self) -> None:
+        """Start the realtime counters again; what was ever counted stays listed, with zeros."""
+        self._reset_at = self._seconds()
+        for realtime in self._realtime.values():
+            for counter in realtime.all():
+                counter.clear()
+
+    def realtime(self, kind: str, topic: str | None = None) -> str:
+        """The text of one counter, over all topics or of one."""
+        realtime = self._realtime.get(kind)
+        if realtime is None:
+            return "null"
+        counter = realtime.total if topic is None else realtime.topics.get(topic)
+        if counter is None:
+            return f"Invalid keyTwo:{topic}"
+        return counter.format(int(self._seconds() - self._reset_at))
+
+    def _count(self, kind: str, topic: str, count: int, value: int) -> None:
+        if self._seconds() - self._reset_at >= RESET_SECONDS:
+            self.reset()
+        realtime = self._realtime.get(kind)
+        if realtime is None:
+            realtime = self._realtime[kind] = _Realtime()
+        realtime.add(topic, count, value)

@@ -1,0 +1,152 @@
+"""Which partitions there are, which of them take puts and gets, and their logs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from metaq.protocol.errors import PartitionClosed, PartitionNotFound, TopicNotAccepted, WrongPartition
+from metaq.protocol.limits import check_topic
+
+from .config import BrokerConfig, TopicConfig
+from .store.partition_log import PartitionLog
+from .store.store import Store
+
+__all__ = ["ANY", "Partitions"]
+
+ANY = -1
+"""The partition number of a put that leaves the choice to the broker."""
+
+
+class Partitions:
+    """The configured topics over the store. Lives on the reactor thread.
+
+    A topic is accepted if it is configured or matched by a pattern. Closed partitions are kept in memory only
+    (storage.md §6).
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        rng: random.Random | None = None,
+        on_log: Callable[[PartitionLog], None] | None = None,
+        on_topic: Callable[[str, TopicConfig], None] | None = None,
+    ) -> None:
+        """on_log: called for each log before its first use. on_topic: called when a topic gets its first log."""
+        self._config = config
+        self._store = store
+        self._rng = rng or random.Random()
+        self._on_log = on_log
+        self._on_topic = on_topic
+        self._writable: dict[tuple[str, int], PartitionLog] = {}
+        self._topics: set[str] = set()
+        self._stat: dict[str, bool] = {}
+        self._closed: set[tuple[str, int]] = set()
+        for log in store.logs():
+            self._learn(log)
+
+    @property
+    def broker_id(self) -> int:
+        return self._config.broker_id
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicConfig:
+        """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
+        config = self._config.topic(name)
+        if config is None:
+            raise TopicNotAccepted(name)
+        if name not in self._config.topics:
+            check_topic(name)  # matched by a pattern: it becomes a directory and a znode
+        return config
+
+    def stored_topics(self) -> dict[str, TopicConfig]:
+        """Topics that have a log, sorted; those found on the disk only have [system]'s settings."""
+        return {name: self._config.topic(name) or self._config.system for name in sorted(self._topics)}
+
+    def has_stat(self, topic: str) -> bool:
+        """Whether realtime counters are kept for a topic."""
+        stat = self._stat.get(topic)
+        if stat is None:
+            config = self._config.topic(topic)
+            stat = config is not None and config.stat
+            if topic in self._topics or topic in self._config.topics:  # bounded: not for whatever a client names
+                self._stat[topic] = stat
+        return stat
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    def choose(self, topic: str) -> int:
+        """A random partition of the topic's configured count, for a put to ANY."""
+        config = self._config.topic(topic) or self._config.system
+        return self._rng.randrange(config.partitions)
+
+    def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
+        """The log to append to, made on its first use.
+
+        chosen: the broker chose the partition, so that a closed one is not refused (1.x). Raises PartitionClosed,
+        TopicNotAccepted, InvalidName, WrongPartition, StoreError.
+        """
+        log = self._writable.get((topic, partition))
+        return self._open(topic, partition, chosen) if log is None else log
+
+    def for_read(self, topic: str, partition: int) -> PartitionLog:
+        """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
+        if (topic, partition) in self._closed:
+            raise PartitionClosed(self.broker_id, partition)
+        return self._store.get(topic, partition)
+
+    def find(self, topic: str, partition: int) -> PartitionLog | None:
+        """Like for_read, but None for a configured partition that has no data yet.
+
+        Raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition.
+        """
+        try:
+            return self.for_read(topic, partition)
+        except PartitionNotFound:
+            if not 0 <= partition < self.topic(topic).partitions:
+                raise WrongPartition(partition) from None
+            return None
+
+    def check(self, topic: str, partition: int) -> None:
+        """Raise TopicNotAccepted, InvalidName or WrongPartition unless puts may name this partition."""
+        if not 0 <= partition < self.topic(topic).partitions:
+            raise WrongPartition(partition)
+
+    def _open(self, topic: str, partition: int, chosen: bool) -> PartitionLog:
+        closed = (topic, partition) in self._closed
+        if closed and not chosen:
+            raise PartitionClosed(self.broker_id, partition)
+        self.check(topic, partition)
+        log = self._store.get_or_create(topic, partition)
+        self._learn(log)
+        if not closed:
+            self._writable[topic, partition] = log
+        return log
+
+    def _learn(self, log: PartitionLog) -> None:
+        if self._on_log is not None:
+            self._on_log(log)
+        if log.topic not in self._topics:
+            self._topics.add(log.topic)
+            if self._on_topic is not None:
+                self._on_topic(log.topic, self._config.topic(log.topic) or self._config.system)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self, topic: str, start: int, end: int) -> None:
+        """Refuse puts to and gets from the partitions start … end of a configured topic, until opened or restarted.
+
+        Raises TopicNotAccepted for a topic without a section.
+        """
+        if topic not in self._config.topics:
+            raise TopicNotAccepted(topic)
+        for partition in range(start, end + 1):
+            self._closed.add((topic, partition))
+            self._writable.pop((topic, partition), None)
+
+    def open(self, topic: str) -> None:
+        """Open all closed partitions of a topic."""
+        self._closed = {each for each in self._closed if each[0] != topic}

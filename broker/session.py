@@ -1,0 +1,332 @@
+"""One connection: requests in, answers out, memory bounded. No business logic, no ports: see dispatch.py, server.py.
+
+- All requests that one read brought are served together; their answers go out in one write.
+- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames are
+  told apart by their opaque, so theirs go out when they are ready.
+- Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
+  no further request is served; what was read already waits in `_queue`, at most one read's worth.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer, ITCPTransport
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from metaq.protocol.frames import Frame
+from metaq.protocol.record import Buffer
+from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Get, Put, Quit
+
+from .answers import Answer, Bytes
+from .dispatch import Dispatcher
+from .handlers.pull import Pull, Step
+from .handlers.put import PutGroup
+
+__all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
+
+_log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 8 << 20
+"""Bytes of puts waiting for their sync, or of data being read from the disk, above which a connection is not read."""
+
+MAX_PARKED_PULLS = 1024
+"""Pulls one connection may have waiting for data."""
+
+_WRITE_BYTES = 64 << 10
+"""Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
+
+
+class _Slot:
+    """The place of an answer in the order of answers; None until it is there. `held` bytes count as pending."""
+
+    __slots__ = ("answer", "held")
+
+    def __init__(self, held: int, answer: Bytes | None = None) -> None:
+        self.answer = answer
+        self.held = held
+
+
+def _size(answer: Bytes) -> int:
+    return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
+
+
+@implementer(IPushProducer)
+class Session(Protocol):
+    """Twisted's protocol of one connection, and the producer of what is written to it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        seconds: Callable[[], float],
+        on_lost: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        """seconds: the reactor's clock, for `last_active`."""
+        self.last_active = seconds()
+        self._dispatcher = dispatcher
+        self._broker = dispatcher.broker
+        self._seconds = seconds
+        self._on_lost = on_lost
+        self._reader = RequestReader()
+        self._queue: deque[Request | Pull] = deque()
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
+        self._pending = 0  # answers that will come later, without parked pulls
+        self._pending_bytes = 0
+        self._parked: set[Pull] = set()
+        self._full = False  # the transport wants no more data
+        self._reading = True
+        self._closing = False  # no more requests are taken
+        self._closed = False  # and the transport was told
+        self._lost = False
+
+    # --- Twisted's calls ----------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:  # noqa: N802
+        transport = cast(ITCPTransport, self.transport)
+        transport.registerProducer(self, True)
+        transport.setTcpNoDelay(True)
+        transport.setTcpKeepAlive(True)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        self.last_active = self._seconds()
+        if self._closing:
+            return
+        requests = self._reader.receive(data)
+        if self._queue:
+            self._queue.extend(requests)
+        else:
+            self._serve(requests)
+        self._finish_turn()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        self._lost = self._closing = True
+        self._queue.clear()
+        for pull in self._parked:
+            self._broker.parked.drop(pull)
+        self._parked.clear()
+        self._on_lost(self)
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        """The transport has buffered enough."""
+        self._full = True
+        self._update_reading()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """The transport has sent everything."""
+        self._full = False
+        self.last_active = self._seconds()
+        self._resume()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        """The connection is gone; connectionLost follows."""
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _blocked(self) -> bool:
+        return self._full or self._pending_bytes > MAX_PENDING_BYTES
+
+    def _serve(self, requests: Iterable[Request | Pull]) -> None:
+        """Serve requests in order; what may not be served now goes to `_queue`."""
+        group: PutGroup | None = None
+        requests = iter(requests)
+        for request in requests:
+            kind = type(request)
+            if kind is Put and request.tx_key is None:  # type: ignore[union-attr]
+                if group is None:
+                    group = self._dispatcher.put_group()
+                group.add(cast(Put, request))
+                continue
+            if kind is Frame and cast(Frame, request).code == RequestCode.SEND:
+                send = self._dispatcher.send(cast(Frame, request))
+                if isinstance(send, bytes):
+                    self._write(send)
+                    continue
+                if group is None:
+                    group = self._dispatcher.put_group()
+                group.add(send)
+                continue
+            if group is not None:  # what follows must see the puts
+                self._commit(group)
+                group = None
+            if self._out_bytes >= _WRITE_BYTES:
+                self._flush()
+            if self._blocked:
+                self._queue.append(request)
+                self._queue.extend(requests)
+                return
+            if kind is Quit:
+                self._close()
+                return
+            self._serve_one(request)
+        if group is not None:
+            self._commit(group)
+
+    def _serve_one(self, request: Request | Pull) -> None:
+        if isinstance(request, Pull):
+            self._serve_pull(request)
+        elif not isinstance(request, Frame):
+            cost = request.max_size if isinstance(request, Get) else 0
+            self._answer(self._dispatcher.text(request), cost)
+        elif request.code == RequestCode.PULL:
+            pull = self._dispatcher.pull(request)
+            if isinstance(pull, Pull):
+                self._serve_pull(pull)
+            else:
+                self._write(pull)
+        else:
+            answer = self._dispatcher.frame(request)
+            if request.is_one_way:
+                answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
+            self._answer(answer, len(request.body), ordered=False)
+
+    def _commit(self, group: PutGroup) -> None:
+        self._answer(group.commit(), group.body_bytes)
+
+    def _serve_pull(self, pull: Pull) -> None:
+        answer = self._dispatcher.step(pull)
+        if not isinstance(answer, Step):
+            self._answer(answer, pull.max_bytes, ordered=False)
+        elif pull.expired:
+            self._write(self._dispatcher.give_up(pull))
+        elif len(self._parked) >= MAX_PARKED_PULLS:
+            self._write(self._dispatcher.too_many_pulls(pull))
+        else:
+            self._parked.add(pull)
+            if answer is Step.AGAIN:
+                self._broker.reactor.callLater(0, self._come_back, pull)
+            else:
+                self._broker.parked.park(pull, lambda: self._come_back(pull))
+
+    def _come_back(self, pull: Pull) -> None:
+        """A pull was woken or its deadline has come."""
+        self._parked.discard(pull)
+        if self._closing:
+            return
+        if self._queue or self._blocked:
+            self._queue.append(pull)
+            return
+        self._serve_pull(pull)
+        self._finish_turn()
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer, cost: int, *, ordered: bool = True) -> None:
+        """cost: bytes held while the answer is not there yet."""
+        if isinstance(answer, Deferred):
+            slot = _Slot(cost)
+            if ordered:
+                self._ordered.append(slot)
+            self._pending += 1
+            self._pending_bytes += cost
+            answer.addCallback(self._settled, slot, ordered)
+        elif answer is not None:
+            if ordered and self._ordered:
+                slot = _Slot(_size(answer), answer)
+                self._ordered.append(slot)
+                self._pending_bytes += slot.held
+            else:
+                self._write(answer)
+
+    def _settled(self, answer: Bytes, slot: _Slot, ordered: bool) -> None:
+        self._pending -= 1
+        self._pending_bytes -= slot.held
+        if self._lost:
+            return
+        if not ordered:
+            self._write(answer)
+        else:
+            slot.answer, slot.held = answer, _size(answer)
+            self._pending_bytes += slot.held
+            self._write_ordered()
+        self._resume()
+
+    def _write_ordered(self) -> None:
+        ordered = self._ordered
+        while ordered and (answer := ordered[0].answer) is not None:
+            self._pending_bytes -= ordered.popleft().held
+            self._write(answer)
+
+    def _write(self, answer: Bytes) -> None:
+        if isinstance(answer, list):
+            self._out += answer
+        else:
+            self._out.append(answer)
+        self._out_bytes += _size(answer)
+
+    def _flush(self) -> None:
+        out, size = self._out, self._out_bytes
+        if not size or self._lost:
+            return
+        transport = cast(ITCPTransport, self.transport)
+        self._out, self._out_bytes = [], 0
+        if size < _WRITE_BYTES:
+            transport.write(out[0] if len(out) == 1 else b"".join(out))  # type: ignore[arg-type]
+        else:
+            transport.writeSequence(out)  # type: ignore[arg-type]
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Something changed that may have blocked: serve what was put off."""
+        self._flush()
+        while self._queue and not self._blocked and not self._closing:
+            waiting, self._queue = self._queue, deque()
+            self._serve(waiting)
+            self._flush()
+        self._finish_turn()
+
+    def _finish_turn(self) -> None:
+        self._flush()
+        if self._reader.failure is not None and not self._queue:
+            if not self._closing:
+                _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
+            self._close()
+        elif self._closing:
+            self._close()
+        else:
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        reading = not (self._blocked or self._queue)
+        if reading != self._reading and not self._closing:
+            self._reading = reading
+            transport = cast(ITCPTransport, self.transport)
+            if reading:
+                transport.resumeProducing()  # type: ignore[attr-defined]
+            else:
+                transport.pauseProducing()  # type: ignore[attr-defined]
+
+    def _close(self) -> None:
+        """Take no more requests; close when all answers that are due have been written."""
+        self._closing = True
+        self._queue.clear()
+        if not self._pending and not self._lost and not self._closed:
+            self._closed = True
+            self._flush()
+            transport = cast(ITCPTransport, self.transport)
+            transport.unregisterProducer()  # a paused producer would keep the transport open
+            transport.loseConnection()
+
+    def close(self) -> None:
+        """Take no more requests; close when the answers that are due have been written."""
+        self._close()
+
+    def _peer(self) -> str:
+        peer = cast(ITCPTransport, self.transport).getPeer()
+        return f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', '?')}"
+
+    def abort(self, why: str) -> None:
+        """Close at once, whatever is unsent."""
+        _log.info("connection from %s closed: %s", self._peer(), why)
+        cast(ITCPTransport, self.transport).abortConnection()
