@@ -73,6 +73,16 @@ class Cluster:
             raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
         return found
 
+    def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
+        """`only`, or all of `topic` if that is empty. Raises NoPartition naming those that there are."""
+        there = self.partitions(topic)
+        for partition in only:
+            if partition not in there:
+                raise NoPartition(
+                    f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
+                )
+        return list(only) or there
+
     def masters(self) -> Mapping[int, BrokerAddress]:
         """The live masters by broker id, as they were at the first call."""
         if self._masters is None:

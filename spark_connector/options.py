@@ -7,10 +7,10 @@ option, the value and the choices; so does an option that does not exist.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
@@ -142,8 +142,10 @@ class _Values:
 
 def _topics(values: _Values) -> tuple[str, ...]:
     text = values.required("subscribe", "give a topic, or several separated by commas")
-    topics = tuple(_name("subscribe", topic.strip(), check_topic) for topic in text.split(","))
-    return tuple(dict.fromkeys(topics))
+    topics = dict.fromkeys(topic.strip() for topic in text.split(","))
+    for topic in topics:
+        _name("subscribe", topic, check_topic, text)
+    return tuple(topics)
 
 
 def _group(values: _Values) -> str | None:
@@ -151,12 +153,12 @@ def _group(values: _Values) -> str | None:
     return _name("group", group, check_group) if group else None
 
 
-def _name(option: str, value: str, check: Any) -> str:
+def _name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
+    """`name` if `check` accepts it; `value` is the option's whole value, if that is more than the name."""
     try:
-        name: str = check(value)
+        return check(name)
     except InvalidName as error:
-        raise ConfigError(option, value, str(error)) from error
-    return name
+        raise ConfigError(option, value or name, str(error)) from error
 
 
 def _bounds(values: _Values, option: str, default: str, words: tuple[str, ...], never: int) -> Bounds:

@@ -6,14 +6,16 @@ checksums, payloads, ids and times are one call each per block. Rows with attrib
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import CorruptRecord, RemoteProtocolError
+from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import EPOCH_MS
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
@@ -23,7 +25,6 @@ from metaq.protocol.record import (
     checksums_match,
     decode_attribute,
     headers_at,
-    iter_headers,
     payload_start,
 )
 
@@ -31,6 +32,7 @@ from .schema import ARROW_SCHEMA
 
 __all__ = ["RecordBlock"]
 
+_LENGTH = Struct(">i")  # the first field of a record
 _MILLIS_SHIFT = 22  # message_id.py: the bits behind the milliseconds
 _NO_ATTRIBUTES = Attributes()
 
@@ -59,10 +61,19 @@ class RecordBlock:
         return self._offset + (int(self._ends[-1]) if len(self) else 0)
 
     def _find_starts(self, limit: int) -> npt.NDArray[np.int64]:
-        try:
-            starts = [header.start for header in iter_headers(self._data) if header.start < limit]
-        except RemoteProtocolError as error:
-            raise self._corrupt(0, str(error)) from error
+        """Where complete records begin, as positions below `limit`; the only loop over records."""
+        length_at, data, size = _LENGTH.unpack_from, self._data, len(self._data)
+        starts: list[int] = []
+        position = 0
+        while position < limit and position + HEADER_BYTES <= size:
+            (length,) = length_at(data, position)
+            if length < 0:
+                raise self._corrupt(position, f"it claims {length} bytes")
+            following = position + HEADER_BYTES + length
+            if following > size:
+                break
+            starts.append(position)
+            position = following
         return np.array(starts, dtype=np.int64)
 
     def _check(self) -> None:
@@ -85,7 +96,7 @@ class RecordBlock:
         attributes, payloads = self._split_bodies()
         ids = self._headers["id"].astype(np.int64)
         columns = [
-            pa.array(map(_key, attributes), pa.binary(), size=count),
+            _column("key", attributes, _key, count),
             self._gather(payloads),
             pa.array([self._source.topic], pa.string()).take(pa.array(np.zeros(count, np.int32))),
             pa.array(np.full(count, self._source.partition, np.int32)),
@@ -93,17 +104,18 @@ class RecordBlock:
             pa.array(self._starts + self._offset),
             pa.array(ids),
             _timestamps(ids),
-            pa.array([each.tag for each in attributes], pa.string(), size=count),
-            pa.array([each.attribute for each in attributes], pa.string(), size=count),
+            _column("tag", attributes, attrgetter("tag"), count),
+            _column("attribute", attributes, attrgetter("attribute"), count),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
     def _split_bodies(self) -> tuple[list[Attributes], npt.NDArray[np.int64]]:
-        """What stands in front of each payload, and where the payloads begin."""
+        """What stands in front of each payload ([] if nothing does, anywhere), and where the payloads begin."""
         payloads = self._starts + HEADER_BYTES
-        attributes = [_NO_ATTRIBUTES] * len(self)
+        marked = np.flatnonzero(self._headers["flag"] & ATTRIBUTE_FLAG).tolist()
+        attributes = [_NO_ATTRIBUTES] * len(self) if marked else []
         known: dict[tuple[bytes | None, int], Attributes] = {}
-        for index in np.flatnonzero(self._headers["flag"] & ATTRIBUTE_FLAG).tolist():
+        for index in marked:
             flag = int(self._headers["flag"][index])
             body = self._data[int(payloads[index]) : int(self._ends[index])]
             raw = attribute_of(body, flag)
@@ -121,6 +133,11 @@ class RecordBlock:
         np.cumsum(self._ends - payloads, out=offsets[1:])
         values = pa.py_buffer(b"".join(slices))
         return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), values])
+
+
+def _column(name: str, attributes: list[Attributes], value: Callable[[Attributes], Any], count: int) -> pa.Array:
+    kind = ARROW_SCHEMA.field(name).type
+    return pa.array(map(value, attributes), kind, size=count) if attributes else pa.nulls(count, kind)
 
 
 def _key(attributes: Attributes) -> bytes | None:

@@ -1,15 +1,15 @@
 """The columns of a topic, for Spark and for Arrow.
 
-    key        binary     the message's keys, separated by blanks; null without a key
-    value      binary     the payload
-    topic      string
-    partition  int        number within its broker
-    broker     int        id of the broker
-    offset     long       byte offset in the partition
-    id         long       message id
-    timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
-    tag        string     null without a tag
-    attribute  string     the attribute of metaq 1.x; null without one
+key        binary     the message's keys, separated by blanks; null without a key
+value      binary     the payload
+topic      string
+partition  int        number within its broker
+broker     int        id of the broker
+offset     long       byte offset in the partition
+id         long       message id
+timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
+tag        string     null without a tag
+attribute  string     the attribute of metaq 1.x; null without one
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from metaq.protocol.errors import ConfigError
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
 from pyspark.sql.types import StructType
-
-from metaq.protocol.errors import ConfigError
 
 from .options import ReadOptions, WriteOptions
 from .reader import MetaqReader
@@ -33,7 +32,9 @@ class MetaqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if schema != SPARK_SCHEMA:
-            raise ConfigError("schema", schema.simpleString(), f"is fixed: leave it out ({SPARK_SCHEMA.simpleString()})")
+            raise ConfigError(
+                "schema", schema.simpleString(), f"is fixed: leave it out ({SPARK_SCHEMA.simpleString()})"
+            )
         return MetaqReader(ReadOptions.parse(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from metaq.client.batches import split_batches
+from metaq.client.producer import Producer
+from metaq.protocol.errors import ClientError, ConfigError
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
-
-from metaq import Producer
-from metaq.protocol.errors import ClientError, ConfigError
 
 from .options import WriteOptions
 
@@ -93,12 +93,12 @@ def _send(producer: Producer, topic: str, batch: pa.RecordBatch, batch_messages:
         raise ClientError("column value is null in a row: a message needs a payload, filter such rows out")
     keys, tags = _texts_of(batch, "key"), _texts_of(batch, "tag")
     if keys is None and tags is None:
-        for first in range(0, len(values), batch_messages):
-            producer.send_batch(topic, values.slice(first, batch_messages).to_pylist())
+        for payloads in split_batches(values.to_pylist(), batch_messages):
+            producer.send_batch(topic, payloads)
         return
     nothing: Sequence[str | None] = [None] * len(values)
     futures: list[Future[Any]] = [
-        producer.send_async(topic, value, key=key, tag=tag)
+        producer.send_async(topic, value, key=key, keys=key.split() if key else (), tag=tag)
         for value, key, tag in zip(values.to_pylist(), keys or nothing, tags or nothing, strict=True)
     ]
     for future in futures:

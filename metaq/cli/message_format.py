@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from collections.abc import Callable
 
-__all__ = ["FORMAT_HELP", "MessageLike", "compile_format", "message_fields", "printable_time"]
+from metaq.client.message import Message
 
-
-class PartitionLike(Protocol):
-    """Broker id and number of a partition, whose str() is `<brokerId>-<partition>`."""
-
-    @property
-    def broker_id(self) -> int: ...
-    @property
-    def partition(self) -> int: ...
-
-
-class MessageLike(Protocol):
-    """What of a metaq.Message a format can show."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> Any: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def id(self) -> int: ...
-    @property
-    def payload(self) -> bytes: ...
-    @property
-    def attribute(self) -> str | None: ...
-    @property
-    def tag(self) -> str | None: ...
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def timestamp(self) -> int | None: ...
+__all__ = ["FORMAT_HELP", "compile_format", "message_fields"]
 
 
 def _utf8(text: object) -> bytes:
     return str(text).encode("utf-8", "surrogateescape")
 
 
-_FIELDS: dict[str, tuple[str, Callable[[MessageLike], bytes]]] = {
-    "s": ("payload", lambda m: bytes(m.payload)),
+_FIELDS: dict[str, tuple[str, Callable[[Message], bytes]]] = {
+    "s": ("payload", lambda m: m.payload),
     "S": ("payload size in bytes", lambda m: b"%d" % len(m.payload)),
     "t": ("topic", lambda m: _utf8(m.topic)),
-    "p": ("partition, as BROKER-PARTITION", lambda m: _utf8(partition_name(m))),
-    "b": ("broker id", lambda m: b"%d" % m.partition.broker_id),
+    "p": ("partition, as BROKER-PARTITION", lambda m: _utf8(m.partition)),
+    "b": ("broker id", lambda m: b"%d" % m.partition.broker),
     "o": ("byte offset", lambda m: b"%d" % m.offset),
     "i": ("message id", lambda m: b"%d" % m.id),
     "k": ("key (several: separated by blanks)", lambda m: _utf8(" ".join(m.keys))),
@@ -62,7 +28,7 @@ _FIELDS: dict[str, tuple[str, Callable[[MessageLike], bytes]]] = {
     "a": ("attribute of metaq 1.x", lambda m: _utf8(m.attribute or "")),
     "T": (
         "store time in ms since 1970, -1 if not known",
-        lambda m: b"%d" % (-1 if m.timestamp is None else m.timestamp),
+        lambda m: b"%d" % (-1 if m.timestamp_ms is None else m.timestamp_ms),
     ),
     "h": ("headers, as name=value,name=value", lambda m: _utf8(",".join(f"{n}={v}" for n, v in m.headers.items()))),
     "%": ("a percent sign", lambda m: b"%"),
@@ -74,12 +40,12 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PIECE = re.compile(r"%(?P<field>.?)|\\(?P<escape>x[0-9A-Fa-f]{2}|.?)", re.DOTALL)
 
 
-def compile_format(text: str) -> Callable[[MessageLike], bytes]:
+def compile_format(text: str) -> Callable[[Message], bytes]:
     """Return a function that writes a message as the format `text` says.
 
     Raises ValueError naming an unknown %letter or \\escape and the choices.
     """
-    pieces: list[bytes | Callable[[MessageLike], bytes]] = []
+    pieces: list[bytes | Callable[[Message], bytes]] = []
     position = 0
     for match in _PIECE.finditer(text):
         pieces.append(_utf8(text[position : match.start()]))
@@ -90,7 +56,7 @@ def compile_format(text: str) -> Callable[[MessageLike], bytes]:
     return lambda message: b"".join(part if isinstance(part, bytes) else part(message) for part in parts)
 
 
-def _field(letter: str) -> Callable[[MessageLike], bytes]:
+def _field(letter: str) -> Callable[[Message], bytes]:
     if letter not in _FIELDS:
         raise ValueError(f"'%{letter}' is no field: choose {' '.join('%' + name for name in _FIELDS)}")
     return _FIELDS[letter][1]
@@ -104,34 +70,22 @@ def _escape(name: str) -> bytes:
     return _ESCAPES[name]
 
 
-def partition_name(message: MessageLike) -> str:
-    """`<brokerId>-<partition>`, as ZooKeeper and 1.x write a partition."""
-    return f"{message.partition.broker_id}-{message.partition.partition}"
-
-
-def message_fields(message: MessageLike) -> dict[str, object]:
+def message_fields(message: Message) -> dict[str, object]:
     """The message as one JSON object; a payload that is no UTF-8 is given as `payload_hex` instead of `payload`."""
-    payload = bytes(message.payload)
+    payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}
     except UnicodeDecodeError:
         content = {"payload_hex": payload.hex()}
     return {
         "topic": message.topic,
-        "partition": partition_name(message),
+        "partition": str(message.partition),
         "offset": message.offset,
         "id": message.id,
-        "timestamp": message.timestamp,
+        "timestamp": message.timestamp_ms,
         "tag": message.tag,
         "attribute": message.attribute,
         "keys": list(message.keys),
         "headers": dict(message.headers),
         **content,
     }
-
-
-def printable_time(time_ms: int | None) -> str:
-    """`time_ms` (ms since 1970) in ISO 8601, UTC, or `-`."""
-    if time_ms is None:
-        return "-"
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -14,6 +14,7 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from metaq import Producer
+from metaq.client.batches import split_batches
 from metaq.protocol.errors import ClientError, MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
@@ -99,8 +100,7 @@ def _send_lines(
 ) -> None:
     try:
         for chunk in chunks:
-            for first in range(0, len(chunk.lines), group):
-                lines = chunk.lines[first : first + group]
+            for lines in split_batches(chunk.lines, group):
                 progressed.payload_bytes += send(lines)
                 progressed.messages += len(lines)
             progressed.read_bytes += chunk.read_bytes
@@ -135,7 +135,7 @@ def _batch_sender(producer: Producer, topic: str, tag: str | None) -> Sender:
 def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> Sender:
     def send(lines: list[bytes]) -> int:
         pairs = [_split_key(line, separator) for line in lines]
-        futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]
+        futures = [producer.send_async(topic, payload, key=key, keys=key.split(), tag=tag) for key, payload in pairs]
         for future in futures:
             future.result()
         return sum(len(payload) for _, payload in pairs)

@@ -89,15 +89,27 @@ def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
 
 def _first_deliveries(rows: History) -> History:
     """The first row of each record (partition and offset), still in order of time."""
-    records = rows[["broker", "partition", "offset"]]
-    _, first = np.unique(records, return_index=True)
+    order = _by_record(rows)
+    ordered = rows[order]
+    repeated = (
+        (ordered["offset"][1:] == ordered["offset"][:-1])
+        & (ordered["partition"][1:] == ordered["partition"][:-1])
+        & (ordered["broker"][1:] == ordered["broker"][:-1])
+    )
+    first = np.concatenate([order[:1], order[1:][~repeated]])
     return rows[np.sort(first)]
+
+
+def _by_record(rows: History) -> npt.NDArray[np.intp]:
+    """The order of `rows` by partition and offset; equal ones stay in order of time."""
+    return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 
 
 def _out_of_order(first: History) -> int:
     """Records of `first` (in order of time) that come after a later record of their partition."""
     late = 0
-    for place in np.unique(first[["broker", "partition"]]):
-        mine = first[(first["broker"] == place["broker"]) & (first["partition"] == place["partition"])]
-        late += int(np.count_nonzero(mine["offset"] < np.maximum.accumulate(mine["offset"])))
+    places = first["broker"].astype(np.int64) << 32 | first["partition"]
+    for place in np.unique(places):
+        offsets = first["offset"][places == place]
+        late += int(np.count_nonzero(offsets < np.maximum.accumulate(offsets)))
     return late

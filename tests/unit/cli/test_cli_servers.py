@@ -4,11 +4,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from metaq.protocol.errors import ConfigError, DirectoryInUse
 
 from metaq.cli.local_cluster import ClusterPlan, server_ini
 from metaq.cli.options import TopicSpec
 from metaq.cli.servers import locked_directory, ready_port, ready_ports
-from metaq.protocol.errors import ConfigError, DirectoryInUse
 
 
 @pytest.fixture
@@ -42,18 +42,18 @@ def test_port_0_gives_different_free_ports():
 
 def test_directory_in_use_is_refused(tmp_path):
     with locked_directory("--data-dir", tmp_path / "data"):
+        second = locked_directory("--data-dir", tmp_path / "data")
         with pytest.raises(DirectoryInUse, match=r"--data-dir=.*choose another directory"):
-            with locked_directory("--data-dir", tmp_path / "data"):
-                pytest.fail("held twice")
+            second.__enter__()
     with locked_directory("--data-dir", tmp_path / "data"):
         pass  # free again
 
 
 def test_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
+    below_a_file = locked_directory("--data-dir", tmp_path / "file" / "data")
     with pytest.raises(ConfigError, match=r"--data-dir=.*cannot be written"):
-        with locked_directory("--data-dir", tmp_path / "file" / "data"):
-            pytest.fail("made below a file")
+        below_a_file.__enter__()
 
 
 def plan(**changes):

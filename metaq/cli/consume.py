@@ -1,0 +1,193 @@
+"""`metaq consume`: messages of a topic on stdout, like kcat."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+import click
+import simplejson
+
+from metaq import Consumer
+from metaq.client.cluster import Cluster
+from metaq.client.message import Message
+from metaq.protocol.errors import RequestTimedOut
+
+from .direct_read import read_topic
+from .message_format import FORMAT_HELP, compile_format, message_fields
+from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, Position, zk_option
+from .servers import stop_signal
+
+__all__ = ["consume"]
+
+POLL_SECONDS = 0.5
+"""Longest wait for messages before Ctrl-C and the timeout are looked at."""
+POLL_MESSAGES = 1000
+
+Writer = Callable[[Message], bytes]
+
+
+class _Format(click.ParamType):
+    name = "FORMAT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Writer:
+        if callable(value):
+            return value
+        try:
+            return compile_format(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command(epilog=f"Fields of --format: {FORMAT_HELP}")
+@zk_option
+@click.option("--topic", "-t", type=TOPIC, required=True, help="Topic to read.")
+@click.option("--group", "-g", type=GROUP, help="Join this consumer group and commit its offsets.")
+@click.option(
+    "--from",
+    "start",
+    type=POSITION,
+    default="earliest",
+    show_default=True,
+    help="Where to begin; with --group only where the group has no offset (earliest or latest).",
+)
+@click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
+@click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--timeout", type=SECONDS, help="Stop when nothing came for this long; fails if --count was not reached.")
+@click.option("--follow", "-f", is_flag=True, help="Without --group: go on after the end, until --count or --timeout.")
+@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeat for more.")
+@click.option(
+    "--format", "write", type=_Format(), default="%s\\n", show_default=True, help="How to print a message, as in kcat."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each message as one line of JSON.")
+def consume(
+    zk: str,
+    topic: str,
+    group: str | None,
+    start: Position,
+    only: tuple[PartitionName, ...],
+    count: int | None,
+    timeout: float | None,
+    follow: bool,
+    tags: tuple[str, ...],
+    write: Writer,
+    as_json: bool,
+) -> None:
+    """Print messages of a topic.
+
+    Without --group: all partitions from --from to the end, nothing is written to ZooKeeper. With --group: as a member
+    of that consumer group, until --count, --timeout or Ctrl-C.
+
+    \b
+    Example
+      metaq consume --topic trades --format '%p %o %s\\n'
+      metaq consume --topic trades --group audit --count 10 --timeout 30 --json
+    """
+    output = Output(_json_line if as_json else write, count)
+    timer = IdleTimer(timeout)
+    if group is None:
+        _consume_directly(zk, topic, start, only, follow, tags, output, timer)
+    else:
+        _check_group_options(start, only, follow)
+        _consume_in_group(zk, topic, group, start, tags, output, timer)
+    if timer.expired and output.left:
+        raise RequestTimedOut(
+            f"only {output.printed:,} of --count={count} messages came before --timeout={timeout:g} s"
+        )
+
+
+def _consume_directly(
+    zk: str,
+    topic: str,
+    start: Position,
+    only: tuple[PartitionName, ...],
+    follow: bool,
+    tags: tuple[str, ...],
+    output: Output,
+    timer: IdleTimer,
+) -> None:
+    def may_wait() -> bool:
+        output.flush()
+        return timer.may_wait()
+
+    with Cluster(zk) as cluster:
+        for message in read_topic(cluster, topic, start, only, follow, may_wait):
+            if tags and message.tag not in tags:
+                continue
+            output.put(message)
+            timer.message_came()
+            if output.left == 0:
+                break
+    output.flush()
+
+
+def _consume_in_group(
+    zk: str, topic: str, group: str, start: Position, tags: tuple[str, ...], output: Output, timer: IdleTimer
+) -> None:
+    beginning: Literal["earliest", "latest"] = "latest" if start.kind == "latest" else "earliest"
+    with (
+        stop_signal() as stop,
+        Consumer(zk, group=group, topics=[topic], start=beginning, tags=tags or None) as consumer,
+    ):
+        while not stop.is_set() and output.left != 0 and timer.may_wait():
+            limit = POLL_MESSAGES if output.left is None else min(POLL_MESSAGES, output.left)
+            messages = consumer.poll(max_messages=limit, timeout=POLL_SECONDS)
+            for message in messages:
+                output.put(message)
+            if messages:
+                output.flush()  # printed before it can be committed
+                timer.message_came()
+
+
+def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
+    if start.kind in ("offset", "time"):
+        raise click.BadParameter(
+            "a group begins at earliest or latest; to move its offsets: metaq groups seek", param_hint="--from"
+        )
+    if only:
+        raise click.BadParameter("the group decides who reads which partition: leave it out", param_hint="--partition")
+    if follow:
+        raise click.BadParameter("a group always goes on: leave it out", param_hint="--follow")
+
+
+class Output:
+    """Prints messages on stdout; `left` counts down from --count, None without it."""
+
+    def __init__(self, write: Writer, count: int | None, stream: BinaryIO | None = None) -> None:
+        self._write = write
+        self._stream = stream or sys.stdout.buffer
+        self.left = count
+        self.printed = 0
+
+    def put(self, message: Message) -> None:
+        self._stream.write(self._write(message))
+        self.printed += 1
+        if self.left is not None:
+            self.left -= 1
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+class IdleTimer:
+    """Says whether to wait on for messages: always without a timeout, else `timeout` seconds after the last one."""
+
+    def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._last = clock()
+        self.expired = False
+
+    def message_came(self) -> None:
+        self._last = self._clock()
+
+    def may_wait(self) -> bool:
+        self.expired = self._timeout is not None and self._clock() - self._last >= self._timeout
+        return not self.expired
+
+
+def _json_line(message: Message) -> bytes:
+    line: str = simplejson.dumps(message_fields(message))
+    return line.encode("utf-8") + b"\n"

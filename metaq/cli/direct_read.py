@@ -1,0 +1,102 @@
+"""Reading a topic without a group: no state in ZooKeeper, every partition from a position to the end there was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds, read_bytes
+from metaq.client.message import Message
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+
+from .options import PartitionName, Position
+from .positions import offset_of
+
+__all__ = ["decode_records", "read_topic"]
+
+READ_BYTES = 1 << 20
+IDLE_SECONDS = 0.1
+"""Pause of a following reader after a round over all partitions that brought nothing."""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """The next byte to read in one partition; end: where to stop, None to follow."""
+
+    partition: TopicPartition
+    offset: int
+    end: int | None
+
+    @property
+    def done(self) -> bool:
+        return self.end is not None and self.offset >= self.end
+
+
+def read_topic(
+    cluster: Cluster,
+    topic: str,
+    start: Position,
+    only: Sequence[PartitionName] = (),
+    follow: bool = False,
+    idle: Callable[[], bool] = lambda: True,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Message]:
+    """Messages of `topic` from `start` on, in order within a partition, partitions in turns of one block.
+
+    only: these partitions, default all. follow: go on after the end; `idle` is then called whenever there is nothing
+    new and says whether to wait on. Raises NoPartition, OffsetOutOfRange, CorruptRecord.
+    """
+    chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
+    cursors = [_cursor(cluster, partition, start, follow) for partition in chosen]
+    while cursors:
+        progress = False
+        for cursor in cursors:
+            for message in _next_block(cluster, cursor):
+                progress = True
+                yield message
+        cursors = [cursor for cursor in cursors if not cursor.done]
+        if not progress and cursors:
+            if not idle():
+                return
+            sleep(IDLE_SECONDS)
+
+
+def _cursor(cluster: Cluster, partition: TopicPartition, start: Position, follow: bool) -> _Cursor:
+    connection = cluster.connection(partition.broker)
+    bounds = partition_bounds(connection, partition)
+    offset = offset_of(start, connection, partition, bounds)
+    return _Cursor(partition, offset, None if follow else bounds.end)
+
+
+def _next_block(cluster: Cluster, cursor: _Cursor) -> Iterator[Message]:
+    data = read_bytes(cluster.connection(cursor.partition.broker), cursor.partition, cursor.offset, READ_BYTES)
+    for message in decode_records(data, cursor.partition, cursor.offset):
+        if cursor.done:
+            return
+        cursor.offset = message.next_offset
+        yield message
+
+
+def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> Iterator[Message]:
+    """The complete records of `data`, which begins at byte `offset` of `partition`.
+
+    Raises CorruptRecord for a wrong checksum, and for bytes without one complete record (brokers send the first whole).
+    """
+    found = False
+    for header in iter_headers(data):
+        found = True
+        body = bytes(data[header.start + HEADER_BYTES : header.end])
+        if checksum(body) != header.checksum:
+            raise _corrupt(partition, offset + header.start)
+        yield Message(partition, offset + header.start, header.id, header.flag, body)
+    if data and not found:
+        raise _corrupt(partition, offset)
+
+
+def _corrupt(partition: TopicPartition, offset: int) -> CorruptRecord:
+    reason = "no message with a right checksum: does the offset begin a message?"
+    return CorruptRecord(f"topic {partition.topic}, partition {partition}", offset, reason)

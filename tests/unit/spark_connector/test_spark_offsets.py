@@ -1,0 +1,93 @@
+"""Planning: from options and the state of the partitions to the ranges that tasks read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import ConfigError, OffsetOutOfRange
+from metaq.spark_connector.offsets import PartitionState, plan_ranges
+from metaq.spark_connector.options import Explicit, ReadOptions
+
+
+def state(partition=0, *, first=0, end=1000, committed=None, topic="trades", broker=0):
+    return PartitionState(TopicPartition(topic, broker, partition), "host", 8123, first, end, committed)
+
+
+def options(**changes):
+    return ReadOptions(zookeeper="h:1", topics=("trades",), **changes)
+
+
+def spans(ranges):
+    return [(str(each.id), each.start, each.end) for each in ranges]
+
+
+def test_default_is_everything_there_is_in_order_of_partitions():
+    assert spans(plan_ranges(options(), [state(2, first=50), state(0), state(10)])) == [
+        ("0-0", 0, 1000),
+        ("0-2", 50, 1000),
+        ("0-10", 0, 1000),
+    ]
+
+
+def test_an_empty_range_needs_no_task():
+    assert plan_ranges(options(), [state(end=0), state(1, first=70, end=70)]) == []
+
+
+def test_committed_starts_at_the_groups_offset_and_at_the_begin_where_there_is_none():
+    found = plan_ranges(options(starting="committed", group="g"), [state(0, committed=400), state(1, first=10)])
+    assert spans(found) == [("0-0", 400, 1000), ("0-1", 10, 1000)]
+
+
+def test_explicit_offsets_bound_the_range():
+    start, end = Explicit({"trades": {"0-0": 100}}), Explicit({"trades": {"0-0": 300}})
+    assert spans(plan_ranges(options(starting=start, ending=end), [state()])) == [("0-0", 100, 300)]
+
+
+def test_minus_two_and_minus_one_are_earliest_and_latest():
+    start, end = Explicit({"trades": {"0-0": -2}}), Explicit({"trades": {"0-0": -1}})
+    assert spans(plan_ranges(options(starting=start, ending=end), [state(first=7)])) == [("0-0", 7, 1000)]
+
+
+@pytest.mark.parametrize("wanted", [49, 1001])
+def test_offset_outside_the_readable_bytes_is_data_loss(wanted):
+    where = state(first=50, committed=wanted)
+    with pytest.raises(OffsetOutOfRange, match=rf"trades 0-0: offset {wanted} .*\[50, 1000\].*failOnDataLoss=false"):
+        plan_ranges(options(starting="committed", group="g"), [where])
+
+
+def test_data_loss_can_be_accepted():
+    lenient = options(starting="committed", group="g", fail_on_data_loss=False)
+    assert spans(plan_ranges(lenient, [state(first=50, committed=3)])) == [("0-0", 50, 1000)]
+    assert plan_ranges(lenient, [state(first=50, committed=2000)]) == []
+
+
+@pytest.mark.parametrize(
+    ("given_offsets", "said"),
+    [
+        ({"trades": {"0-0": 0}}, "1 missing (trades 0-1)"),
+        ({"trades": {"0-0": 0, "0-1": 0, "0-7": 0}}, "1 unknown (trades 0-7)"),
+        ({"other": {"0-0": 0}}, "2 missing"),
+    ],
+)
+def test_explicit_offsets_must_name_every_partition(given_offsets, said):
+    with pytest.raises(ConfigError) as refused:
+        plan_ranges(options(starting=Explicit(given_offsets)), [state(0), state(1)])
+    assert said in str(refused.value)
+    assert refused.value.option == "startingOffsets"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 99), st.integers(0, 99), st.integers(-5, 200)),
+        unique_by=lambda row: row[:2],
+    )
+)
+def test_every_range_is_readable_and_each_partition_has_at_most_one(rows):
+    states = [
+        state(partition, broker=broker, first=first, end=first + size, committed=committed)
+        for broker, partition, first, size, committed in rows
+    ]
+    found = plan_ranges(options(starting="committed", group="g", fail_on_data_loss=False), states)
+    bounds = {each.id: each for each in states}
+    assert len({each.id for each in found}) == len(found)
+    assert all(bounds[each.id].first <= each.start < each.end <= bounds[each.id].end for each in found)
