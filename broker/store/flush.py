@@ -149,11 +149,10 @@ class SyncJob:
             if self.error is not None:
                 raise self.error
 
-    def cancel(self) -> bool:
-        """Make `run` do nothing from now on, waiting for it if it is under way; True if it had not run."""
+    def cancel(self) -> None:
+        """Make `run` do nothing from now on, waiting for it if it is under way."""
         with self._lock:
             self._cancelled = True
-            return not self.ran
 
     def release(self) -> None:
         """Owning thread: let go of the descriptors."""
@@ -254,10 +253,8 @@ class Flusher:
         """Do what is left on this thread, waiting for the disk, and answer everybody. For shutdown."""
         running, self._running = self._running, None
         if running is not None:
-            never_ran = running.cancel()
+            running.cancel()
             self._settle(running)
-            if never_ran:
-                self._wanted |= running.kind
         if self.failure is None:
             self._wanted = 0
             job = self._source.make_job(DATA | INDEX)

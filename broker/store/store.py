@@ -218,15 +218,16 @@ class Store:
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
-    def apply_retention(self) -> list[RemovedSegment]:
+    def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
         """Take too old segments out of their logs at once and start deleting or archiving their files.
 
+        is_due: whether a topic's turn has come (topics may have schedules of their own).
         Files that cannot be removed are logged and come back into the log, to be tried at the next run.
         """
         removed: list[RemovedSegment] = []
         for log in self._logs.values():
             policy = self._config_for(log.topic).delete_policy
-            if policy is not None:
+            if policy is not None and is_due(log.topic):
                 segments = log.remove_first(self._count_expired(log, policy))
                 removed += [
                     RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, policy.action)

@@ -45,6 +45,13 @@ class ManualThreads:
         function, done = self._calls.popleft()
         run_inline(function, done)
 
+    def run_unreported(self) -> Callable[[], None]:
+        """Run the oldest call but keep its result back: the returned function reports it."""
+        function, done = self._calls.popleft()
+        results: list[Any] = []
+        run_inline(function, results.append)
+        return lambda: done(results[0])
+
     def run_all(self) -> None:
         """Run calls, also those that are made meanwhile, until none waits."""
         while self._calls:

@@ -68,6 +68,16 @@ def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness: Store
     assert harness.log.read_blocking(0, 100) == harness.data_file().read_bytes()
 
 
+def test_a_read_of_which_only_the_front_is_cached_returns_none(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.append(ten(1), ten(2))
+    read = os.preadv
+    monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
+    assert harness.log.read(0, 60) is None
+    assert harness.log.read(0, 9) == harness.data_file().read_bytes()[:9]
+
+
 def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
     harness: StoreHarness, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -154,14 +154,15 @@ def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
     assert harness.restart().message_count == start // 25 + 1
 
 
-def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHarness) -> None:
+@pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])
+def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHarness, kept: int) -> None:
     harness.append(*THREE)
     harness.store.close()
-    os.truncate(harness.data_file(), 60)
+    os.truncate(harness.data_file(), kept)
     harness._start_anew()
     report = harness.report()
-    assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - 60, 55, 5)
-    assert "21 bytes are missing that had been synced" in str(report)
+    assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - kept, 55, kept - 55)
+    assert f"{SIZE - kept} bytes are missing that had been synced" in str(report)
     assert harness.bodies() == THREE[:2]
 
 

@@ -89,6 +89,13 @@ def test_no_policy_keeps_everything(harness: StoreHarness) -> None:
     assert harness.store.apply_retention() == []
 
 
+def test_only_topics_whose_turn_has_come_are_looked_at(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30])
+    assert harness.store.apply_retention(lambda topic: topic != "t") == []
+    assert len(harness.store.apply_retention(lambda topic: topic == "t")) == 1
+
+
 def test_archived_segments_are_renamed(harness: StoreHarness) -> None:
     harness.delete_policy = parse_delete_policy("archive,10")
     aged(harness, [30])
