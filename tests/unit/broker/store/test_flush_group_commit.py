@@ -212,8 +212,10 @@ def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness: StoreHarn
     assert answers.got == []
     harness.store.close()
     assert answers.succeeded == [b"a", b"b"]
+    (segment,) = harness.log.segments
     arrive()
     assert answers.succeeded == [b"a", b"b"]
+    assert segment.data.pins == 0
     assert harness.open().get("t", 0).message_count == 2
 
 
