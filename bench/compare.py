@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from .scenarios import LATENCY, MESSAGE_BYTES, Scenario
-from .systems import JAVA, OURS, System
+from .systems import OURS, System
 
 __all__ = ["BACKLOG", "Measured", "measure_latency", "measure_rates"]
 
@@ -50,10 +50,12 @@ def measure_rates(
 
 def fill_backlogs(systems: list[System], log: Log) -> None:
     """Send the messages that `consume` reads, once for each broker."""
+    filled = set()
     for system in systems:
-        if system.name in (JAVA, OURS):
-            log(f"filling the backlog of {system.name} with {BACKLOG:,} messages")
+        if system.broker not in filled:
+            log(f"filling the backlog of the {system.broker} broker with {BACKLOG:,} messages")
             system.generator.call("send_async", "backlog", 256, BACKLOG, MESSAGE_BYTES)
+            filled.add(system.broker)
 
 
 def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: float, log: Log) -> Measured:

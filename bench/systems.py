@@ -19,6 +19,7 @@ __all__ = ["JAVA", "MIXED", "OURS", "System", "start_systems"]
 JAVA = "java"
 OURS = "ours"
 MIXED = "our broker, java client"
+BROKER_OF = {JAVA: "java", OURS: "ours", MIXED: "ours"}
 
 ROOT = Path(__file__).resolve().parents[1]
 # 1.x's asynchronous flush: fsync after 1,000 messages or 10 s; nobody waits for it
@@ -27,9 +28,10 @@ ASYNC_FLUSH: dict[str, object] = {"unflushThreshold": 1000, "unflushInterval": 1
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A broker that runs, and a load generator in a process of its own."""
+    """A load generator in a process of its own, and the broker it talks to: "java" or "ours"."""
 
     name: str
+    broker: str
     generator: Worker
 
 
@@ -41,17 +43,15 @@ def start_systems(names: list[str], directory: Path, topics: dict[str, int], zk:
     """
     with ExitStack() as stack:
         address = zk or stack.enter_context(_zookeeper(directory))
-        chroots = {broker: f"{address}/{broker}" for broker in ("java", "ours") if _uses(names, broker)}
+        chroots = {BROKER_OF[name]: f"{address}/{BROKER_OF[name]}" for name in names}
         _create_chroots(address, list(chroots))
-        if JAVA in names:
+        if "java" in chroots:
             stack.enter_context(JavaBroker(_subdirectory(directory, "java"), chroots["java"], topics, ASYNC_FLUSH))
         if "ours" in chroots:
             stack.enter_context(_our_broker(_subdirectory(directory, "ours"), chroots["ours"], topics))
-        yield [System(name, stack.enter_context(_generator(name, chroots, directory))) for name in names]
-
-
-def _uses(names: list[str], broker: str) -> bool:
-    return JAVA in names if broker == "java" else OURS in names or MIXED in names
+        yield [
+            System(name, BROKER_OF[name], stack.enter_context(_generator(name, chroots, directory))) for name in names
+        ]
 
 
 def _subdirectory(directory: Path, name: str) -> Path:
@@ -64,7 +64,7 @@ def _subdirectory(directory: Path, name: str) -> Path:
 def _zookeeper(directory: Path) -> Iterator[str]:
     port = free_port()
     command = [*_metaq(), "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
-    with Server(command, directory / "zookeeper.log", str(port)):
+    with Server(command, directory / "zookeeper.log", "zookeeper serves at"):
         yield f"127.0.0.1:{port}"
 
 
@@ -83,14 +83,14 @@ def _our_broker(directory: Path, zk_connect: str, topics: dict[str, int]) -> Ser
     port = free_port()
     config = directory / "server.ini"
     config.write_text(server_ini(port, zk_connect, topics, {"dataPath": directory / "data", **ASYNC_FLUSH}))
-    return Server([*_metaq(), "broker", "-f", str(config)], directory / "broker.log", str(port))
+    return Server([*_metaq(), "broker", "-f", str(config)], directory / "broker.log", "metaq broker 0 serving")
 
 
 def _generator(name: str, chroots: dict[str, str], directory: Path) -> Worker:
     log = directory / f"{name.replace(' ', '-').replace(',', '')}-client.log"
     if name == OURS:
-        return Worker([sys.executable, "-m", "bench.worker", chroots["ours"]], log, ROOT)
-    return JavaClient(chroots["java" if name == JAVA else "ours"], log)
+        return Worker([sys.executable, "-m", "bench.worker", chroots[BROKER_OF[name]]], log, ROOT)
+    return JavaClient(chroots[BROKER_OF[name]], log)
 
 
 def _metaq() -> list[str]:
