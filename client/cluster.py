@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from metaq.coordination.brokers import BrokerAddress, ClusterView
+from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
@@ -45,7 +46,7 @@ class Cluster:
             raise
         self.view = ClusterView(self._session)
         self._offsets = ZooKeeperOffsetStore(self._session)
-        self._masters: dict[int, BrokerAddress] | None = None
+        self._brokers: Mapping[int, BrokerNodes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -83,15 +84,12 @@ class Cluster:
                 )
         return list(only) or there
 
-    def masters(self) -> Mapping[int, BrokerAddress]:
-        """The live masters by broker id, as they were at the first call."""
-        if self._masters is None:
-            self._masters = {each.broker_id: each for each in self.view.brokers() if each.slave_id is None}
-        return self._masters
-
     def endpoint(self, broker_id: int) -> Endpoint:
-        """Where the master of `broker_id` listens. Raises BrokerUnavailable."""
-        address = self.masters().get(broker_id)
+        """Where the master of `broker_id` listens, as it was at the first call. Raises BrokerUnavailable."""
+        if self._brokers is None:
+            self._brokers = self.view.brokers()
+        nodes = self._brokers.get(broker_id)
+        address = nodes.master if nodes else None
         if address is None:
             raise BrokerUnavailable(f"broker {broker_id} is not registered in ZooKeeper: start it")
         return Endpoint(address.host, address.port)
@@ -111,9 +109,8 @@ class Cluster:
 
         For a group without members: a consumer that owns a partition would overwrite its offset.
         """
-        self._offsets.commit(
-            group, {(each.topic, str(each)): Offset(-1, offset) for each, offset in offsets.items()}, None
-        )
+        unknown = UNKNOWN_MESSAGE_ID
+        self._offsets.commit(group, {(each.topic, str(each)): Offset(unknown, at) for each, at in offsets.items()})
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:
         """Consumer id by partition name (`<broker>-<partition>`) of the partitions that are owned now."""
@@ -122,3 +119,7 @@ class Cluster:
     def members(self, group: str) -> Sequence[str]:
         """Ids of the live consumers of `group`, sorted."""
         return sorted(self.view.consumers(group))
+
+    def group_topics(self, group: str) -> list[str]:
+        """Topics for which the group has members, owners or offsets, sorted."""
+        return self.view.group_topics(group)

@@ -41,7 +41,8 @@ class RecordBlock:
     """The complete records at the begin of `data`, which was pulled from byte `offset` of `source` on.
 
     Only records that begin before byte `end` of the partition count. next_offset is the byte after the last of them.
-    Raises CorruptRecord with the exact position for bytes that are no record (an offset in the middle of one).
+    Brokers send the first record whole, so there is at least one: raises CorruptRecord with the exact position if not,
+    and for a wrong checksum (an offset in the middle of a record).
     """
 
     def __init__(self, data: memoryview, source: TopicPartition, offset: int, end: int) -> None:
@@ -58,7 +59,7 @@ class RecordBlock:
 
     @property
     def next_offset(self) -> int:
-        return self._offset + (int(self._ends[-1]) if len(self) else 0)
+        return self._offset + int(self._ends[-1])
 
     def _find_starts(self, limit: int) -> npt.NDArray[np.int64]:
         """Where complete records begin, as positions below `limit`; the only loop over records."""
@@ -77,6 +78,8 @@ class RecordBlock:
         return np.array(starts, dtype=np.int64)
 
     def _check(self) -> None:
+        if not len(self):
+            raise self._corrupt(0, f"no complete record in {len(self._data)} bytes")
         expected = self._headers["checksum"]
         bodies = self._starts + HEADER_BYTES
         if checksums_match(self._data, bodies, self._ends, expected):

@@ -38,7 +38,12 @@ def list_brokers(zk: str, as_json: bool) -> None:
     """
     with Cluster(zk) as cluster:
         partitions = [each for topic in cluster.topics() for each in cluster.partitions(topic)]
-        found = [_summary(address, partitions) for address in cluster.view.brokers()]
+        found = [
+            _summary(address, partitions)
+            for nodes in cluster.view.brokers().values()
+            for address in (nodes.master, *nodes.slaves.values())
+            if address is not None
+        ]
     if as_json:
         print_json(found)
     else:

@@ -27,6 +27,9 @@ HOST = "127.0.0.1"
 START_SECONDS = 30.0
 """Longest time all brokers may take until every topic is published."""
 
+GRACE_MS = 500
+"""How long a stopping broker goes on serving for clients that move: here they all stop."""
+
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
 ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
 
@@ -55,7 +58,11 @@ def server_ini(plan: ClusterPlan, broker_id: int, connect_string: str) -> str:
         "maxTransferSize": 1 << 20,
         **(SYNC_FLUSH if plan.durable else ASYNC_FLUSH),
     }
-    zookeeper = {"zk.zkConnect": connect_string, "zk.zkSessionTimeoutMs": plan.session_timeout_ms}
+    zookeeper = {
+        "zk.zkConnect": connect_string,
+        "zk.zkSessionTimeoutMs": plan.session_timeout_ms,
+        "zk.zkSyncTimeMs": GRACE_MS,
+    }
     sections = {"system": system, "zookeeper": zookeeper}
     sections |= {f"topic={topic.name}": {"numPartitions": topic.partitions} for topic in plan.topics}
     lines = ["; written at every start of the cluster: changes are lost"]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, DirectoryInUse
 
@@ -122,22 +121,18 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 
 class Child:
-    """A `metaq` command as a child process, in its own session (Ctrl-C goes to the parent alone), bound to its life.
-
-    Its stdout and stderr go to `log`, or to `stdout` if that is given.
+    """`main(arguments)` of a module as a child process: in its own session (Ctrl-C goes to the parent alone), ended by
+    the kernel when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent).
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, stdout: int | IO[bytes] | None = None) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
+        """name: for messages. module: whose main to call; by default the command line."""
         self.name = name
         self.log = log
-        command = [sys.executable, "-m", "metaq.cli.child", str(os.getpid()), *arguments]
+        command = [sys.executable, "-m", "metaq.cli.child", str(os.getpid()), module, *arguments]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink if stdout is None else stdout,
-                stderr=sink,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
             )
 
     @property

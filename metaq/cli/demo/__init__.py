@@ -1,0 +1,67 @@
+"""`metaq demo`: the main job on real input, from an empty directory to a checked result."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option("--flights", type=click.IntRange(1000), help="Only the first flights; default: all 336,776.")
+@click.option("--brokers", type=click.IntRange(1, 8), default=2, show_default=True, help="Number of broker processes.")
+@click.option(
+    "--rate",
+    type=click.IntRange(100),
+    default=12_000,
+    show_default=True,
+    help="Messages a second that each consumer takes at most, so that joins and crashes fall in mid-stream.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Keep data and logs there; default: a directory that is removed.",
+)
+def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None) -> int:
+    """Show the whole system at work on the flights that left New York City in 2013.
+
+    Starts a cluster, sends all flights as JSON, consumes them with a group that one process joins and one dies in,
+    has Spark compute the mean delay of each carrier, and checks that nothing is lost and all figures are right.
+
+    \b
+    Example
+      metaq demo
+      metaq demo --flights 50000 --data-dir /tmp/metaq-demo
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    if data_dir is not None:
+        return _play(flights, brokers, rate, data_dir)
+    with tempfile.TemporaryDirectory(prefix="metaq-demo-") as directory:
+        return _play(flights, brokers, rate, Path(directory))
+
+
+def _play(flights: int | None, brokers: int, rate: int, directory: Path) -> int:
+    from ..output import console
+    from ..servers import locked_directory
+    from .flights import carrier_names
+    from .report import Report
+    from .story import Script, play
+
+    report = Report(console(sys.stdout))
+    with locked_directory("--data-dir", directory):
+        outcome = play(Script(directory.resolve(), brokers=brokers, flights=flights, rate=rate), report)
+    report.carriers(outcome, carrier_names())
+    report.summary(outcome)
+    return 1 if outcome.failures else 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the demo as Ctrl-C does: through the `finally` of everything it started."""
+    raise KeyboardInterrupt

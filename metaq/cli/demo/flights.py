@@ -5,15 +5,16 @@ The package's __init__ reads five tables with pandas and needs pkg_resources, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from metaq.protocol.errors import ConfigError
 
-__all__ = ["FLIGHTS", "flights_table", "json_messages", "mean_delays", "package_file"]
+__all__ = ["FLIGHTS", "carrier_names", "delays_table", "flights_table", "json_messages", "mean_delays", "package_file"]
 
 FLIGHTS = 336_776
 """Rows of the table."""
@@ -50,6 +51,25 @@ def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
 
 
 def mean_delays(table: pd.DataFrame) -> pd.DataFrame:
-    """Flights and mean departure delay in minutes (of those that left) by carrier: `flights`, `mean_dep_delay`."""
+    """Flights and mean departure delay in minutes (of those that left), as delays_table has them."""
     by_carrier = table.groupby("carrier")
-    return pd.DataFrame({"flights": by_carrier.size(), "mean_dep_delay": by_carrier["dep_delay"].mean()})
+    means = by_carrier["dep_delay"].mean()
+    return _delays(means.index, by_carrier.size(), means)
+
+
+def delays_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The same from rows with `carrier`, `flights` and `mean_dep_delay`, in any order; a carrier may come twice."""
+    ordered = sorted(rows, key=lambda row: str(row["carrier"]))
+    columns = ([row.get(name) for row in ordered] for name in ("carrier", "flights", "mean_dep_delay"))
+    return _delays(*columns)
+
+
+def _delays(carriers: Iterable[Any], flights: Iterable[Any], means: Iterable[Any]) -> pd.DataFrame:
+    """Index `carrier` (text), columns `flights` (integers) and `mean_dep_delay` (floats, NaN if none left)."""
+    return pd.DataFrame(
+        {
+            "flights": pd.array(list(flights), dtype="int64"),
+            "mean_dep_delay": pd.to_numeric(pd.Series(list(means), dtype="object")).to_numpy(dtype="float64"),
+        },
+        index=pd.Index(list(map(str, carriers)), name="carrier", dtype="object"),
+    )

@@ -68,10 +68,10 @@ def test_records_that_begin_at_or_after_the_end_do_not_count():
     assert len(block(data, end=1000 + 2 * len(record(b"a")) + 1)) == 3
 
 
-def test_nothing_is_an_empty_batch():
-    found = block(b"")
-    assert found.next_offset == 1000
-    assert found.to_arrow().num_rows == 0
+@pytest.mark.parametrize("data", [b"", record(b"cut off")[:-1]])
+def test_bytes_without_a_complete_record_are_refused_rather_than_asked_for_for_ever(data):
+    with pytest.raises(CorruptRecord, match="no complete record"):
+        block(data)
 
 
 def test_damage_is_reported_with_its_exact_offset():
@@ -87,7 +87,11 @@ def test_bytes_that_are_no_record_are_refused():
         block(b"\xff" * 64)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=50), st.one_of(st.none(), st.text("abc", max_size=3))), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=50), st.one_of(st.none(), st.text("abc", max_size=3))), min_size=1, max_size=20
+    )
+)
 def test_any_payloads_and_tags_come_back(messages):
     data = b"".join(record(payload, tag=tag) for payload, tag in messages)
     batch = block(data).to_arrow()

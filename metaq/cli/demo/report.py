@@ -1,0 +1,153 @@
+"""What the demo shows: steps, progress, rebalances, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pandas as pd
+from rich.box import ROUNDED, SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .delivery import Delivery
+from .group import Rebalance
+
+__all__ = ["Outcome", "Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything the last table needs. Rates in messages per second."""
+
+    delivery: Delivery
+    rebalances: Sequence[Rebalance]
+    send_rate: float
+    receive_rate: float
+    spark_seconds: float
+    lag: Mapping[str, int | None]
+    """Messages behind by partition, when all consumers had left."""
+    by_spark: pd.DataFrame
+    by_pandas: pd.DataFrame
+    seconds: float
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as it must be, in words; empty if the demo succeeded."""
+        found = []
+        if not self.delivery.ok:
+            found.append(f"delivery: {self.delivery}")
+        if any(lag != 0 for lag in self.lag.values()):
+            found.append(f"lag is left: {dict(self.lag)}")
+        if not self.by_spark.equals(self.by_pandas):
+            found.append("Spark's figures differ from those of pandas")
+        return found
+
+
+class Report:
+    """Prints on `console`; without a terminal there are no bars, only their last line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._steps = 0
+        self._began = time.monotonic()
+
+    def step(self, title: str) -> None:
+        """Begin the next step."""
+        self._steps += 1
+        self._console.rule(f"[bold]{self._steps}  {escape(title)}", align="left", style="dim")
+
+    def say(self, text: str) -> None:
+        """One line of plain text."""
+        self._console.print(f"   {text}", markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar while the block runs; yields a function that sets how much of `total` is done."""
+        columns = (
+            TextColumn("  "),
+            SpinnerColumn(),
+            TextColumn(title),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:>10}"),
+            TimeElapsedColumn(),
+        )
+        began = time.monotonic()
+        with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
+            task = bar.add_task(title, total=total, rate="")
+
+            def set_done(done: int) -> None:
+                rate = done / max(1e-9, time.monotonic() - began)
+                bar.update(task, completed=done, rate=f"{rate:,.0f}/s")
+
+            yield set_done
+
+    @contextmanager
+    def waiting(self, title: str) -> Iterator[None]:
+        """A spinner while the block runs."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(f"   {escape(title)}"):
+            yield
+
+    def rebalance(self, rebalance: Rebalance, partitions: int) -> None:
+        """Who owns what after a rebalance, and how long it took."""
+        self._console.print(f"   [bold]{escape(rebalance.cause)}[/]: {rebalance.seconds:.2f} s", highlight=False)
+        for name, owned in rebalance.owned.items():
+            bar = "■" * len(owned) + "·" * (partitions - len(owned))
+            self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
+
+    def carriers(self, outcome: Outcome, names: Mapping[str, str]) -> None:
+        """Spark's figures beside those of pandas."""
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        table.add_column("carrier", no_wrap=True)
+        for column in ("flights", "Spark: mean delay", "pandas: mean delay"):
+            table.add_column(column, justify="right")
+        table.add_column("")
+        for carrier, expected in outcome.by_pandas.iterrows():
+            found = outcome.by_spark.loc[carrier] if carrier in outcome.by_spark.index else None
+            equal = found is not None and found.equals(expected)
+            table.add_row(
+                f"{carrier} {escape(names.get(str(carrier), ''))}",
+                f"{expected['flights']:,.0f}",
+                "missing" if found is None else f"{found['mean_dep_delay']:.6f} min",
+                f"{expected['mean_dep_delay']:.6f} min",
+                "[green]equal" if equal else "[bold red]differs",
+            )
+        self._console.print(table)
+
+    def summary(self, outcome: Outcome) -> None:
+        """The table at the end, and what failed, if anything did."""
+        delivery = outcome.delivery
+        table = Table(box=ROUNDED, show_header=False, title="metaq demo", title_style="bold", min_width=60)
+        table.add_column(style="bold")
+        table.add_column()
+        table.add_row("sent", f"{delivery.sent:,} messages")
+        table.add_row("received", f"{delivery.received:,} messages")
+        table.add_row(
+            "duplicates", f"{delivery.duplicates:,} (received, not yet committed when its consumer was killed)"
+        )
+        table.add_row("lost", _must_be_zero(delivery.lost))
+        table.add_row("out of order", _must_be_zero(delivery.out_of_order))
+        for rebalance in outcome.rebalances:
+            table.add_row("rebalance", f"{rebalance.seconds:5.2f} s  {escape(rebalance.cause)}")
+        table.add_row("send rate", f"{outcome.send_rate:,.0f} messages/s")
+        table.add_row("receive rate", f"{outcome.receive_rate:,.0f} messages/s (each consumer is slowed down)")
+        table.add_row("Spark job", f"{outcome.spark_seconds:.1f} s, {len(outcome.by_spark)} carriers")
+        table.add_row("lag", "  ".join(f"{name}: {lag}" for name, lag in outcome.lag.items()))
+        table.add_row("time", f"{outcome.seconds:.1f} s")
+        self._console.print(table, highlight=False)
+        for failure in outcome.failures:
+            self._console.print(f"[bold red]FAILED[/] {escape(failure)}", highlight=False)
+        if not outcome.failures:
+            self._console.print("[bold green]OK[/] nothing lost, all figures equal")
+
+
+def _must_be_zero(count: int) -> str:
+    return "[green]0" if count == 0 else f"[bold red]{count:,}"

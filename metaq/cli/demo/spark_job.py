@@ -1,0 +1,56 @@
+"""The demo's Spark job: mean departure delay and number of flights by carrier, from topic to topic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from metaq.spark_connector import register
+
+__all__ = ["delays_by_carrier", "main"]
+
+FLIGHT = "carrier STRING, dep_delay DOUBLE"
+
+
+def delays_by_carrier(flights: DataFrame) -> DataFrame:
+    """From messages with a flight as JSON to one message per carrier: its key, and its figures as JSON."""
+    flight = sql.from_json(sql.col("value").cast("string"), FLIGHT)
+    figures = (
+        flights.select(flight.alias("flight"))
+        .groupBy(sql.col("flight.carrier").alias("carrier"))
+        .agg(sql.count(sql.lit(1)).alias("flights"), sql.avg("flight.dep_delay").alias("mean_dep_delay"))
+    )
+    return figures.select(sql.col("carrier").alias("key"), sql.to_json(sql.struct("*")).alias("value"))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """ZOOKEEPER GROUP FROM_TOPIC TO_TOPIC."""
+    zookeeper, group, source, target = arguments
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("metaq demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    try:
+        register(spark)
+        flights = (
+            spark.read.format("metaq")
+            .option("zookeeper", zookeeper)
+            .option("subscribe", source)
+            .option("group", group)
+            .option("startingOffsets", "committed")
+            .load()
+        )
+        messages = delays_by_carrier(flights)
+        messages.write.format("metaq").option("zookeeper", zookeeper).option("topic", target).mode("append").save()
+    finally:
+        spark.stop()

@@ -1,0 +1,196 @@
+"""The demo from begin to end: cluster, producer, rebalancing group, Spark, check."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from metaq import Producer
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.protocol.errors import ClientError, RequestTimedOut
+
+from ..direct_read import read_topic
+from ..groups import group_partition
+from ..local_cluster import ClusterPlan, LocalCluster
+from ..options import Position, TopicSpec
+from ..servers import Child, ready_ports, wait_until
+from .delivery import History, check_delivery
+from .flights import FLIGHTS as FLIGHT_COUNT
+from .flights import delays_table, flights_table, json_messages, mean_delays
+from .group import ConsumerGroup, GroupSettings, Rebalance
+from .report import Outcome, Report
+
+__all__ = ["Script", "play"]
+
+FLIGHTS, DELAYS = "flights", "carrier-delays"
+PARTITIONS_PER_BROKER = 4
+GROUP, SPARK_GROUP = "demo", "demo-spark"
+SEND_BATCH = 1000
+REBALANCE_SECONDS = 30.0
+DRAIN_SECONDS = 120.0
+SPARK_SECONDS = 150.0
+LAG_SECONDS = 0.25
+"""How often the lag is looked at while the group works through its backlog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How the demo is played. flights: None = all. join_at and kill_at: when, as shares of all messages received."""
+
+    directory: Path
+    brokers: int = 2
+    flights: int | None = None
+    rate: int = 12_000
+    session_seconds: float = 4.0
+    join_at: float = 0.25
+    kill_at: float = 0.5
+
+
+def play(script: Script, report: Report) -> Outcome:
+    """Run everything below `script.directory`; all processes have ended when it returns or raises."""
+    began = time.monotonic()
+    table = flights_table().head(script.flights or FLIGHT_COUNT)
+    with _cluster(script, report) as local, Cluster(local.connect_string) as cluster:
+        send_rate = _send(local.connect_string, table, report)
+        settings = GroupSettings(
+            local.connect_string, GROUP, FLIGHTS, script.directory, script.rate, script.session_seconds
+        )
+        histories, rebalances = _consume(ConsumerGroup(cluster, settings), cluster, script, len(table), report)
+        lag = _lag(cluster, GROUP)
+        spark_seconds = _run_spark(cluster, local.connect_string, script.directory, report)
+        by_spark = _read_delays(cluster)
+    return Outcome(
+        delivery=check_delivery(len(table), histories),
+        rebalances=rebalances,
+        send_rate=send_rate,
+        receive_rate=_receive_rate(histories),
+        spark_seconds=spark_seconds,
+        lag=lag,
+        by_spark=by_spark,
+        by_pandas=mean_delays(table),
+        seconds=time.monotonic() - began,
+    )
+
+
+@contextmanager
+def _cluster(script: Script, report: Report) -> Iterator[LocalCluster]:
+    report.step("Start a cluster on this machine")
+    topics = (TopicSpec(FLIGHTS, PARTITIONS_PER_BROKER), TopicSpec(DELAYS, 1))
+    ports = ready_ports("--port", 0, script.brokers + 1)
+    local = LocalCluster(ClusterPlan(script.directory, ports[1:], ports[0], topics))
+    try:
+        with report.waiting("ZooKeeper and brokers are starting"):
+            local.start()
+        report.say(f"ZooKeeper at {local.connect_string}, brokers at {', '.join(local.addresses)}")
+        report.say(f"topic {FLIGHTS}: {PARTITIONS_PER_BROKER} partitions on each broker; every message synced to disk")
+        yield local
+    finally:
+        local.stop()
+
+
+def _send(zookeeper: str, table: pd.DataFrame, report: Report) -> float:
+    """Send all flights in batches, round robin over the partitions; return messages per second."""
+    report.step(f"Send {len(table):,} flights of 2013 as JSON, round robin")
+    sent = 0
+    began = time.monotonic()
+    with Producer(zookeeper) as producer, report.progress("sending", len(table)) as set_done:
+        for batch in json_messages(table, SEND_BATCH):
+            sent += len(producer.send_batch(FLIGHTS, batch))
+            set_done(sent)
+    seconds = time.monotonic() - began
+    report.say(f"{sent:,} messages acknowledged in {seconds:.1f} s")
+    return sent / seconds
+
+
+def _consume(
+    group: ConsumerGroup, cluster: Cluster, script: Script, total: int, report: Report
+) -> tuple[list[History], list[Rebalance]]:
+    """Two consumers, a third that joins, one that is killed; until the group has committed everything."""
+    report.step("Consume as a group of processes: two, a third joins, one is killed")
+    try:
+        with report.progress("receiving", total) as set_done:
+            rebalances = _rebalances(group, script, total, report, lambda: set_done(min(total, group.received)))
+            _wait_until_committed(cluster, group, lambda: set_done(min(total, group.received)))
+    finally:
+        group.stop()
+    return [member.history() for member in group.members], rebalances
+
+
+def _rebalances(
+    group: ConsumerGroup, script: Script, total: int, report: Report, tick: Callable[[], None]
+) -> list[Rebalance]:
+    partitions = PARTITIONS_PER_BROKER * script.brokers
+    found: list[Rebalance] = []
+
+    def rebalanced(cause: str, begin: Callable[[], None]) -> None:
+        began = time.monotonic()
+        begin()
+        found.append(group.rebalanced(cause, began, began + REBALANCE_SECONDS, tick))
+        report.rebalance(found[-1], partitions)
+
+    rebalanced("c1 and c2 start", lambda: group.start("c1", "c2"))
+    group.wait_for(script.join_at * total, DRAIN_SECONDS, tick)
+    rebalanced("c3 joins", lambda: group.start("c3"))
+    group.wait_for(script.kill_at * total, DRAIN_SECONDS, tick)
+    rebalanced(f"c1 is killed by SIGKILL (ZooKeeper gives it {script.session_seconds:g} s)", lambda: group.kill("c1"))
+    return found
+
+
+def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable[[], None]) -> None:
+    def committed() -> bool:
+        tick()
+        group.check()
+        return not any(_lag(cluster, GROUP).values())
+
+    if not wait_until(committed, time.monotonic() + DRAIN_SECONDS, LAG_SECONDS):
+        raise RequestTimedOut(
+            f"the group did not reach the end within {DRAIN_SECONDS:.0f} s: lag {_lag(cluster, GROUP)}"
+        )
+
+
+def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
+    """Messages between the group's committed offset and the end, by partition."""
+    return {
+        str(partition): group_partition(cluster, group, partition, {}).lag_messages
+        for partition in cluster.partitions(FLIGHTS)
+    }
+
+
+def _receive_rate(histories: list[History]) -> float:
+    times = np.concatenate([history["time_ns"] for history in histories])
+    return len(times) / max(1e-9, float(times.max() - times.min()) / 1e9) if len(times) else 0.0
+
+
+def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> float:
+    """Set a second group's offsets to the begin, run the job from them; return its seconds."""
+    report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
+    partitions = cluster.partitions(FLIGHTS)
+    begins = {each: partition_bounds(cluster.connection(each.broker), each).first for each in partitions}
+    cluster.commit(SPARK_GROUP, begins)
+    began = time.monotonic()
+    arguments = (zookeeper, SPARK_GROUP, FLIGHTS, DELAYS)
+    job = Child("Spark job", arguments, directory / "spark.log", module="metaq.cli.demo.spark_job")
+    try:
+        with report.waiting("Spark is working"):
+            wait_until(lambda: not job.running, began + SPARK_SECONDS)
+    finally:
+        code = job.stop()
+    if code != 0:
+        raise ClientError(f"the Spark job ended with exit code {code}: {job.last_words()}")
+    seconds = time.monotonic() - began
+    report.say(f"the job took {seconds:.1f} s, Spark's start included")
+    return seconds
+
+
+def _read_delays(cluster: Cluster) -> pd.DataFrame:
+    """The job's messages, as mean_delays makes them of the file."""
+    rows = [json.loads(message.payload) for message in read_topic(cluster, DELAYS, Position("earliest"))]
+    return delays_table(rows)
