@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from twisted.internet.defer import Deferred
-
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import ResponseCode
+from twisted.internet.defer import Deferred
 
 __all__ = ["Answer", "Bytes", "answer_frame"]
 
@@ -21,7 +20,11 @@ Answer: TypeAlias = Bytes | Deferred[Bytes] | None
 
 
 def answer_frame(
-    opaque: int, ext: Mapping[str, str | int], code: ResponseCode = ResponseCode.SUCCESS, remark: str = "", body: int = 0
+    opaque: int,
+    ext: Mapping[str, str | int],
+    code: ResponseCode = ResponseCode.SUCCESS,
+    remark: str = "",
+    body: int = 0,
 ) -> bytes:
     """Prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)

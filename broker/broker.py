@@ -8,8 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
-from twisted.python.failure import Failure
 
 from metaq.version import __version__
 
@@ -18,6 +16,7 @@ from .long_poll import ParkedPulls
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import Partitions
+from .reactor import ReactorTime
 from .store.flush import RunInThread
 from .store.store import Store
 
@@ -34,7 +33,7 @@ class Broker:
         config: BrokerConfig,
         store: Store,
         *,
-        reactor: IReactorTime,
+        reactor: ReactorTime,
         run_in_thread: RunInThread,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -71,7 +70,7 @@ class Broker:
 
         def done(result: Any) -> None:
             if isinstance(result, BaseException):
-                deferred.errback(Failure(result))
+                deferred.errback(result)
             else:
                 deferred.callback(result)
 

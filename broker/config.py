@@ -121,25 +121,65 @@ def _patterns(topics: Iterable[str]) -> Iterable[re.Pattern[str]]:
 # --- the keys ---------------------------------------------------------------------------------------------------------
 
 _TOPIC_KEYS = frozenset(
-    "numPartitions stat deletePolicy deleteWhen dataPath unflushInterval unflushThreshold acceptSubscribe "
-    "acceptPublish".split()
+    (
+        "acceptPublish",
+        "acceptSubscribe",
+        "dataPath",
+        "deletePolicy",
+        "deleteWhen",
+        "numPartitions",
+        "stat",
+        "unflushInterval",
+        "unflushThreshold",
+    )
 )
-_SYSTEM_KEYS = _TOPIC_KEYS | frozenset(
-    "brokerId hostName serverPort maxSegmentSize maxTransferSize updateConsumerOffsets".split()
-)
+_SYSTEM_KEYS = _TOPIC_KEYS | {
+    "brokerId",
+    "hostName",
+    "maxSegmentSize",
+    "maxTransferSize",
+    "serverPort",
+    "updateConsumerOffsets",
+}
 _ZOOKEEPER_KEYS = frozenset(
-    "zk.zkConnect zk.zkRoot zk.zkEnable zk.zkSessionTimeoutMs zk.zkConnectionTimeoutMs zk.zkSyncTimeMs".split()
+    (
+        "zk.zkConnect",
+        "zk.zkConnectionTimeoutMs",
+        "zk.zkEnable",
+        "zk.zkRoot",
+        "zk.zkSessionTimeoutMs",
+        "zk.zkSyncTimeMs",
+    )
 )
-_SYSTEM_KEYS_WITHOUT_EFFECT = frozenset(
-    # threads, Java classes and the web page of the Java broker; transactions are not built yet
-    "dashboardHttpPort dataLogPath getProcessThreadCount putProcessThreadCount quartzThreadCount maxCheckpoints "
-    "checkpointInterval maxTxTimeoutTimerCapacity maxTxTimeoutInSeconds flushTxLogAtCommit loadMessageStoresInParallel "
-    "appClassPath "
-    # field names of Java's configuration class, which it accepts and ignores
-    "path lastModified topics topicConfigMap zkConfig slaveConfig propertyChangeSupport configFileChecksum "
-    "closedPartitionMap".split()
+SYSTEM_KEYS_WITHOUT_EFFECT = frozenset(
+    (
+        # threads, classes and the web page of the Java broker
+        "appClassPath",
+        "dashboardHttpPort",
+        "getProcessThreadCount",
+        "loadMessageStoresInParallel",
+        "putProcessThreadCount",
+        "quartzThreadCount",
+        # transactions, which this version does not have
+        "checkpointInterval",
+        "dataLogPath",
+        "flushTxLogAtCommit",
+        "maxCheckpoints",
+        "maxTxTimeoutInSeconds",
+        "maxTxTimeoutTimerCapacity",
+        # fields of Java's configuration class, which it accepts and ignores
+        "closedPartitionMap",
+        "configFileChecksum",
+        "lastModified",
+        "path",
+        "propertyChangeSupport",
+        "slaveConfig",
+        "topicConfigMap",
+        "topics",
+        "zkConfig",
+    )
 )
-_TOPIC_KEYS_WITHOUT_EFFECT = frozenset("topic filterClassNames".split())
+TOPIC_KEYS_WITHOUT_EFFECT = frozenset(("filterClassNames", "topic"))
 _FILTER_PREFIX = "group."
 _TOPIC_PREFIX = "topic="
 
@@ -196,13 +236,16 @@ class _Values:
         return value
 
 
+_ZOOKEEPER_DEFAULTS = ZooKeeperConfig()
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 _MAX_PARTITIONS = 100_000
 
 
 def read_config(path: str) -> BrokerConfig:
-    """Read a server.ini. Raises ConfigError for everything that is wrong with it, naming line, key, value and remedy."""
+    """Read a server.ini. Raises ConfigError for everything wrong with it, naming line, key, value and remedy."""
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -217,10 +260,8 @@ def parse_config(source: bytes, name: str = "server.ini") -> BrokerConfig:
     for required in ("system", "zookeeper"):
         if required not in sections:
             raise ConfigError(name, f"[{required}]", "the section is missing: add it")
-    _check_keys(sections["system"], "system", _SYSTEM_KEYS | _SYSTEM_KEYS_WITHOUT_EFFECT)
-    _check_keys(
-        sections["zookeeper"], "zookeeper", _ZOOKEEPER_KEYS | _SYSTEM_KEYS | _SYSTEM_KEYS_WITHOUT_EFFECT
-    )
+    _check_keys(sections["system"], "system", _SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
+    _check_keys(sections["zookeeper"], "zookeeper", _ZOOKEEPER_KEYS | _SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     values = _Values(sections["system"], "system", name)
     system = _topic("", values, None)
     return BrokerConfig(
@@ -282,7 +323,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
         _check_topic_name(topic, file, name)
         filters = {key: entry for key, entry in section.items() if key.startswith(_FILTER_PREFIX)}
         settings = {key: entry for key, entry in section.items() if key not in filters}
-        _check_keys(settings, name, _TOPIC_KEYS | _TOPIC_KEYS_WITHOUT_EFFECT)
+        _check_keys(settings, name, _TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
         topics[topic] = replace(
             _topic(topic, _Values(settings, name, file), system),
             filters={key.removeprefix(_FILTER_PREFIX): entry.value for key, entry in filters.items()},
@@ -303,7 +344,7 @@ def _check_topic_name(topic: str, file: str, section: str) -> None:
 
 
 def _zookeeper(values: _Values) -> ZooKeeperConfig:
-    base = ZooKeeperConfig()
+    base = _ZOOKEEPER_DEFAULTS
     root = "/" + values.text("zk.zkRoot", base.root).strip("/")
     return ZooKeeperConfig(
         connect=values.text("zk.zkConnect", base.connect),
@@ -321,7 +362,7 @@ def _host(values: _Values) -> str:
         return local_address()
     if "_" in entry.value or any(c.isspace() or c == "/" for c in entry.value):
         raise _fail(entry, "cannot be read by Java clients: use a name without '_', '/' and blanks, or an IP address")
-    return entry.value
+    return entry.value.removeprefix("[").removesuffix("]")
 
 
 def local_address() -> str:
@@ -355,7 +396,7 @@ def default_server_ini(
     topics: Mapping[str, int],
     partitions: int = 1,
     unflush_threshold: int = 0,
-    root: str = ZooKeeperConfig.root,
+    root: str = _ZOOKEEPER_DEFAULTS.root,
 ) -> str:
     """The text of a server.ini with these values and the defaults for the rest, which the Java broker reads as well.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from twisted.internet.defer import Deferred
+from typing import Any, cast
 
 from metaq.protocol.errors import (
     ChecksumMismatch,
@@ -36,6 +34,8 @@ from metaq.protocol.text import (
     Version,
     encode_result,
 )
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from .answers import Answer, Bytes, answer_frame
 from .broker import Broker
@@ -118,7 +118,7 @@ class Dispatcher:
         except Exception as error:
             return self._text_error(command, error)
         if isinstance(answer, Deferred):
-            answer.addErrback(lambda failure: self._text_error(command, failure.value))
+            return answer.addErrback(self._text_failed, command)
         return answer
 
     def frame(self, frame: Frame) -> Answer:
@@ -133,7 +133,7 @@ class Dispatcher:
         except Exception as error:
             return self._frame_error(frame.opaque, error)
         if isinstance(answer, Deferred):
-            answer.addErrback(lambda failure: self._frame_error(frame.opaque, failure.value))
+            return answer.addErrback(self._frame_failed, frame.opaque)
         return answer
 
     def pull(self, frame: Frame) -> Pull | bytes:
@@ -150,7 +150,7 @@ class Dispatcher:
         except Exception as error:
             return self._frame_error(pull.opaque, error)
         if isinstance(answer, Deferred):
-            answer.addErrback(lambda failure: self._frame_error(pull.opaque, failure.value))
+            return answer.addErrback(self._frame_failed, pull.opaque)
         return answer
 
     def give_up(self, pull: Pull) -> Bytes:
@@ -174,6 +174,12 @@ class Dispatcher:
             return b"" if put.one_way else self._frame_error(put.opaque, error)
         prefix = f"Put message to [broker '{self.broker.url}'] [partition '{put.topic}-{partition}'] failed."
         return encode_result(error.status, f"{prefix}Detail:{error}", put.opaque)
+
+    def _text_failed(self, failure: Failure, command: TextCommand) -> bytes:
+        return self._text_error(command, cast(BaseException, failure.value))
+
+    def _frame_failed(self, failure: Failure, opaque: int) -> bytes:
+        return self._frame_error(opaque, cast(BaseException, failure.value))
 
     def _text_error(self, command: TextCommand, error: BaseException) -> bytes:
         opaque: int = getattr(command, "opaque", NO_OPAQUE)

@@ -1,4 +1,4 @@
-"""The syntax of server.ini (storage.md §9): sections, keys with their lines, and numbers that are expressions. No I/O."""
+"""The syntax of server.ini (storage.md §9): sections, keys with their lines, numbers that are expressions. No I/O."""
 
 from __future__ import annotations
 

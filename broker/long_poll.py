@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
-
+from .reactor import ReactorTime, Timer
 from .store.partition_log import PartitionLog
 
 __all__ = ["ParkedPulls", "Waiter"]
@@ -25,7 +24,7 @@ class _Parked:
     def __init__(self, waiter: Waiter, resume: Callable[[], None]) -> None:
         self.waiter = waiter
         self.resume = resume
-        self.timer: IDelayedCall | None = None
+        self.timer: Timer | None = None
 
 
 class ParkedPulls:
@@ -35,7 +34,7 @@ class ParkedPulls:
     answered before the pulls they wake.
     """
 
-    def __init__(self, reactor: IReactorTime) -> None:
+    def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._parked: dict[tuple[str, int], dict[Waiter, _Parked]] = {}
         self._ready: dict[tuple[str, int], None] = {}  # as an ordered set

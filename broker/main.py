@@ -9,22 +9,23 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from metaq.protocol.errors import MetaqError
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import MetaqError
-
 from .broker import Broker
 from .config import BrokerConfig, TopicConfig, read_config
-from .registration import Registration
 from .schedule import Schedule
-from .server import Port, SessionFactory, listen
+from .server import SessionFactory, listen
 from .store.store import Store, TopicStoreConfig
 from .timers import ScheduledCalls, repeat
+
+if TYPE_CHECKING:
+    from .registration import Registration
 
 __all__ = ["run"]
 
@@ -44,11 +45,10 @@ def run(ini_path: str, *, grace_seconds: float | None = None) -> int:
     grace_seconds: how long to go on serving after unregistering, so that clients can move; by default the file's
     zkSyncTimeMs, at most 5 s. A second signal ends it at once. Main thread only.
     """
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
-    globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("twisted").setLevel(logging.WARNING)
+    logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # every try to connect; the session tells what matters
+    globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
         config = read_config(ini_path)
         from twisted.internet import reactor  # installs it: only when a broker really runs
@@ -78,9 +78,7 @@ class BrokerProcess:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
-        store = Store(
-            self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread
-        )
+        store = Store(self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread)
         store.open()
         try:
             self._broker = Broker(
@@ -141,7 +139,9 @@ class BrokerProcess:
 
     async def _register(self) -> None:
         if self._config.zookeeper.enabled:
-            self._registration = Registration(self._config, self._reactor.callFromThread)
+            from .registration import Registration  # kazoo: only where there is a ZooKeeper
+
+            self._registration = Registration(self._config, self._reactor)
             topics = {name: self._config.topics[name] for name in sorted(self._config.topics)}
             topics.update(self._broker.partitions.stored_topics())
             await self._registration.start(self._broker.port, topics)
@@ -164,7 +164,9 @@ class BrokerProcess:
     def _apply_retention(self, schedule: Schedule) -> None:
         due = partial(self._is_due, schedule)
         for segment in self._broker.store.apply_retention(due):
-            _log.info("retention: %s-%d loses its segment at %d", segment.topic, segment.partition, segment.first_offset)
+            _log.info(
+                "retention: %s-%d loses its segment at %d", segment.topic, segment.partition, segment.first_offset
+            )
 
     def _is_due(self, schedule: Schedule, topic: str) -> bool:
         return self._topic(topic).delete_when == schedule
@@ -185,10 +187,10 @@ class BrokerProcess:
     async def _leave(self) -> None:
         """Unregister, serve a little longer, close the port and the connections."""
         if self._registration is not None:
-            await self._registration.unregister()
+            await self._registration.stop_serving()
             if self._serving:
                 await self._pause(self._grace_seconds)
-        await self._port.stopListening()
+        await self._port.stopListening()  # type: ignore[no-untyped-call]
         self._factory.close_all()
         deadline = self._reactor.seconds() + _CLOSE_SECONDS
         while self._broker.connections and self._reactor.seconds() < deadline:

@@ -1,1 +1,110 @@
-class Registration: ...
+"""The broker in ZooKeeper: registered after the port listens, topics as they come, unregistered before it closes.
+
+kazoo's calls wait for the network, so none is made on the reactor thread. The threads are daemons: a broker that stops
+while ZooKeeper is away does not wait for it (its nodes then end with its session).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any, cast
+
+from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import CoordinationError
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from .config import BrokerConfig, TopicConfig
+from .reactor import Reactor
+
+__all__ = ["Registration"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_CONNECT_SECONDS = 15.0
+_STOP_SECONDS = 5.0
+
+
+class Registration:
+    """One broker's nodes (zookeeper.md §3). Called on the reactor thread, and every Deferred fires there."""
+
+    def __init__(self, config: BrokerConfig, reactor: Reactor) -> None:
+        self._config = config
+        self._reactor = reactor
+        zookeeper = config.zookeeper
+        self._session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
+        self._connect_seconds = min(zookeeper.connection_timeout_ms / 1000, _LONGEST_CONNECT_SECONDS)
+        self._registration: BrokerRegistration | None = None
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="registration", daemon=True).start()
+
+    def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
+        """Connect and register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
+        config = self._config
+        registration = BrokerRegistration(
+            self._session,
+            BrokerAddress(config.broker_id, None, config.host, port),
+            config.checksum,
+        )
+        described = [
+            TopicRegistration(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
+            for name, topic in topics.items()
+        ]
+        self._registration = registration
+
+        def connect_and_register() -> None:
+            self._session.start(self._connect_seconds)
+            registration.register(described)
+
+        deferred: Deferred[None] = Deferred()
+        self._tasks.put(lambda: self._call(connect_and_register, deferred))
+        return deferred
+
+    def add_topic(self, name: str, topic: TopicConfig) -> None:
+        """Register a topic that came with its first put; failures are logged and made good with the next session."""
+        registration = self._registration
+        if registration is None:
+            return
+
+        def add() -> None:
+            try:
+                registration.add_topic(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
+            except CoordinationError as error:
+                _log.error("topic %s is not registered in ZooKeeper before its next session: %s", name, error)
+
+        self._tasks.put(add)
+
+    def stop_serving(self) -> Deferred[None]:
+        """Take the nodes back; fires after at most 5 s, whatever ZooKeeper does."""
+        registration = self._registration
+        return self._in_own_thread((lambda: None) if registration is None else registration.unregister)
+
+    def close(self) -> Deferred[None]:
+        """End the session; fires after at most 5 s."""
+        return self._in_own_thread(self._session.close)
+
+    def _in_own_thread(self, function: Callable[[], None]) -> Deferred[None]:
+        deferred: Deferred[None] = Deferred()
+        # not in the queue: a registration that waits for a stale node must not hold up the stop
+        threading.Thread(target=self._call, args=(function, deferred), name="registration-stop", daemon=True).start()
+        return deferred.addTimeout(_STOP_SECONDS, cast(Any, self._reactor)).addErrback(self._log_stop)
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+
+    def _call(self, function: Callable[[], None], deferred: Deferred[None]) -> None:
+        try:
+            function()
+        except BaseException:
+            self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
+        else:
+            self._reactor.callFromThread(deferred.callback, None)
+
+    @staticmethod
+    def _log_stop(failure: Failure) -> None:
+        _log.warning("ZooKeeper did not take the broker's leave: %s", failure.getErrorMessage() or failure.type)

@@ -1,24 +1,24 @@
 """The port: Twisted's TCP server with the two changes that a request-reply protocol gains most from.
 
-- `Connection.write` gives the data to the socket at once when nothing is buffered. Twisted's own write waits for the next
-  turn of the reactor, which costs a blocking sender two epoll_ctl and one more epoll_wait for each message.
+- `Connection.write` gives the data to the socket at once when nothing is buffered. Twisted's own write waits for the
+  reactor's next turn, which costs a blocking sender two epoll_ctl and one more epoll_wait for each message.
 - Larger reads and writes: bulk data in fewer system calls.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterable
 from typing import Any, cast
 
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.record import Buffer
 from twisted.internet import tcp
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
-
-from metaq.protocol.errors import ConfigError
-from metaq.protocol.record import Buffer
 
 from .broker import Broker
 from .dispatch import Dispatcher
@@ -41,6 +41,12 @@ class Connection(tcp.Server):
 
     bufferSize = 256 * 1024  # of one read; also what may be buffered before the session is paused  # noqa: N815
     SEND_LIMIT = 1024 * 1024
+
+    def __init__(self, sock: socket.socket, *others: Any) -> None:
+        """Twisted's signature."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        super().__init__(sock, *others)
 
     def write(self, data: Buffer) -> None:
         """Send what the socket takes now, buffer the rest."""
@@ -79,8 +85,8 @@ class Connection(tcp.Server):
                 self._tempDataBuffer.append(cast(bytes, data))  # joined by Twisted, so any buffer will do
                 self._tempDataLen += len(data)
         if self._tempDataLen:
-            self._maybePauseProducer()
-            self.startWriting()
+            self._maybePauseProducer()  # type: ignore[no-untyped-call]
+            self.startWriting()  # type: ignore[no-untyped-call]
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
@@ -95,7 +101,7 @@ def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
 class Port(tcp.Port):
     """Twisted's port, with our connections."""
 
-    transport = Connection
+    transport = Connection  # type: ignore[assignment]
 
 
 class SessionFactory(Factory):
@@ -110,7 +116,7 @@ class SessionFactory(Factory):
         self._sessions: set[Session] = set()
         self._refused = 0
         self._idle_scan = LoopingCall(self._cut_idle)
-        self._idle_scan.clock = broker.reactor
+        self._idle_scan.clock = cast(Any, broker.reactor)
 
     def startFactory(self) -> None:  # noqa: N802
         self._idle_scan.start(_IDLE_SCAN_SECONDS, now=False)
@@ -152,12 +158,12 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, interface: str
 
     reactor: IReactorTime and IReactorFDSet.
     """
-    port = Port(broker.config.port, factory, _BACKLOG, interface, reactor)
+    port = Port(broker.config.port, cast(Any, factory), _BACKLOG, interface, reactor)
     try:
         port.startListening()
     except CannotListenError as error:
         reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
         remedy = f"cannot listen there ({reason}): stop the other program or set another serverPort"
         raise ConfigError("serverPort", broker.config.port, remedy) from error
-    broker.port = port.getHost().port
+    broker.port = port.getHost().port  # type: ignore[no-untyped-call]
     return port

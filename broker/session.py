@@ -1,8 +1,8 @@
 """One connection: requests in, answers out, memory bounded. No business logic, no ports: see dispatch.py, server.py.
 
 - All requests that one read brought are served together; their answers go out in one write.
-- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames are
-  told apart by their opaque, so theirs go out when they are ready.
+- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
+  are told apart by their opaque, so theirs go out when they are ready.
 - Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
   no further request is served; what was read already waits in `_queue`, at most one read's worth.
 """
@@ -14,22 +14,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IPushProducer, ITCPTransport
-from twisted.internet.protocol import Protocol, connectionDone
-from twisted.python.failure import Failure
-from zope.interface import implementer
-
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Get, Put, Quit
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
 
 from .answers import Answer, Bytes
 from .dispatch import Dispatcher
 from .handlers.pull import Pull, Step
 from .handlers.put import PutGroup
+from .reactor import Transport
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 
@@ -59,7 +57,6 @@ def _size(answer: Bytes) -> int:
     return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
-@implementer(IPushProducer)
 class Session(Protocol):
     """Twisted's protocol of one connection, and the producer of what is written to it."""
 
@@ -92,10 +89,8 @@ class Session(Protocol):
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:  # noqa: N802
-        transport = cast(ITCPTransport, self.transport)
-        transport.registerProducer(self, True)
-        transport.setTcpNoDelay(True)
-        transport.setTcpKeepAlive(True)
+        self._transport = cast(Transport, self.transport)
+        self._transport.registerProducer(self, True)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = self._seconds()
@@ -268,12 +263,11 @@ class Session(Protocol):
         out, size = self._out, self._out_bytes
         if not size or self._lost:
             return
-        transport = cast(ITCPTransport, self.transport)
         self._out, self._out_bytes = [], 0
         if size < _WRITE_BYTES:
-            transport.write(out[0] if len(out) == 1 else b"".join(out))  # type: ignore[arg-type]
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:
-            transport.writeSequence(out)  # type: ignore[arg-type]
+            self._transport.writeSequence(out)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -301,11 +295,10 @@ class Session(Protocol):
         reading = not (self._blocked or self._queue)
         if reading != self._reading and not self._closing:
             self._reading = reading
-            transport = cast(ITCPTransport, self.transport)
             if reading:
-                transport.resumeProducing()  # type: ignore[attr-defined]
+                self._transport.resumeProducing()
             else:
-                transport.pauseProducing()  # type: ignore[attr-defined]
+                self._transport.pauseProducing()
 
     def _close(self) -> None:
         """Take no more requests; close when all answers that are due have been written."""
@@ -314,19 +307,18 @@ class Session(Protocol):
         if not self._pending and not self._lost and not self._closed:
             self._closed = True
             self._flush()
-            transport = cast(ITCPTransport, self.transport)
-            transport.unregisterProducer()  # a paused producer would keep the transport open
-            transport.loseConnection()
+            self._transport.unregisterProducer()  # a paused producer would keep the transport open
+            self._transport.loseConnection()
 
     def close(self) -> None:
         """Take no more requests; close when the answers that are due have been written."""
         self._close()
 
     def _peer(self) -> str:
-        peer = cast(ITCPTransport, self.transport).getPeer()
+        peer = self._transport.getPeer()
         return f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', '?')}"
 
     def abort(self, why: str) -> None:
         """Close at once, whatever is unsent."""
         _log.info("connection from %s closed: %s", self._peer(), why)
-        cast(ITCPTransport, self.transport).abortConnection()
+        self._transport.abortConnection()

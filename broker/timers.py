@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Any, cast
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
+from .reactor import ReactorTime, Timer
 from .schedule import Schedule
 
 __all__ = ["ScheduledCalls", "repeat"]
@@ -20,7 +21,7 @@ _LONGEST_SLEEP_SECONDS = 3600.0
 """The wall clock is looked at again after this long: it may have been set."""
 
 
-def repeat(seconds: float, function: Callable[[], object], reactor: IReactorTime, name: str) -> LoopingCall:
+def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
     """Call `function` every `seconds` until the returned call is stopped; what it raises is logged and it goes on."""
 
     def guarded() -> None:
@@ -30,7 +31,7 @@ def repeat(seconds: float, function: Callable[[], object], reactor: IReactorTime
             _log.exception("%s failed", name)
 
     call = LoopingCall(guarded)
-    call.clock = reactor
+    call.clock = cast(Any, reactor)
     call.start(seconds, now=False).addErrback(_report, name)
     return call
 
@@ -46,14 +47,14 @@ class ScheduledCalls:
         self,
         schedules: Iterable[Schedule],
         function: Callable[[Schedule], object],
-        reactor: IReactorTime,
+        reactor: ReactorTime,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """now: local time."""
         self._function = function
         self._reactor = reactor
         self._now = now
-        self._timers: dict[Schedule, IDelayedCall] = {}
+        self._timers: dict[Schedule, Timer] = {}
         for schedule in dict.fromkeys(schedules):
             self._sleep(schedule, schedule.after(now()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
-from .text import Put, Sync, TextCommand, parse_command
+from .text import Put, Sync, TextCommand, parse_command, parse_common_put
 
 __all__ = ["Request", "RequestReader"]
 
@@ -49,6 +49,10 @@ class RequestReader:
         position = 0
         try:
             while position < len(data):
+                put, position = parse_common_put(data, position)
+                if put is not None:
+                    requests.append(put)
+                    continue
                 end = (
                     self._frame(data, position, requests)
                     if data[position] == 0

@@ -8,6 +8,7 @@ is a token, `RequestReader` (requests.py) and `AnswerReader` wait for it.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ __all__ = [
     "encode_value_line",
     "encode_version",
     "parse_command",
+    "parse_common_put",
     "parse_put_result",
 ]
 
@@ -214,6 +216,40 @@ def _transaction_key(token: bytes) -> str | None:
 
 
 # --- commands, as the broker reads them -------------------------------------------------------------------------------
+
+_COMMON_PUT = re.compile(
+    rb"put ([^ \r\n]{1,250}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,10}) (-?[0-9]{1,10})\r\n"
+)
+_SMALL_NUMBERS = {b"%d" % number: number for number in range(256)}
+_new_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
+    """A whole put in the form that 1.4 clients send, at `position` of `data`, and where it ends.
+
+    (None, position) for everything else, also for what is not complete or not valid: parse_command sorts that out.
+    This is what a put costs the broker most, hence one regular expression and as few calls as possible.
+    """
+    match = _COMMON_PUT.match(data, position)
+    if match is None:
+        return None, position
+    topic, partition, length, flag, checksum, opaque = match.groups()
+    start = match.end()
+    end = start + int(length)
+    crc, number = int(checksum), int(opaque)
+    if end > len(data) or crc > INT32_MAX or not INT32_MIN <= number <= INT32_MAX or end - start > MAX_BODY_BYTES:
+        return None, position
+    small = _SMALL_NUMBERS
+    fields = (
+        topic.decode("utf-8", "replace"),
+        small[partition] if partition in small else int(partition),
+        small[flag] if flag in small else int(flag),
+        crc,
+        None,
+        number,
+        data[start:end],
+    )
+    return _new_tuple(Put, fields), end
 
 
 def parse_command(line: bytes) -> tuple[TextCommand, int]:

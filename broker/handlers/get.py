@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
-
 from metaq.protocol.errors import OffsetOutOfRange, PartitionNotFound
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER_BYTES
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from ..answers import Answer, Bytes
 from ..broker import Broker
@@ -58,7 +57,7 @@ def _value(get: Get, data: bytes) -> Bytes:
 
 
 def _gone(broker: Broker, log: PartitionLog, get: Get, failure: Failure) -> Bytes:
-    failure.trap(OffsetOutOfRange)  # retention was faster than the read
+    failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
     return _miss(broker, log, get)
 
 

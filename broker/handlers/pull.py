@@ -11,14 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
-
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.remoting import PullReply, PullRequest, encode_runs
 from metaq.protocol.statuses import ResponseCode
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from ..answers import Bytes, answer_frame
 from ..broker import Broker
@@ -79,7 +78,7 @@ class Pull:
         return min(self._request.max_bytes, self._broker.config.max_transfer_size)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
-        """The answer, or why there is none yet. Raises PartitionClosed, TopicNotAccepted, WrongPartition, StoreError."""
+        """The answer, or why there is none yet. Raises StoreError and what Partitions.find raises."""
         log = self._broker.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
@@ -143,7 +142,7 @@ class Pull:
         return [self._reply(ResponseCode.SUCCESS, self._progress(log, span.end), len(data)), data]
 
     def _gone(self, failure: Failure) -> Bytes:
-        failure.trap(OffsetOutOfRange)  # retention was faster than the read
+        failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
         log = self._broker.partitions.for_read(*self.key)
         return self._out_of_range(log)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-
-from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ChecksumMismatch, MetaqError
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.remoting import SendReply
 from metaq.protocol.text import NO_CHECKSUM, Put
+from twisted.internet.defer import Deferred
 
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker
@@ -48,19 +47,16 @@ Refuse = Callable[[PutOrSend, int, MetaqError], bytes]
 class _Batch:
     """A group's puts to one partition."""
 
-    __slots__ = ("base", "end", "error", "first_id", "log", "puts", "requests")
+    __slots__ = ("base", "end", "error", "ids", "log", "puts", "requests")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.requests: list[PutOrSend] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
-        self.first_id = self.base = self.end = 0  # set by the append
+        # set by the append
+        self.ids: Sequence[int] = ()
+        self.base = self.end = 0
         self.error: MetaqError | None = None
-
-    def ids(self) -> Sequence[int]:
-        """The message ids, one per put."""
-        count = len(self.puts)
-        return (self.first_id,) if count == 1 else message_ids_from(self.first_id, count).tolist()
 
 
 class PutGroup:
@@ -123,8 +119,24 @@ class PutGroup:
                 self._append(batch, now_ms)
                 if batch.log.visible_end < batch.end and batch.error is None:
                     waiting.append(batch)
-        if not waiting:
-            return self._answers()
+        return self._answer_when_visible(waiting) if waiting else self._answers()
+
+    def _append(self, batch: _Batch, now_ms: int) -> None:
+        log, puts = batch.log, batch.puts
+        count = len(puts)
+        first_id = self._broker.message_ids.next(count)
+        batch.ids = (first_id,) if count == 1 else message_ids_from(first_id, count).tolist()
+        batch.base = log.end_offset
+        data, units = encode_puts(puts, batch.base, batch.ids, now_ms)
+        size = sum(map(len, data))
+        batch.end = batch.base + size
+        self._broker.metrics.put(log.topic, count, size - count * HEADER_BYTES)
+        try:
+            log.append(data, units)
+        except MetaqError as error:
+            batch.error = error
+
+    def _answer_when_visible(self, waiting: list[_Batch]) -> Deferred[Bytes]:
         deferred: Deferred[Bytes] = Deferred()
         missing = set(waiting)
 
@@ -138,40 +150,28 @@ class PutGroup:
             batch.log.when_visible(batch.end, partial(settled, batch))
         return deferred
 
-    def _append(self, batch: _Batch, now_ms: int) -> None:
-        log = batch.log
-        count = len(batch.puts)
-        batch.first_id = self._broker.message_ids.next(count)
-        batch.base = log.end_offset
-        data, units = encode_puts(batch.puts, batch.base, batch.ids(), now_ms)
-        size = sum(map(len, data))
-        batch.end = batch.base + size
-        self._broker.metrics.put(log.topic, count, size - count * HEADER_BYTES)
-        try:
-            log.append(data, units)
-        except MetaqError as error:
-            batch.error = error
-
     def _answers(self) -> bytes:
-        answers = {batch: self._batch_answers(batch) for batch in self._batches.values()}
-        if len(answers) == 1 and len(self._order) == len(self._last.puts if self._last else ()):
-            return b"".join(*answers.values())
+        if len(self._batches) == 1:
+            (batch,) = self._batches.values()
+            if len(batch.requests) == len(self._order):  # nothing was refused
+                return b"".join(self._batch_answers(batch))
+        answers = {batch: iter(self._batch_answers(batch)) for batch in self._batches.values()}
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
-    def _batch_answers(self, batch: _Batch) -> Iterator[bytes]:
-        if batch.error is not None:
-            for put in batch.requests:
-                yield self._refuse(put, batch.log.partition, batch.error)
-            return
+    def _batch_answers(self, batch: _Batch) -> list[bytes]:
         partition = batch.log.partition
+        if batch.error is not None:
+            return [self._refuse(put, partition, batch.error) for put in batch.requests]
         offset = batch.base
-        for put, message_id in zip(batch.requests, batch.ids(), strict=True):
-            if type(put) is Put:
-                text = b"%d %d %d" % (message_id, partition, offset)
-                yield b"result 200 %d %d\r\n%b" % (len(text), put.opaque, text)
+        answers = []
+        for put, message_id in zip(batch.requests, batch.ids, strict=True):
+            if isinstance(put, Send):
+                answers.append(_answer_send(put, SendReply(message_id, partition, offset)))
             else:
-                yield _answer_send(put, SendReply(message_id, partition, offset))
-            offset += HEADER_BYTES + len(put.body)
+                text = b"%d %d %d" % (message_id, partition, offset)
+                answers.append(b"result 200 %d %d\r\n%b" % (len(text), put.opaque, text))
+            offset += 20 + len(put.body)  # HEADER_BYTES
+        return answers
 
 
 def _answer_send(send: Send, reply: SendReply) -> bytes:

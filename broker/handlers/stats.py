@@ -11,7 +11,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.statuses import Status
-from metaq.protocol.text import Stats, encode_result
+from metaq.protocol.text import Stats
 
 from ..answers import Bytes, answer_frame
 from ..broker import Broker

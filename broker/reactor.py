@@ -1,0 +1,43 @@
+"""What the broker asks of a reactor and of a transport. Twisted's own interfaces say nothing to a type checker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from metaq.protocol.record import Buffer
+
+__all__ = ["Reactor", "ReactorTime", "Timer", "Transport"]
+
+
+class Timer(Protocol):
+    """A call to come."""
+
+    def cancel(self) -> object: ...
+
+
+class ReactorTime(Protocol):
+    """Monotonic seconds and delayed calls. Twisted's task.Clock is one."""
+
+    def seconds(self) -> float: ...
+    def callLater(self, delay: float, function: Callable[..., Any], *args: Any) -> Timer: ...  # noqa: N802
+
+
+class Reactor(ReactorTime, Protocol):
+    """Time, and calls from other threads."""
+
+    def callFromThread(self, function: Callable[..., Any], *args: Any) -> object: ...  # noqa: N802
+
+
+class Transport(Protocol):
+    """One TCP connection as a session sees it. Twisted's StringTransport is one."""
+
+    def write(self, data: Buffer) -> None: ...
+    def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802
+    def registerProducer(self, producer: object, streaming: bool) -> object: ...  # noqa: N802
+    def unregisterProducer(self) -> object: ...  # noqa: N802
+    def pauseProducing(self) -> object: ...  # noqa: N802
+    def resumeProducing(self) -> object: ...  # noqa: N802
+    def loseConnection(self) -> object: ...  # noqa: N802
+    def abortConnection(self) -> object: ...  # noqa: N802
+    def getPeer(self) -> object: ...  # noqa: N802
