@@ -1,0 +1,233 @@
+"""The brokers and topics of a cluster, as ZooKeeper shows them: read, never written. Who writes: registration.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from metaq.protocol.errors import CoordinationError
+
+from .assignment import java_sorted
+from .paths import partition_name
+from .records import (
+    parse_broker_id,
+    parse_broker_url,
+    parse_consumer_id,
+    parse_partition_count,
+    parse_replica_name,
+    parse_slave_name,
+    parse_topics,
+)
+from .registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from .session import ZkSession
+from .watches import ChildrenWatcher
+from .znodes import Znode
+
+__all__ = ["BrokerAddress", "BrokerNodes", "BrokerRegistration", "ClusterView", "TopicRegistration", "TopicReplica"]
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNodes:
+    """The live processes of one broker id: a master, slaves, or both (never neither)."""
+
+    master: BrokerAddress | None
+    slaves: tuple[BrokerAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReplica:
+    """One broker process that offers a topic. slave_id: None for the master."""
+
+    broker_id: int
+    slave_id: int | None
+    partitions: int
+
+
+class ClusterView:
+    """Reads the cluster. Any thread but kazoo's; each call asks ZooKeeper and may raise CoordinationUnavailable.
+
+    A single damaged entry is logged and left out, as Java clients do, so that it stops nobody and all members of a
+    group still see the same partitions.
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._paths = session.paths
+        self._nodes = session.nodes
+        self._watchers: dict[str, ChildrenWatcher] = {}
+
+    # --- brokers ----------------------------------------------------------------------------------------------------
+
+    def brokers(self) -> dict[int, BrokerNodes]:
+        """Live brokers by id, in order."""
+        parent = self._paths.broker_ids()
+        ids = sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+        children = self._nodes.children_many([self._paths.broker(each) for each in ids])
+        wanted = [
+            (broker_id, slave_id, path)
+            for broker_id, names in zip(ids, children, strict=True)
+            for slave_id, path in self._processes(broker_id, names)
+        ]
+        nodes = self._nodes.get_many([path for _, _, path in wanted])
+        addresses = [
+            BrokerAddress(broker_id, slave_id, *url)
+            for (broker_id, slave_id, path), node in zip(wanted, nodes, strict=True)
+            if node and (url := _read(parse_broker_url, path, node.data))
+        ]
+        return _by_broker(addresses)
+
+    def _processes(self, broker_id: int, names: Iterable[str]) -> Iterable[tuple[int | None, str]]:
+        for name in names:
+            slave_id = parse_slave_name(name)
+            if name == "master":
+                yield None, self._paths.master(broker_id)
+            elif slave_id is not None:
+                yield slave_id, self._paths.slave(broker_id, slave_id)
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of all topics that were ever published or subscribed, sorted; they may have no broker now."""
+        names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
+        return sorted({name for each in names for name in each})
+
+    def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
+        """Who offers `topic` to producers (publish) or to consumers, ordered by broker and slave id, masters first."""
+        (found,) = self.replicas_many([topic], publish)
+        return found
+
+    def replicas_many(self, topics: Sequence[str], publish: bool = True) -> list[list[TopicReplica]]:
+        """As replicas(), for each topic in order, in two round trips altogether."""
+        parent, child = (
+            (self._paths.topic_pub, self._paths.topic_pub_broker)
+            if publish
+            else (self._paths.topic_sub, self._paths.topic_sub_broker)
+        )
+        names = self._nodes.children_many([parent(topic) for topic in topics])
+        paths = [child(topic, name) for topic, each in zip(topics, names, strict=True) for name in each]
+        nodes = iter(self._nodes.get_many(paths))
+        return [
+            _replicas(parent(topic), {name: (child(topic, name), next(nodes)) for name in each})
+            for topic, each in zip(topics, names, strict=True)
+        ]
+
+    def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
+        """(broker id, partition) in numeric order. publish: those of masters only, where messages can be sent."""
+        replicas = self.replicas(topic, publish)
+        counts = _counts(each for each in replicas if each.slave_id is None or not publish)
+        return [(broker_id, partition) for broker_id in sorted(counts) for partition in range(counts[broker_id])]
+
+    def consumer_partitions(self, topic: str) -> list[str]:
+        """`<broker>-<partition>` of masters and slaves, in Java's string order: what a group shares out."""
+        return partition_names(self.replicas(topic, publish=False))
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Names of all consumer groups that ever were, sorted."""
+        return sorted(self._nodes.children(self._paths.groups()))
+
+    def consumers(self, group: str) -> dict[str, list[str]]:
+        """Topics by consumer id of the live consumers."""
+        names = self._nodes.children(self._paths.group_ids(group))
+        paths = [self._paths.consumer(group, name) for name in names]
+        nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
+        return {name: _read(parse_topics, path, node.data) or [] for name, path, node in nodes if node}
+
+    def owners(self, group: str, topic: str) -> dict[str, str]:
+        """Consumer id by partition (`<broker>-<partition>`) of the owned partitions."""
+        names = self._nodes.children(self._paths.owners(group, topic))
+        paths = [self._paths.owner(group, topic, name) for name in names]
+        nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
+        owners = {name: _read(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
+        return {name: owner for name, owner in owners.items() if owner}
+
+    def committed_topics(self, group: str) -> list[str]:
+        """Topics for which the group has committed an offset, sorted."""
+        return sorted(self._nodes.children(self._paths.group_offsets(group)))
+
+    def committed_partitions(self, group: str, topic: str) -> list[str]:
+        """Partitions for which the group has committed an offset, in Java's string order."""
+        return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
+        """Call `callback(topic)` on the event thread now and whenever a broker begins or ends to publish `topic`.
+
+        Creates the topic's node below topics-pub as 1.x producers do, so that it can be watched. One watch per topic.
+        """
+        if topic in self._watchers:
+            return
+        path = self._paths.topic_pub(topic)
+        self._nodes.ensure([path])
+        watcher = ChildrenWatcher(self._session, path, lambda _path, _children: callback(topic))
+        self._watchers[topic] = watcher
+        watcher.start()
+
+    def unwatch(self, topic: str) -> None:
+        """Undo watch_topic(); does nothing for a topic that is not watched."""
+        if watcher := self._watchers.pop(topic, None):
+            watcher.close()
+
+    def close(self) -> None:
+        """Watch nothing any more; the session is its owner's to close."""
+        for topic in list(self._watchers):
+            self.unwatch(topic)
+
+
+def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
+    """The union of the replicas' partitions, in Java's string order."""
+    counts = _counts(replicas)
+    return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
+
+
+def _counts(replicas: Iterable[TopicReplica]) -> Mapping[int, int]:
+    counts: dict[int, int] = {}
+    for each in replicas:
+        counts[each.broker_id] = max(each.partitions, counts.get(each.broker_id, 0))
+    return counts
+
+
+def _by_broker(addresses: Sequence[BrokerAddress]) -> dict[int, BrokerNodes]:
+    ordered = sorted(addresses, key=lambda each: (each.broker_id, each.slave_id or 0))
+    return {
+        broker_id: BrokerNodes(
+            next((each for each in ordered if each.broker_id == broker_id and each.slave_id is None), None),
+            tuple(each for each in ordered if each.broker_id == broker_id and each.slave_id is not None),
+        )
+        for broker_id in dict.fromkeys(each.broker_id for each in ordered)
+    }
+
+
+def _replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
+    found = []
+    for name, (path, node) in entries.items():
+        identity = _read(parse_replica_name, parent, name)
+        partitions = _read(parse_partition_count, path, node.data) if node else None
+        if identity and partitions is not None:
+            found.append(TopicReplica(*identity, partitions))
+    return sorted(found, key=lambda each: (each.broker_id, each.slave_id is not None, each.slave_id or 0))
+
+
+_A = TypeVar("_A")
+
+
+def _read(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
+    """What `parse` makes of it; None, with a line in the log, for a damaged entry."""
+    try:
+        return parse(path, data)
+    except CoordinationError as error:
+        log.error("left out: %s", error)
+        return None
+
+
+def _readable(parse: Callable[[str, str], _T], entries: Iterable[tuple[str, str]]) -> list[_T]:
+    parsed = (_read(parse, path, name) for path, name in entries)
+    return [each for each in parsed if each is not None]

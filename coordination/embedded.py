@@ -1,0 +1,243 @@
+"""ZooKeeper's own server, from the jars that PySpark ships, as a child process: for development and tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
+
+from .java import find_jars, find_java
+
+__all__ = ["EmbeddedZooKeeper"]
+
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+"""Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
+
+_JARS = (
+    "zookeeper-3*.jar",
+    "zookeeper-jute-3*.jar",
+    "slf4j-api-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "commons-io-*.jar",
+    "netty-*4*.Final.jar",
+)
+
+_JVM_OPTIONS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # starts in half the time, and nothing here runs hot
+    "-Dorg.apache.logging.log4j.level=WARN",
+    "-Dzookeeper.jmx.log4j.disable=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
+
+_MAX_SESSION_TIMEOUT_MS = 60_000
+_POLL = 0.03
+
+
+class EmbeddedZooKeeper:
+    """start() it, use connect_string, stop() it. One thread at a time.
+
+    data_dir: made if missing; holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. port: 0 chooses
+    a free one, kept over restarts. tick_time_ms: sessions may ask for 2 ticks to 60 s.
+    The server ends with this process, even when that is killed (Linux).
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        tick_time_ms: int = 500,
+        heap_mb: int = 256,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.port = port
+        self.host = host
+        self._tick_time_ms = tick_time_ms
+        self._heap_mb = heap_mb
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock_file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def connect_string(self) -> str:
+        """`host:port`; the port is known after start()."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.data_dir / "zookeeper.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the server process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server process, once it was started."""
+        return self._process.pid if self._process else None
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server and return once it serves.
+
+        Raises ConfigError (no Java or an old one, no PySpark, port in use, data directory not writable),
+        DirectoryInUse, CoordinationUnavailable (it ended, or does not serve within `timeout` seconds).
+        """
+        java, jars = find_java(), find_jars(_JARS)
+        self._take_directory()
+        try:
+            self.port = _free_port(self.host, self.port)
+            command = [
+                java,
+                f"-Xmx{self._heap_mb}m",
+                *_JVM_OPTIONS,
+                "-cp",
+                os.pathsep.join(map(str, jars)),
+                _MAIN,
+                str(self._write_config()),
+            ]
+            self._process = _start_bound(command, self.log)
+            self._wait_until_serving(time.monotonic() + timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """SIGTERM, then SIGKILL after `timeout` seconds. Does nothing if it does not run."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def _take_directory(self) -> None:
+        """Two servers on one directory would destroy each other's transaction log; ZooKeeper does not check that."""
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            lock = (self.data_dir / "embedded.lock").open("a")
+        except OSError as error:
+            raise ConfigError(
+                "data_dir", self.data_dir, f"{error.strerror}: choose a directory that can be written"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise DirectoryInUse(
+                f"data_dir={self.data_dir}: in use by another ZooKeeper: stop it or choose another directory"
+            ) from error
+        self._lock_file = lock
+
+    def _write_config(self) -> Path:
+        settings = {
+            "dataDir": self.data_dir.resolve() / "data",
+            "clientPort": self.port,
+            "clientPortAddress": self.host,
+            "tickTime": self._tick_time_ms,
+            "maxSessionTimeout": _MAX_SESSION_TIMEOUT_MS,
+            "maxClientCnxns": 0,
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "ruok,srvr,mntr",
+            "autopurge.snapRetainCount": 3,
+            "autopurge.purgeInterval": 1,
+            "preAllocSize": 4096,  # KiB that the transaction log grows by
+        }
+        config = self.data_dir / "zoo.cfg"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
+        return config
+
+    def _wait_until_serving(self, deadline: float) -> None:
+        while not _serves(self.host, self.port):
+            if not self.running:
+                raise CoordinationUnavailable(f"ZooKeeper ended at its start: {self._last_words()} (log: {self.log})")
+            if time.monotonic() >= deadline:
+                raise CoordinationUnavailable(f"ZooKeeper at {self.connect_string} does not serve yet: see {self.log}")
+            time.sleep(_POLL)
+
+    def _last_words(self) -> str:
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            said = deque((line.strip() for line in lines if line.strip()), maxlen=1)
+        return said[0] if said else "it said nothing"
+
+
+def _free_port(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError("port", f"{host}:{port}", f"{error}: choose another port, or 0 for a free one") from error
+        return int(probe.getsockname()[1])
+
+
+def _serves(host: str, port: int) -> bool:
+    """Whether the server answers `srvr` with its statistics; before its database is loaded it says that it does not."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0) as connection:
+            connection.sendall(b"srvr")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    except OSError:
+        return False
+    return b"Mode:" in answer
+
+
+def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `command` so that it ends with this process, its output appended to `log`.
+
+    The kernel binds a child to the life of the thread that started it, so one that waits for its end does.
+    """
+    bound = [sys.executable, "-I", "-S", str(Path(__file__).with_name("run_bound.py")), str(os.getpid()), *command]
+    started: list[subprocess.Popen[bytes]] = []
+    failures: list[OSError] = []
+    ready = threading.Event()
+
+    def start_and_wait() -> None:
+        try:
+            with log.open("ab") as output:
+                # its own session: Ctrl-C in a terminal goes to us alone, and we stop it last
+                started.append(
+                    subprocess.Popen(
+                        bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                    )
+                )
+        except OSError as error:
+            failures.append(error)
+        ready.set()
+        for process in started:
+            process.wait()
+
+    threading.Thread(target=start_and_wait, name="metaq zookeeper", daemon=True).start()
+    ready.wait()
+    if failures:
+        raise failures[0]
+    return started[0]

@@ -1,0 +1,146 @@
+"""The threads on which coordination runs callbacks and repeats work: never kazoo's own.
+
+kazoo calls state listeners on its connection thread and watches on its callback thread; a ZooKeeper call made there
+waits for an answer that the same thread would have to read. So listeners and watches only post here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from metaq.protocol.errors import CoordinationError
+
+from .backoff import Backoff
+
+__all__ = ["EventThread", "PersistentTask"]
+
+log = logging.getLogger(__name__)
+
+
+class EventThread:
+    """Runs posted calls in order, on one daemon thread. Any thread may post; the calls may block on ZooKeeper.
+
+    An exception of a call is a bug of its owner: it is logged with its traceback, and the thread goes on.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run `call` later. After close() it is dropped."""
+        with self._changed:
+            if not self._closed:
+                self._calls.append(call)
+                self._changed.notify()
+
+    def post_once(self, call: Callable[[], None]) -> None:
+        """As post(), unless an equal call is still waiting: a burst of events becomes one."""
+        with self._changed:
+            if not self._closed and call not in self._calls:
+                self._calls.append(call)
+                self._changed.notify()
+
+    def post_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Run `call` once after `seconds`."""
+        timer = threading.Timer(seconds, self.post, [call])
+        timer.daemon = True
+        timer.start()
+
+    def close(self, timeout: float) -> None:
+        """Drop what waits and end the thread; a call under way gets `timeout` seconds. May run on the thread itself."""
+        with self._changed:
+            self._closed = True
+            self._calls.clear()
+            self._changed.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                log.exception("a coordination callback failed: %r", call)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not (self._calls or self._closed):
+                self._changed.wait()
+            return self._calls.popleft() if self._calls else None
+
+
+class PersistentTask:
+    """Repeats `attempt` on a thread of its own until it succeeds, for ever, with jittered backoff.
+
+    trigger() asks for one success from now on; a trigger during an attempt leads to another one. Errors of coordination
+    are logged on one line with the pause; any other exception is a bug, logged with its traceback and tried again too,
+    because a broker or consumer that stops in silence is worse.
+    """
+
+    def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
+        self._name = name
+        self._attempt = attempt
+        self._backoff = backoff or Backoff()
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def trigger(self) -> None:
+        """Have the attempt made soon. Any thread; never blocks."""
+        with self._changed:
+            self._wanted = not self._closed
+            if self._wanted and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"metaq {self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self, timeout: float) -> None:
+        """Try no more; an attempt under way gets `timeout` seconds to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while self._wait_until_wanted():
+            pause = self._try()
+            if pause:
+                self._wait_or_close(pause)
+
+    def _wait_until_wanted(self) -> bool:
+        with self._changed:
+            while not (self._wanted or self._closed):
+                self._changed.wait()
+            self._wanted = False
+            return not self._closed
+
+    def _wait_or_close(self, pause: float) -> None:
+        with self._changed:
+            self._wanted = True
+            self._changed.wait_for(lambda: self._closed, pause)
+
+    def _try(self) -> float:
+        """Make one attempt; return the seconds to wait before the next one, 0 after a success."""
+        try:
+            self._attempt()
+        except CoordinationError as error:
+            pause = self._backoff.next()
+            log.warning("%s failed, again in %.1f s: %s", self._name, pause, error)
+        except Exception:
+            pause = self._backoff.next()
+            log.exception("%s failed, again in %.1f s", self._name, pause)
+        else:
+            pause = 0.0
+            self._backoff.reset()
+        return pause

@@ -1,0 +1,338 @@
+"""A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
+
+Everything is a plain value or one step; who decides and in which order is the client's business. Every write is fenced
+to the session under which the consumer joined (fencing.py): after an expiry no old decision reaches ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
+from metaq.protocol.limits import check_group, check_topic
+
+from .assignment import java_sorted
+from .backoff import Backoff
+from .brokers import BrokerNodes, ClusterView, partition_names
+from .events import PersistentTask
+from .local_address import local_address
+from .records import format_consumer_id, format_topics, parse_consumer_id
+from .session import SessionEvent, ZkSession
+from .watches import ChildrenWatcher
+from .znodes import create_ephemeral, delete
+
+__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
+
+log = logging.getLogger(__name__)
+
+_STALE_MARGIN = 2.0
+"""Seconds that the server may take beyond the session timeout to remove the node of a dead session."""
+
+_POLL = 0.2
+
+_counter = itertools.count(1)
+
+Partition = tuple[str, str]
+"""(topic, `<broker>-<partition>`)."""
+
+
+def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
+    """An id as 1.x makes it: `<group>_<ip>-<pid>-<millis>-<n>`."""
+    return f"{group}_{local_address()}-{os.getpid()}-{int(now() * 1000)}-{next(_counter)}"
+
+
+def broadcast_group(group: str, address: str | None = None) -> str:
+    """The group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` made `-`."""
+    return f"{group}-{re.sub('[.:]', '-', address or local_address())}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """What a rebalance decides upon, read at one moment. Every list is in Java's string order.
+
+    consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
+    masters and slaves by topic. brokers: the live processes by broker id.
+    """
+
+    consumers: Mapping[str, tuple[str, ...]]
+    partitions: Mapping[str, tuple[str, ...]]
+    brokers: Mapping[int, BrokerNodes]
+
+
+class GroupMembership:
+    """One consumer in one group, from join() to leave(), over expired sessions.
+
+    consumer_id: 1.x's `consumerId`, the node is then `<group>_<consumerId>`; None makes a new one. topics: all that the
+    consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
+    a consumer, a partition or a broker came or went, the session expired, or was replaced and joined again. It must
+    not block for long. Bursts are one call. Methods block on ZooKeeper; any thread but kazoo's.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        consumer_id: str | None,
+        topics: Iterable[str],
+        on_change: Callable[[], None],
+        *,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.group = check_group(group)
+        self.topics = tuple(dict.fromkeys(map(_check_subscribed, topics)))
+        if not self.topics:
+            raise ConfigError("topics", "", "name at least one topic to subscribe")
+        self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)
+        self._on_change = on_change
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+        self._view = ClusterView(session)
+        self._path = self._paths.consumer(group, self.consumer_id)
+        self._data = format_topics(self.topics)
+        self._lock = threading.Lock()
+        self._joined: int | None = None
+        self._held: set[Partition] = set()
+        self._leaving = threading.Event()
+        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._again = PersistentTask(f"joining group {group} as {self.consumer_id}", self._join_again, backoff)
+
+    # --- membership -------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Register and begin to watch; on_change follows. Again by itself on every later session.
+
+        A configured consumer id whose node another session holds is waited for, as long as a dead session can last;
+        then ConfigError says that it is in use. (1.x goes on with the other's node, and two own the same partitions.)
+        Raises CoordinationUnavailable, SessionLost.
+        """
+        self._session.on_session(self._session_changed)
+        try:
+            self._register()
+        except BaseException:
+            self._session.off_session(self._session_changed)
+            raise
+        for path in (
+            self._paths.group_ids(self.group),
+            *(self._paths.topic_sub(topic) for topic in self.topics),
+        ):
+            self._watch(path, self._something_changed)
+        self._watch(self._paths.broker_ids(), self._brokers_changed)
+
+    def leave(self) -> None:
+        """Give up all claims and the membership, in one step for the others. Idempotent.
+
+        Without ZooKeeper or its session it only logs: the nodes are ephemeral and end with the session.
+        """
+        self._session.off_session(self._session_changed)
+        self._leaving.set()
+        self._again.close(self._session.session_timeout)
+        with self._lock:
+            watchers, self._watchers = list(self._watchers.values()), {}
+            session_id, self._joined = self._joined, None
+            held, self._held = sorted(self._held), set()
+        for watcher in watchers:
+            watcher.close()
+        if session_id is None:
+            return
+        try:
+            self._remove(session_id, held)
+        except CoordinationError as error:
+            log.warning("%s could not leave, its nodes end with its session: %s", self.consumer_id, error)
+
+    @property
+    def session_id(self) -> int:
+        """The session that holds the consumer's nodes; 0 while it is not registered on the current one.
+
+        It is the fence of OffsetStore.commit: take it before a claim, and keep it with what was claimed.
+        """
+        joined = self._joined
+        return joined if joined is not None and self._session.is_current(joined) else 0
+
+    def rejoin(self) -> None:
+        """Register on the current session now, instead of when the membership itself does. Raises as join()."""
+        self._register()
+
+    def _register(self) -> None:
+        session_id = self._session.session_id
+        self._nodes.ensure(
+            [
+                self._paths.group_ids(self.group),
+                *(self._paths.topic_sub(topic) for topic in self.topics),
+                *(self._paths.owners(self.group, topic) for topic in self.topics),
+            ]
+        )
+        deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
+        while not self._create_own_node(session_id):
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    "consumer_id", self.consumer_id, "in use by another live consumer: stop it or choose another id"
+                )
+            if self._leaving.wait(_POLL):
+                raise CoordinationError(f"consumer {self.consumer_id} left while it waited to join")
+        with self._lock:
+            if self._joined != session_id:
+                self._joined, self._held = session_id, set()
+
+    def _create_own_node(self, session_id: int) -> bool:
+        (failure,) = self._nodes.write(session_id, [create_ephemeral(self._path, self._data)])
+        if failure is None:
+            return True
+        if not isinstance(failure, NodeExistsError):
+            raise _unexpected(self._path, failure)
+        node = self._nodes.get(self._path)
+        return node is not None and node.owner == session_id
+
+    def _remove(self, session_id: int, held: Sequence[Partition]) -> None:
+        paths = [self._paths.owner(self.group, *each) for each in held]
+        mine = self._mine(session_id, [*paths, self._path])
+        if mine and self._nodes.write_atomically(session_id, [delete(path) for path in mine]) is not None:
+            self._nodes.write(session_id, [delete(path) for path in mine])
+
+    # --- what the group looks like ----------------------------------------------------------------------------------
+
+    def snapshot(self) -> GroupSnapshot:
+        """Read consumers, partitions and brokers. Raises SessionLost, CoordinationUnavailable."""
+        consumers = self._view.consumers(self.group)
+        if self.consumer_id not in consumers:
+            self._again.trigger()
+            raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
+        replicas = self._view.replicas_many(self.topics, publish=False)
+        return GroupSnapshot(
+            {topic: _subscribers(consumers, topic) for topic in self.topics},
+            {topic: tuple(partition_names(each)) for topic, each in zip(self.topics, replicas, strict=True)},
+            self._view.brokers(),
+        )
+
+    # --- claims -----------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> frozenset[Partition]:
+        """Partitions whose owner node may be ours: claimed, or claimed without our hearing the answer."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def claim(self, topic: str, partition: str) -> bool:
+        """Own `<broker>-<partition>` of `topic`; False while another consumer, or an earlier session of ours, owns it.
+
+        Raises SessionLost, CoordinationUnavailable (then it may be owned: see `held`; claim or release it again).
+        """
+        return (topic, partition) in self.claim_many([(topic, partition)])
+
+    def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
+        """As claim(), pipelined; returns those that are ours now."""
+        wanted = list(partitions)
+        session_id = self._fence()
+        with self._lock:
+            self._held |= set(wanted)
+        data = format_consumer_id(self.consumer_id)
+        paths = [self._paths.owner(self.group, *each) for each in wanted]
+        failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths])
+        for path, failure in zip(paths, failures, strict=True):
+            if failure is not None and not isinstance(failure, NodeExistsError):
+                raise _unexpected(path, failure)
+        existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
+        refused = set(existing) - set(self._mine(session_id, existing))
+        granted = {each for each, path in zip(wanted, paths, strict=True) if path not in refused}
+        with self._lock:
+            self._held -= set(wanted) - granted
+        return granted
+
+    def release(self, topic: str, partition: str) -> None:
+        """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
+        self.release_many([(topic, partition)])
+
+    def release_many(self, partitions: Iterable[Partition]) -> None:
+        """As release(), pipelined."""
+        given_up = list(partitions)
+        session_id = self._fence()
+        mine = self._mine(session_id, [self._paths.owner(self.group, *each) for each in given_up])
+        for path, failure in zip(mine, self._nodes.write(session_id, [delete(path) for path in mine]), strict=True):
+            if failure is not None and not isinstance(failure, NoNodeError):
+                raise _unexpected(path, failure)
+        with self._lock:
+            self._held -= set(given_up)
+
+    def owner(self, topic: str, partition: str) -> str | None:
+        """Consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
+        path = self._paths.owner(self.group, topic, partition)
+        node = self._nodes.get(path)
+        return parse_consumer_id(path, node.data) if node else None
+
+    def _fence(self) -> int:
+        if session_id := self.session_id:
+            return session_id
+        raise SessionLost(f"consumer {self.consumer_id} is not registered on a ZooKeeper session now")
+
+    def _mine(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Those of `paths` whose node belongs to the session."""
+        nodes = self._nodes.get_many(paths)
+        return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event is SessionEvent.EXPIRED:
+            self._forget_lost_session()
+            self._notify_later()
+        elif event is SessionEvent.CONNECTED:
+            self._again.trigger()
+
+    def _forget_lost_session(self) -> None:
+        with self._lock:
+            if self._joined is not None and not self._session.is_current(self._joined):
+                self._joined, self._held = None, set()
+
+    def _something_changed(self, _path: str, _children: list[str]) -> None:
+        self._notify_later()
+
+    def _brokers_changed(self, path: str, children: list[str]) -> None:
+        """The ids of brokers are persistent: which of them live shows below each of them."""
+        for name in children:
+            if name.isdecimal():
+                self._watch(self._paths.broker(int(name)), self._something_changed)
+        self._notify_later()
+
+    def _watch(self, path: str, on_change: Callable[[str, list[str]], None]) -> None:
+        with self._lock:
+            if path in self._watchers or self._leaving.is_set():
+                return
+            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change)
+        watcher.start()
+
+    def _notify_later(self) -> None:
+        self._session.events.post_once(self._notify)
+
+    def _notify(self) -> None:
+        if not self._leaving.is_set():
+            self._on_change()
+
+    # --- rejoining --------------------------------------------------------------------------------------------------
+
+    def _join_again(self) -> None:
+        if not self._leaving.is_set():
+            self._register()
+            log.warning("consumer %s has joined its group again on a new ZooKeeper session", self.consumer_id)
+            self._notify_later()
+
+
+def _check_subscribed(topic: str) -> str:
+    if "," in check_topic(topic):
+        raise ConfigError("topics", topic, "a consumer cannot subscribe a topic with ',', which separates the topics")
+    return topic
+
+
+def _subscribers(consumers: Mapping[str, Sequence[str]], topic: str) -> tuple[str, ...]:
+    return tuple(java_sorted(each for each, topics in consumers.items() if topic in topics))
+
+
+def _unexpected(path: str, failure: Exception) -> CoordinationError:
+    return CoordinationError(f"cannot write ZooKeeper node {path}: {type(failure).__name__} {failure}")

@@ -1,0 +1,37 @@
+"""The address by which other hosts reach this one, chosen as metaq 1.x does (zookeeper.md §3)."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import sys
+
+__all__ = ["local_address"]
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+
+
+def local_address() -> str:
+    """The first non-loopback IPv4 address of an interface, else what the host's name stands for, else 127.0.0.1."""
+    candidates = _interface_addresses() if sys.platform.startswith("linux") else []
+    return next((each for each in (*candidates, *_named_addresses()) if not each.startswith("127.")), "127.0.0.1")
+
+
+def _interface_addresses() -> list[str]:
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def _named_addresses() -> list[str]:
+    try:
+        return socket.gethostbyname_ex(socket.gethostname())[2]
+    except OSError:  # the host does not know its own name
+        return []

@@ -1,0 +1,186 @@
+"""Where consumer groups keep how far they have come: in ZooKeeper, or, for broadcast consumers, in a local file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from metaq.protocol.errors import CoordinationError
+
+from .paths import partition_name
+from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset, parse_partition_name
+from .session import ZkSession
+from .znodes import create_persistent, set_data
+
+__all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "ZooKeeperOffsetStore"]
+
+TopicPartitionName = tuple[str, str]
+"""(topic, `<broker>-<partition>`)."""
+
+
+class OffsetStore(Protocol):
+    """Any thread. Raises CoordinationUnavailable if it cannot be reached, CoordinationError for damaged data."""
+
+    def load(self, group: str, topic: str, partition: str) -> Offset | None:
+        """The committed offset of `<broker>-<partition>`; None if the group never committed it."""
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        """As load(), for each in order, in about one round trip."""
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        """Store the offsets, each by itself.
+
+        fence: the ZooKeeper session that holds the owner nodes (GroupMembership.session_id at the claim); if it is not
+        the current session any more, SessionLost is raised and nothing is written on the later one: a new owner's
+        offsets stay. None, for tools that change a group without members: the session of this moment.
+        """
+
+
+class ZooKeeperOffsetStore:
+    """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2). All writes are pipelined.
+
+    A failed commit may have stored some of the offsets; committing again is always right.
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._nodes = session.nodes
+        self._session = session
+        self._paths = session.paths
+
+    def load(self, group: str, topic: str, partition: str) -> Offset | None:
+        return self.load_many(group, [(topic, partition)])[0]
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        paths = [self._paths.offset(group, *each) for each in partitions]
+        nodes = self._nodes.get_many(paths)
+        return [parse_offset(path, node.data) if node else None for path, node in zip(paths, nodes, strict=True)]
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if not offsets:
+            return
+        session_id = self._session.session_id if fence is None else fence
+        wanted = {self._paths.offset(group, *each): format_offset(offset) for each, offset in offsets.items()}
+        missing = self._set(session_id, wanted)
+        if missing:
+            self._nodes.ensure({self._paths.offsets(group, topic) for topic, _ in offsets})
+            self._create(session_id, missing)
+
+    def _set(self, session_id: int, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Set the nodes; return those that do not exist."""
+        failures = self._nodes.write(session_id, [set_data(path, data) for path, data in wanted.items()])
+        return _failed(wanted, failures, NoNodeError)
+
+    def _create(self, session_id: int, wanted: Mapping[str, bytes]) -> None:
+        failures = self._nodes.write(session_id, [create_persistent(path, data) for path, data in wanted.items()])
+        existing = _failed(wanted, failures, NodeExistsError)  # a tool was faster
+        if existing and (vanished := self._set(session_id, existing)):
+            raise CoordinationError(f"cannot commit offsets, their nodes come and go: {', '.join(sorted(vanished))}")
+
+
+def _failed(
+    wanted: Mapping[str, bytes], failures: Sequence[KazooException | None], expected: type[KazooException]
+) -> dict[str, bytes]:
+    failed = {}
+    for (path, data), failure in zip(wanted.items(), failures, strict=True):
+        if isinstance(failure, expected):
+            failed[path] = data
+        elif failure is not None:
+            raise CoordinationError(f"cannot commit {path}: {type(failure).__name__} {failure}") from failure
+    return failed
+
+
+class LocalOffsetStore:
+    """The file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8), shared by the processes of one user.
+
+    Java rewrites the whole file from memory, so processes lose each other's groups. Here a commit changes only its own
+    entries, under a lock beside the file, and replaces the file by a rename after fsync. `fence` does not matter: the
+    file belongs to this host, and so do the partitions of a broadcast group.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._path = Path(path) if path else Path.home() / ".meta_offsets"
+
+    def load(self, group: str, topic: str, partition: str) -> Offset | None:
+        return self.load_many(group, [(topic, partition)])[0]
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        known = self._entries(self._read(), group)
+        return [known.get(each) for each in partitions]
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if not offsets:
+            return
+        with self._locked():
+            groups = self._read()
+            merged = self._entries(groups, group) | dict(offsets)
+            groups[group] = [_local_entry(*each, offset) for each, offset in sorted(merged.items())]
+            self._replace(json.dumps(groups, ensure_ascii=False, separators=(",", ":")))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            text = self._path.read_text("utf-8")
+            groups = json.loads(text) if text.strip() else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise CoordinationError(f"cannot read the offsets in {self._path}: {error}: repair or remove it") from error
+        if not isinstance(groups, dict):
+            raise self._damaged(groups)
+        return groups
+
+    def _entries(self, groups: Mapping[str, Any], group: str) -> dict[TopicPartitionName, Offset]:
+        try:
+            return dict(_parse_local_entry(entry) for entry in groups.get(group) or ())
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(groups[group]) from error
+
+    def _damaged(self, data: object) -> CoordinationError:
+        return CoordinationError(f"{self._path} holds {str(data)[:200]!r} instead of offsets: repair or remove it")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            lock = self._path.with_name(self._path.name + ".lock").open("a")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, text: str) -> None:
+        temporary = self._path.with_name(f"{self._path.name}.tmp.{os.getpid()}")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> CoordinationError:
+        return CoordinationError(f"cannot write the offsets to {self._path}: {error.strerror}: choose a writable path")
+
+
+def _local_entry(topic: str, partition: str, offset: Offset) -> dict[str, Any]:
+    broker_id, number = parse_partition_name(partition)
+    return {
+        "offset": offset.offset,
+        "topic": topic,
+        "partition": {"partition": number, "brokerId": broker_id},
+        "modified": True,  # as Java writes it; nobody reads it
+        "messageId": offset.message_id,
+    }
+
+
+def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Offset]:
+    place = entry["partition"]
+    name = partition_name(int(place["brokerId"]), int(place["partition"]))
+    message_id = entry.get("messageId", UNKNOWN_MESSAGE_ID)
+    return (str(entry["topic"]), name), Offset(int(message_id), int(entry["offset"]))

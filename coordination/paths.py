@@ -1,0 +1,129 @@
+"""Every znode path of metaq, and the names of nodes: the only file with "/" in a path. zk_paths.md documents each."""
+
+from __future__ import annotations
+
+from metaq.protocol.errors import InvalidName
+
+__all__ = ["DEFAULT_ROOT", "ROOT", "Paths", "ancestors", "partition_name", "replica_name", "split_connect_string"]
+
+ROOT = "/"
+"""The chroot's own node, or the root of the tree without one."""
+
+DEFAULT_ROOT = "/meta"
+"""zk.zkRoot of metaq 1.x (zookeeper.md §1)."""
+
+
+class Paths:
+    """Builds paths below one root. Pure; every method documents its node in zk_paths.md.
+
+    root: as zk.zkRoot of 1.x: a missing leading "/" is added, a trailing one removed; "" and "/" mean the chroot.
+    Names come from users and from the wire: one that would leave its place in the tree raises InvalidName.
+    """
+
+    def __init__(self, root: str = DEFAULT_ROOT) -> None:
+        self.root = _join("", *(part for part in root.split("/") if part))
+
+    # --- brokers ----------------------------------------------------------------------------------------------------
+
+    def broker_ids(self) -> str:
+        return _join(self.root, "brokers", "ids")
+
+    def broker(self, broker_id: int) -> str:
+        return _join(self.broker_ids(), str(broker_id))
+
+    def master(self, broker_id: int) -> str:
+        return _join(self.broker(broker_id), "master")
+
+    def slave(self, broker_id: int, slave_id: int) -> str:
+        return _join(self.broker(broker_id), f"slave{slave_id}")
+
+    def master_config_checksum(self, broker_id: int) -> str:
+        return _join(self.broker(broker_id), "master_config_checksum")
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> str:
+        return _join(self.root, "brokers", "topics")
+
+    def topic(self, topic: str) -> str:
+        return _join(self.topics(), topic)
+
+    def topic_broker(self, topic: str, replica: str) -> str:
+        return _join(self.topic(topic), replica)
+
+    def topics_pub(self) -> str:
+        return _join(self.root, "brokers", "topics-pub")
+
+    def topic_pub(self, topic: str) -> str:
+        return _join(self.topics_pub(), topic)
+
+    def topic_pub_broker(self, topic: str, replica: str) -> str:
+        return _join(self.topic_pub(topic), replica)
+
+    def topics_sub(self) -> str:
+        return _join(self.root, "brokers", "topics-sub")
+
+    def topic_sub(self, topic: str) -> str:
+        return _join(self.topics_sub(), topic)
+
+    def topic_sub_broker(self, topic: str, replica: str) -> str:
+        return _join(self.topic_sub(topic), replica)
+
+    # --- consumer groups --------------------------------------------------------------------------------------------
+
+    def groups(self) -> str:
+        return _join(self.root, "consumers")
+
+    def group_ids(self, group: str) -> str:
+        return _join(self.groups(), group, "ids")
+
+    def consumer(self, group: str, consumer_id: str) -> str:
+        return _join(self.group_ids(group), consumer_id)
+
+    def group_owners(self, group: str) -> str:
+        return _join(self.groups(), group, "owners")
+
+    def owners(self, group: str, topic: str) -> str:
+        return _join(self.group_owners(group), topic)
+
+    def owner(self, group: str, topic: str, partition: str) -> str:
+        return _join(self.owners(group, topic), partition)
+
+    def group_offsets(self, group: str) -> str:
+        return _join(self.groups(), group, "offsets")
+
+    def offsets(self, group: str, topic: str) -> str:
+        return _join(self.group_offsets(group), topic)
+
+    def offset(self, group: str, topic: str, partition: str) -> str:
+        return _join(self.offsets(group, topic), partition)
+
+
+def replica_name(broker_id: int, slave_id: int | None = None) -> str:
+    """The node of one broker below a topic: `0-m` for a master, `0-s1` for its slave 1."""
+    return f"{broker_id}-m" if slave_id is None else f"{broker_id}-s{slave_id}"
+
+
+def partition_name(broker_id: int, partition: int) -> str:
+    """The node of one partition below owners and offsets: `<brokerId>-<partition>`."""
+    return f"{broker_id}-{partition}"
+
+
+def ancestors(path: str) -> list[str]:
+    """The nodes above `path`, topmost first, without the root of the tree."""
+    parts = path.split("/")[1:-1]
+    return [_join("", *parts[: n + 1]) for n in range(len(parts))]
+
+
+def split_connect_string(connect: str) -> tuple[str, str]:
+    """Cut `host:port,host:port/chroot` into the hosts and the chroot ("" when there is none)."""
+    hosts, slash, chroot = connect.partition("/")
+    chroot = chroot.strip("/")
+    return hosts, slash + chroot if chroot else ""
+
+
+def _join(parent: str, *names: str) -> str:
+    for name in names:
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise InvalidName(f"{name!r} cannot be the name of a znode: use a name without '/'")
+    return "/".join((parent, *names))

@@ -1,0 +1,223 @@
+"""The payload of every znode: the only file that formats or parses them. Pure.
+
+Formats: zookeeper.md §2. Payloads are UTF-8; null, empty and blank ones all mean "nothing" and parse to None, because
+1.x creates intermediate nodes with null and other tools with empty data. Everything else that does not follow its
+format raises CoordinationError with the path and the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from metaq.protocol.errors import ConfigError, CoordinationError
+from metaq.protocol.limits import INT64_MAX
+
+__all__ = [
+    "MAX_PARTITIONS",
+    "UNKNOWN_MESSAGE_ID",
+    "Offset",
+    "format_broker_url",
+    "format_checksum",
+    "format_consumer_id",
+    "format_offset",
+    "format_partition_count",
+    "format_plain_count",
+    "format_topics",
+    "parse_broker_id",
+    "parse_broker_url",
+    "parse_consumer_id",
+    "parse_offset",
+    "parse_partition_count",
+    "parse_partition_name",
+    "parse_replica_name",
+    "parse_slave_name",
+    "parse_topics",
+]
+
+MAX_PARTITIONS = 1 << 20
+"""Most partitions one entry may announce: a larger number is damage, and would fill the memory of every client."""
+
+UNKNOWN_MESSAGE_ID = -1
+"""Message id of an offset that was not reached by processing a message."""
+
+_INT = re.compile(r"[+-]?[0-9]+\Z")
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+_URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:\?.*)?\Z")
+_HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
+_REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
+_SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
+_PARTITION = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a group has come in one partition.
+
+    message_id: of the last processed message; UNKNOWN_MESSAGE_ID when there is none. Java's ids may be negative.
+    offset: position in the partition, in bytes, of the next byte to read.
+    """
+
+    message_id: int
+    offset: int
+
+
+def _text(path: str, data: bytes | None) -> str | None:
+    try:
+        text = (data or b"").decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, data, "UTF-8 text") from error
+    return text if text.strip() else None
+
+
+def _damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
+    return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def format_broker_url(host: str, port: int) -> bytes:
+    """`meta://host:port`; an IPv6 host is put in brackets.
+
+    Raises ConfigError for a host that Java's URI class cannot parse: every 1.x client in the cluster would fail on it.
+    """
+    if not 0 < port < 65536:
+        raise ConfigError("serverPort", port, "choose a port between 1 and 65535")
+    if ":" in host:
+        return f"meta://[{host}]:{port}".encode()
+    if not _HOST.match(host):
+        raise ConfigError("hostName", host, "use letters, digits, '-' and '.' only: 1.x clients cannot parse others")
+    return f"meta://{host}:{port}".encode()
+
+
+def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
+    """(host, port) of `meta://host:port`; IPv6 hosts come without their brackets, a query is ignored."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    found = _URL.match(text.strip())
+    if not found or not 0 < int(found[3]) < 65536:
+        raise _damaged(path, data, "meta://host:port")
+    return found[1] or found[2], int(found[3])
+
+
+def format_checksum(crc32: int) -> bytes:
+    """CRC-32 of the bytes of server.ini, unsigned decimal."""
+    return str(crc32 & 0xFFFFFFFF).encode()
+
+
+def parse_broker_id(path: str, name: str) -> int:
+    """A child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x clients."""
+    if not _COUNT.match(name):
+        raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is no broker id: delete it")
+    return int(name)
+
+
+def parse_slave_name(name: str) -> int | None:
+    """Slave id of a child `slave<n>` of a broker; None for the other children."""
+    found = _SLAVE.match(name)
+    return int(found[1]) if found else None
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def format_plain_count(partitions: int) -> bytes:
+    """Payload below topics/, for clients older than 1.4.3: the number of partitions."""
+    return str(partitions).encode()
+
+
+def format_partition_count(partitions: int, replica: str) -> bytes:
+    """Payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other key."""
+    return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
+
+
+def parse_partition_count(path: str, data: bytes | None) -> int | None:
+    """Number of partitions in a node below topics-pub/ or topics-sub/; None where there is nothing (JSON null too).
+
+    Raises CoordinationError in each case where Java skips the entry (unknown key, no number): all members of a group
+    must see the same partitions.
+    """
+    text = _text(path, data)
+    if text is None:
+        return None
+    expected = '{"numParts":<number>,"broker":"<replica>"}'
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise _damaged(path, data, expected) from error
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.keys() - {"numParts", "broker"}:
+        raise _damaged(path, data, expected)
+    count = value.get("numParts")
+    if isinstance(count, str) and _COUNT.match(count.strip()):
+        count = int(count)
+    if type(count) is not int or not 0 <= count <= MAX_PARTITIONS:
+        raise _damaged(path, data, expected)
+    return count
+
+
+def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
+    """(broker id, slave id; None for the master) of a child `0-m` or `0-s1` of a topic."""
+    found = _REPLICA.match(name)
+    if not found:
+        raise CoordinationError(
+            f"ZooKeeper node {path} has the child {name!r}, neither <broker>-m nor <broker>-s<slave>: delete it"
+        )
+    return int(found[1]), None if found[2] is None else int(found[2])
+
+
+# --- consumer groups --------------------------------------------------------------------------------------------------
+
+
+def format_topics(topics: Iterable[str]) -> bytes:
+    """Payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must not care)."""
+    return ",".join(topics).encode()
+
+
+def parse_topics(path: str, data: bytes | None) -> list[str]:
+    """Topics of a consumer, in the order they are written; empty entries are dropped as Java's split does."""
+    text = _text(path, data)
+    return [topic for topic in text.split(",") if topic] if text else []
+
+
+def format_consumer_id(consumer_id: str) -> bytes:
+    """Payload of an owner node."""
+    return consumer_id.encode()
+
+
+def parse_consumer_id(path: str, data: bytes | None) -> str | None:
+    """Consumer id in an owner node."""
+    return _text(path, data)
+
+
+def format_offset(offset: Offset) -> bytes:
+    """`msgId-offset`."""
+    return f"{offset.message_id}-{offset.offset}".encode()
+
+
+def parse_offset(path: str, data: bytes | None) -> Offset | None:
+    """Cut at the last `-`, because message ids may be negative; without one: the plain offset of clients before 1.4."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    message_id, _, offset = text.strip().rpartition("-")
+    if not message_id:
+        message_id, offset = str(UNKNOWN_MESSAGE_ID), text.strip()
+    if not (_INT.match(message_id) and _INT.match(offset)):
+        raise _damaged(path, data, "<message id>-<offset>")
+    if abs(int(offset)) > INT64_MAX or not -INT64_MAX - 1 <= int(message_id) <= INT64_MAX:
+        raise _damaged(path, data, "<message id>-<offset>, each of 64 bits")
+    return Offset(int(message_id), int(offset))
+
+
+def parse_partition_name(name: str) -> tuple[int, int]:
+    """(broker id, partition) of `<brokerId>-<partition>`. Raises CoordinationError."""
+    found = _PARTITION.match(name)
+    if not found:
+        raise CoordinationError(f"{name!r} is no partition: write <broker id>-<partition>")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,235 @@
+"""One ZooKeeper session of this process, kept for as long as the process needs it, and told apart from its successors.
+
+Two threads of kazoo's (connection, callbacks) must never wait for ZooKeeper; whatever they see is posted to our event
+thread. ZkSession itself is safe on any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.protocol.states import KazooState, KeeperState
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
+
+from .events import EventThread
+from .paths import DEFAULT_ROOT, Paths, split_connect_string
+from .znodes import Znodes
+
+__all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession"]
+
+log = logging.getLogger(__name__)
+
+# kazoo warns at each try to connect; we say once that the connection is lost and how long that may last
+_kazoo_log = logging.getLogger("metaq.kazoo")
+_kazoo_log.addHandler(logging.NullHandler())
+
+DEFAULT_SESSION_TIMEOUT = 30.0
+"""Seconds, as zk.zkSessionTimeoutMs of 1.x."""
+
+_RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.5}
+"""kazoo's own default backs off to an hour, and a session lives for seconds."""
+
+_CLOSE_TIMEOUT = 10.0
+
+
+class SessionEvent(Enum):
+    CONNECTED = "connected"
+    """A new session: nothing ephemeral of an earlier one exists any more, no watch is left."""
+    SUSPENDED = "suspended"
+    """The connection is lost. The session may expire within its timeout; we hear of that only when we reconnect."""
+    RECONNECTED = "reconnected"
+    """The same session again: ephemeral nodes are still there, but kazoo has dropped every watch."""
+    EXPIRED = "expired"
+    """The session has ended; others may own what it owned. CONNECTED follows."""
+
+
+class ZkSession:
+    """Connects, reconnects for ever, and starts a new session when the old one expired.
+
+    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: seconds; the
+    server may force it into 2 to 20 of its ticks. client_factory makes the kazoo client (same arguments).
+    Raises ConfigError for a connect string that cannot be one.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        root: str = DEFAULT_ROOT,
+        session_timeout: float = DEFAULT_SESSION_TIMEOUT,
+        *,
+        client_factory: Callable[..., KazooClient] = KazooClient,
+    ) -> None:
+        hosts, chroot = split_connect_string(connect)
+        self.connect = connect
+        self.session_timeout = session_timeout
+        self.paths = Paths(root)
+        try:
+            self.zk: KazooClient = client_factory(
+                hosts + chroot, timeout=session_timeout, connection_retry=dict(_RECONNECT), logger=_kazoo_log
+            )
+        except ValueError as error:
+            raise ConfigError("zookeeper", repr(connect), "use host:port[,host:port…][/chroot]") from error
+        self.nodes = Znodes(self.zk, connect, session_timeout)
+        self.events = EventThread("metaq coordination")
+        self._hosts, self._chroot = hosts, chroot
+        self._client_factory = client_factory
+        self._session_id: int | None = None
+        self._listeners: list[Callable[[SessionEvent], None]] = []
+        self._lock = threading.Lock()
+        self._closing = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, timeout: float = 15.0) -> None:
+        """Connect within `timeout` seconds, and create the chroot if it is missing (1.x demands that it exists).
+
+        Raises CoordinationUnavailable, after which the session is closed. A ZkSession starts once.
+        """
+        self.events.start()
+        self.zk.add_listener(self._state_changed)
+        try:
+            if not self.zk.start_async().wait(timeout):
+                raise CoordinationUnavailable(
+                    f"ZooKeeper at {self.connect} does not answer within {timeout:g} s: "
+                    "start it, or correct the connect string"
+                )
+            self._ensure_chroot(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
+
+        Takes at most about `timeout` seconds. When no server answers, the session is left to expire by itself.
+        """
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        # kazoo's stop() waits for a connection attempt under way, as long as a session timeout
+        stopper = threading.Thread(target=self._stop_client, name="metaq zookeeper close", daemon=True)
+        stopper.start()
+        stopper.join(timeout)
+        if stopper.is_alive():
+            log.warning("ZooKeeper at %s does not answer: the session is left to expire", self.connect)
+        self.events.close(timeout)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> int:
+        """Id of the current session; it changes after an expiry. Raises SessionLost while there is none."""
+        session_id = self._session_id
+        if session_id is None:
+            raise SessionLost(f"there is no ZooKeeper session at {self.connect} now")
+        return session_id
+
+    def is_current(self, session_id: int) -> bool:
+        """Whether `session_id` is the session of this moment."""
+        return self._session_id == session_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a session that has not expired as far as we know."""
+        return self._session_id is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server is connected at this moment."""
+        return self.alive and bool(self.zk.connected)
+
+    def on_session(self, callback: Callable[[SessionEvent], None]) -> None:
+        """Have `callback` called on the event thread at every later change; it may use ZooKeeper, but not for long."""
+        with self._lock:
+            self._listeners.append(callback)
+
+    def off_session(self, callback: Callable[[SessionEvent], None]) -> None:
+        """Undo on_session(); a call under way may still end."""
+        with self._lock:
+            self._listeners = [each for each in self._listeners if each != callback]
+
+    # --- kazoo's connection thread ----------------------------------------------------------------------------------
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            event = self._connected()
+        elif state == KazooState.SUSPENDED:
+            event = SessionEvent.SUSPENDED
+        else:
+            self._session_id, event = None, SessionEvent.EXPIRED
+        if self._closing:
+            return
+        self._log(event)
+        self.events.post(lambda: self._tell(event))
+        if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
+            self.events.post(self._revive)
+
+    def _connected(self) -> SessionEvent:
+        before, self._session_id = self._session_id, self.zk.client_id[0]
+        return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
+
+    def _log(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SUSPENDED:
+            log.warning(
+                "lost the connection to ZooKeeper at %s: the session lives for up to %g s without one",
+                self.connect,
+                self.session_timeout,
+            )
+        elif event is SessionEvent.EXPIRED:
+            log.warning("the ZooKeeper session at %s has expired: connecting for a new one", self.connect)
+        else:
+            log.info("%s to ZooKeeper at %s, session 0x%x", event.value, self.connect, self._session_id or 0)
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _tell(self, event: SessionEvent) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            self.events.post(lambda listener=listener: listener(event))  # type: ignore[misc]
+
+    def _revive(self) -> None:
+        """kazoo's connection thread ends for good on an error it does not know (a damaged answer): start it again."""
+        if not self._closing:
+            log.warning("the ZooKeeper client stopped by itself: starting it again")
+            self.zk.stop()
+            self.zk.start_async()
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def _stop_client(self) -> None:
+        try:
+            self.zk.stop()
+            self.zk.close()
+        except (KazooException, OSError) as error:
+            log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
+
+    def _ensure_chroot(self, timeout: float) -> None:
+        """kazoo's ensure_path() does not create the parents of a chroot: a client without one does."""
+        if not self._chroot or self.nodes.exists_root():
+            return
+        client = self._client_factory(self._hosts, timeout=self.session_timeout, logger=_kazoo_log)
+        try:
+            client.start(timeout)
+            Znodes(client, self.connect, timeout).ensure([self._chroot])
+            client.stop()
+            client.close()
+        except (KazooException, client.handler.timeout_exception) as error:
+            raise CoordinationUnavailable(
+                f"cannot create the chroot {self._chroot} of {self.connect}: {type(error).__name__} {error}"
+            ) from error

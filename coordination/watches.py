@@ -1,0 +1,113 @@
+"""A watch on the children of one node that survives the loss of the connection and of the session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.protocol.states import EventType, WatchedEvent
+
+from .session import SessionEvent, ZkSession
+
+__all__ = ["ChildrenWatcher"]
+
+log = logging.getLogger(__name__)
+
+_LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
+
+_RETRY_SECONDS = 5.0
+
+
+class ChildrenWatcher:
+    """Calls `on_change(path, children)` on the session's event thread: once after start(), then after every change.
+
+    It is also called after each reconnection, because kazoo drops all watches when the connection is lost, and when a
+    child was replaced so fast that the names are the same again: whoever needs data reads it again. A burst of changes
+    may be one call; the last state is never missed. A missing node has no children, and is seen when it appears.
+    Every method may be called on any thread; state lives on the event thread.
+    """
+
+    def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, list[str]], None]) -> None:
+        self.path = path
+        self._session = session
+        self._on_change = on_change
+        self._reading = False
+        self._changed_while_reading = False
+        self._generation = 0
+        self._closed = False
+
+    def start(self) -> None:
+        self._session.on_session(self._session_changed)
+        self._session.events.post_once(self._read)
+
+    def close(self) -> None:
+        """Call `on_change` no more, except for a call under way. The server's watch, if set, fires into nothing."""
+        self._closed = True
+        self._session.off_session(self._session_changed)
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
+            # an answer to an earlier read may never come, and would say nothing about the watch
+            self._generation += 1
+            self._reading = False
+            self._read()
+
+    def _read(self) -> None:
+        """Read the children and leave a watch, one read at a time."""
+        if self._closed:
+            return
+        if self._reading:
+            self._changed_while_reading = True
+            return
+        self._reading, self._changed_while_reading = True, False
+        self._request(self._session.zk.get_children_async, self._children_read)
+
+    def _children_read(self, result: Any) -> None:
+        if isinstance(result.exception, NoNodeError):
+            self._request(self._session.zk.exists_async, self._absence_read)
+        elif result.exception is not None:
+            self._failed(result.exception)
+        else:
+            self._deliver(result.value)
+
+    def _absence_read(self, result: Any) -> None:
+        if result.exception is not None:
+            self._failed(result.exception)
+        elif result.value is None:
+            self._deliver([])
+        else:  # it was created in between
+            self._reading = False
+            self._read()
+
+    def _deliver(self, children: list[str]) -> None:
+        self._reading = False
+        if self._changed_while_reading:
+            self._read()
+        if not self._closed:
+            self._on_change(self.path, children)
+
+    def _failed(self, error: Exception) -> None:
+        self._reading = False
+        if not isinstance(error, _LOST):  # else the session's next event leads to the next read
+            log.error("cannot watch ZooKeeper node %s, again in %g s: %r", self.path, _RETRY_SECONDS, error)
+            self._session.events.post_later(_RETRY_SECONDS, self._read)
+
+    def _request(self, request: Callable[..., Any], arrived: Callable[[Any], None]) -> None:
+        generation = self._generation
+
+        def arrived_now(result: Any) -> None:
+            if generation == self._generation:
+                arrived(result)
+
+        post = self._session.events.post
+        request(self.path, watch=self._fired).rawlink(lambda result: post(lambda: arrived_now(result)))
+
+    # --- kazoo's callback thread ------------------------------------------------------------------------------------
+
+    def _fired(self, event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
+            self._session.events.post_once(self._read)

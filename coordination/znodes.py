@@ -1,0 +1,195 @@
+"""Blocking reads and writes of many znodes at once, with deadlines and metaq's errors.
+
+Requests are pipelined: all are sent, then all answers awaited, so a thousand nodes cost little more than one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
+
+from .fencing import FencedTransaction
+from .paths import ROOT, ancestors
+
+__all__ = ["Write", "Znode", "Znodes", "create_ephemeral", "create_persistent", "delete", "set_data"]
+
+_WINDOW = 1_000
+"""Requests under way at once: bounds kazoo's queue and the answer that is lost with a connection."""
+
+_RETRY_PAUSE = 0.05
+"""Seconds between two looks at a connection that is being made again."""
+
+_ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
+"""Answers to the operations before and behind the one that failed."""
+
+_TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
+
+
+class Znode(NamedTuple):
+    """One node as it was read. owner: session id of an ephemeral node, 0 for a persistent one."""
+
+    data: bytes | None
+    owner: int
+
+
+Write = Callable[[TransactionRequest], None]
+"""One operation of a fenced write."""
+
+
+def create_ephemeral(path: str, data: bytes) -> Write:
+    return lambda operations: operations.create(path, data, ephemeral=True)
+
+
+def create_persistent(path: str, data: bytes) -> Write:
+    return lambda operations: operations.create(path, data)
+
+
+def set_data(path: str, data: bytes) -> Write:
+    return lambda operations: operations.set_data(path, data)
+
+
+def delete(path: str) -> Write:
+    return lambda operations: operations.delete(path)
+
+
+class Znodes:
+    """Node operations of one session. Any thread but kazoo's own.
+
+    timeout: seconds that one call may take; then CoordinationUnavailable is raised. Reads, and the creation of
+    persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes are not.
+    """
+
+    def __init__(self, zk: KazooClient, connect: str, timeout: float) -> None:
+        self._zk = zk
+        self._connect = connect
+        self._timeout = timeout
+
+    # --- reads ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Znode | None:
+        """The node, or None if it does not exist."""
+        return self.get_many([path])[0]
+
+    def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
+        """As get(), for each path in order."""
+        answers = self._repeat([partial(self._zk.get_async, path) for path in paths], NoNodeError)
+        return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
+
+    def children(self, path: str) -> list[str]:
+        """Names of the children, in no order; none for a node that does not exist."""
+        return self.children_many([path])[0]
+
+    def children_many(self, paths: Sequence[str]) -> list[list[str]]:
+        """As children(), for each path in order."""
+        answers = self._repeat([partial(self._zk.get_children_async, path) for path in paths], NoNodeError)
+        return [answer or [] for answer in answers]
+
+    def exists_root(self) -> bool:
+        """Whether the root, which is the chroot, exists."""
+        (found,) = self._repeat([partial(self._zk.exists_async, ROOT)], NoNodeError)
+        return found is not None
+
+    # --- persistent nodes -------------------------------------------------------------------------------------------
+
+    def ensure(self, paths: Iterable[str]) -> None:
+        """Create the missing ones of `paths` and of their ancestors, with null data as 1.x does."""
+        wanted = dict.fromkeys(node for path in paths for node in (*ancestors(path), path))
+        # requests of one connection are carried out in order: an ancestor exists before its child is created
+        self._repeat([partial(self._zk.create_async, path, None) for path in wanted], NodeExistsError)
+
+    # --- fenced writes ----------------------------------------------------------------------------------------------
+
+    def write(self, session_id: int, writes: Sequence[Write]) -> list[KazooException | None]:
+        """Carry out each of `writes` by itself, in order, on session `session_id` only.
+
+        Returns for each None or kazoo's exception (NodeExistsError, NoNodeError, …). Raises SessionLost if one of them
+        found another session (the server has refused it), CoordinationUnavailable if the outcome of one is unknown.
+        """
+        failures: list[KazooException | None] = []
+        for start in range(0, len(writes), _WINDOW):
+            sent = [self._send(session_id, [write]) for write in writes[start : start + _WINDOW]]
+            failures += [self._outcome(transaction, result) for transaction, result in sent]
+        return failures
+
+    def write_atomically(self, session_id: int, writes: Sequence[Write]) -> KazooException | None:
+        """Carry out all of `writes` or none, on session `session_id` only; return why not. Raises as write().
+
+        The server accepts about 1 MB in one transaction.
+        """
+        return self._outcome(*self._send(session_id, writes))
+
+    def _send(self, session_id: int, writes: Sequence[Write]) -> tuple[FencedTransaction, Any]:
+        transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
+        for write in writes:
+            write(transaction.operations)
+        return transaction, transaction.send()
+
+    def _outcome(self, transaction: FencedTransaction, result: Any) -> KazooException | None:
+        try:
+            answers = result.get(timeout=self._timeout)
+        except (SessionExpiredError, ConnectionClosedError) as error:
+            raise SessionLost("the ZooKeeper session has ended") from error
+        except (ConnectionLoss, OperationTimeoutError, KazooTimeoutError) as error:
+            raise self._unavailable() from error
+        if transaction.was_refused:
+            raise SessionLost("the ZooKeeper session has ended and was replaced by a new one")
+        failed = [answer for answer in answers if isinstance(answer, KazooException)]
+        return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
+
+    # --- pipelining -------------------------------------------------------------------------------------------------
+
+    def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
+        """Make all requests, again those that lost the connection; `absent` is answered by None."""
+        deadline = time.monotonic() + self._timeout
+        answers: list[Any] = [None] * len(requests)
+        waiting = list(range(len(requests)))
+        while waiting:
+            again = []
+            for start in range(0, len(waiting), _WINDOW):
+                window = [(index, requests[index]()) for index in waiting[start : start + _WINDOW]]
+                for index, result in window:
+                    try:
+                        answers[index] = self._await(result, deadline)
+                    except _TRANSIENT:
+                        again.append(index)
+                    except absent:
+                        answers[index] = None
+            waiting = again
+            if waiting:
+                self._pause(deadline)
+        return answers
+
+    def _await(self, result: Any, deadline: float) -> Any:
+        try:
+            return result.get(timeout=max(0.0, deadline - time.monotonic()))
+        except KazooTimeoutError as error:
+            raise self._unavailable() from error
+        except ConnectionClosedError as error:
+            raise SessionLost("the ZooKeeper session was closed") from error
+
+    def _pause(self, deadline: float) -> None:
+        if time.monotonic() + _RETRY_PAUSE >= deadline:
+            raise self._unavailable()
+        time.sleep(_RETRY_PAUSE)
+
+    def _unavailable(self) -> CoordinationError:
+        return CoordinationUnavailable(
+            f"ZooKeeper at {self._connect} does not answer within {self._timeout:g} s: check that it can be reached"
+        )

@@ -1,0 +1,24 @@
+"""A real ZooKeeper server for all integration tests, and a fresh tree in it for each."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from metaq.coordination.embedded import EmbeddedZooKeeper
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    """ZooKeeper's own server on a free port; `.connect_string`. Ticks of 100 ms: sessions may expire after 0.2 s."""
+    directory: Path = tmp_path_factory.mktemp("zookeeper")
+    with EmbeddedZooKeeper(directory, tick_time_ms=100) as server:
+        yield server
+
+
+@pytest.fixture
+def chroot(zookeeper: EmbeddedZooKeeper) -> str:
+    """Connect string with a chroot of this test's own; ZkSession creates it."""
+    return f"{zookeeper.connect_string}/test-{next(_numbers)}"
