@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import resource
 import signal
 import sys
@@ -62,10 +63,18 @@ def run(ini_path: str, *, grace_seconds: float | None = None) -> int:
 class BrokerProcess:
     """Everything of one broker, put together. `run` blocks; all else happens on the reactor thread."""
 
-    def __init__(self, config: BrokerConfig, reactor: Any, grace_seconds: float | None = None) -> None:
-        """reactor: the real one (time, descriptors, threads)."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        reactor: Any,
+        grace_seconds: float | None = None,
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        """reactor: the real one (time, descriptors, threads). rng: chooses partitions for puts that leave it open."""
         self._config = config
         self._reactor = reactor
+        self._rng = rng
         grace = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
         self._grace_seconds = min(grace, _LONGEST_GRACE_SECONDS)
         self._failure: BaseException | None = None
@@ -81,15 +90,16 @@ class BrokerProcess:
         store = Store(self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread)
         store.open()
         try:
-            self._broker = Broker(
+            self.broker = Broker(
                 self._config,
                 store,
                 reactor=self._reactor,
                 run_in_thread=self._run_in_thread,
+                rng=self._rng,
                 on_topic=self._topic_appeared,
             )
-            self._factory = SessionFactory(self._broker, max_connections)
-            self._port = listen(self._broker, self._factory, self._reactor)
+            self._factory = SessionFactory(self.broker, max_connections)
+            self._port = listen(self.broker, self._factory, self._reactor)
             self._reactor.callWhenRunning(self._start)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._signalled)
@@ -123,7 +133,7 @@ class BrokerProcess:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        store = self._broker.store
+        store = self.broker.store
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
         schedules = [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
         self._retention = ScheduledCalls(schedules, self._apply_retention, self._reactor)
@@ -143,13 +153,13 @@ class BrokerProcess:
 
             self._registration = Registration(self._config, self._reactor)
             topics = {name: self._config.topics[name] for name in sorted(self._config.topics)}
-            topics.update(self._broker.partitions.stored_topics())
-            await self._registration.start(self._broker.port, topics)
+            topics.update(self.broker.partitions.stored_topics())
+            await self._registration.start(self.broker.port, topics)
         if not self._stopping:
             self._serving = True
             print(
-                f"metaq broker {self._config.broker_id} serving {self._broker.url} "
-                f"(data {', '.join(self._broker.store.data_paths)})",
+                f"metaq broker {self._config.broker_id} serving {self.broker.url} "
+                f"(data {', '.join(self.broker.store.data_paths)})",
                 flush=True,
             )
 
@@ -163,7 +173,7 @@ class BrokerProcess:
 
     def _apply_retention(self, schedule: Schedule) -> None:
         due = partial(self._is_due, schedule)
-        for segment in self._broker.store.apply_retention(due):
+        for segment in self.broker.store.apply_retention(due):
             _log.info(
                 "retention: %s-%d loses its segment at %d", segment.topic, segment.partition, segment.first_offset
             )
@@ -193,7 +203,7 @@ class BrokerProcess:
         await self._port.stopListening()  # type: ignore[no-untyped-call]
         self._factory.close_all()
         deadline = self._reactor.seconds() + _CLOSE_SECONDS
-        while self._broker.connections and self._reactor.seconds() < deadline:
+        while self.broker.connections and self._reactor.seconds() < deadline:
             await self._pause(0.02)
         self._tick.stop()
         self._retention.stop()

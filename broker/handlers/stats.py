@@ -90,7 +90,7 @@ def _topics_lines(broker: Broker) -> Iterator[str]:
             f"message_bytes {sum(log.size_bytes for log in partitions)} "
             f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
         )
-    yield from (f"{name} *Empty*" for name in broker.config.topics if name not in stored)
+    yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
 
 
 def _offsets_lines(broker: Broker) -> Iterator[str]:
