@@ -110,7 +110,8 @@ class Cluster:
         For a group without members: a consumer that owns a partition would overwrite its offset.
         """
         unknown = UNKNOWN_MESSAGE_ID
-        self._offsets.commit(group, {(each.topic, str(each)): Offset(unknown, at) for each, at in offsets.items()})
+        named = {(each.topic, str(each)): Offset(unknown, offset) for each, offset in offsets.items()}
+        self._offsets.commit(group, named, None)
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:
         """Consumer id by partition name (`<broker>-<partition>`) of the partitions that are owned now."""
@@ -121,5 +122,6 @@ class Cluster:
         return sorted(self.view.consumers(group))
 
     def group_topics(self, group: str) -> list[str]:
-        """Topics for which the group has members, owners or offsets, sorted."""
-        return self.view.group_topics(group)
+        """Topics that a live member subscribes, or for which the group has offsets, sorted."""
+        subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
+        return sorted(subscribed.union(self.view.committed_topics(group)))

@@ -41,7 +41,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         found = [
             _summary(address, partitions)
             for nodes in cluster.view.brokers().values()
-            for address in (nodes.master, *nodes.slaves.values())
+            for address in (nodes.master, *nodes.slaves)
             if address is not None
         ]
     if as_json:

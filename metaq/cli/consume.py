@@ -10,7 +10,6 @@ from typing import BinaryIO, Literal
 import click
 import simplejson
 
-from metaq import Consumer
 from metaq.client.cluster import Cluster
 from metaq.client.message import Message
 from metaq.protocol.errors import RequestTimedOut
@@ -126,6 +125,8 @@ def _consume_directly(
 def _consume_in_group(
     zk: str, topic: str, group: str, start: Position, tags: tuple[str, ...], output: Output, timer: IdleTimer
 ) -> None:
+    from metaq import Consumer  # only with a group
+
     beginning: Literal["earliest", "latest"] = "latest" if start.kind == "latest" else "earliest"
     with (
         stop_signal() as stop,

@@ -18,10 +18,10 @@ _PIPE_COLUMNS = 200
 """Width of tables that go to a file or pipe: there is no terminal to wrap for."""
 
 
-def console(stream: IO[str] | None = None) -> Console:
-    """A console on `stream` (default stdout): as wide as the terminal, or wide and plain where there is none."""
+def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
+    """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
     target = stream or sys.stdout
-    return Console(file=target, width=None if target.isatty() else _PIPE_COLUMNS, highlight=False)
+    return Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
 
 def print_json(value: Any) -> None:

@@ -13,6 +13,9 @@ import click
 
 __all__ = ["demo"]
 
+PIPE_COLUMNS = 100
+"""Width of what it prints where there is no terminal."""
+
 
 @click.command()
 @click.option("--flights", type=click.IntRange(1000), help="Only the first flights; default: all 336,776.")
@@ -54,7 +57,7 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path) -> int:
     from .report import Report
     from .story import Script, play
 
-    report = Report(console(sys.stdout))
+    report = Report(console(sys.stdout, pipe_columns=PIPE_COLUMNS))
     with locked_directory("--data-dir", directory):
         outcome = play(Script(directory.resolve(), brokers=brokers, flights=flights, rate=rate), report)
     report.carriers(outcome, carrier_names())
