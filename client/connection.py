@@ -337,7 +337,7 @@ class Connection:
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
-        """Receive once, at most max(patience, one tick) seconds, and complete what the bytes answer. Role holder only."""
+        """Receive once, max(patience, one tick) seconds at most, and complete what that answers. Role holder only."""
         try:
             if patience < _TICK and not _readable(self._fileno, patience):
                 self._expire()
@@ -445,7 +445,7 @@ class Connection:
             self.on_closed(self)
 
     def _shut_down(self) -> None:
-        """Wake a thread inside recv or send; the socket itself is closed by the last reader (its number may be reused)."""
+        """Wake a thread inside recv or send; the reader closes the socket (its number may be reused from then on)."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:

@@ -26,8 +26,8 @@ class Message:
     """One stored message. Only what every message needs is computed when it is made; the rest when it is looked at.
 
     partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
-    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: payload, with the attribute in front if flag bit 0 is
-    set.
+    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0
+    is set.
     """
 
     partition: TopicPartition
@@ -74,7 +74,7 @@ class Message:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """When it was stored, milliseconds since 1970; None for a message that a Java broker took (its ids are no clock)."""
+        """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids are no clock)."""
         return store_time_ms(self.id)
 
     @property

@@ -12,7 +12,7 @@ __all__ = ["Metadata", "TopicView"]
 
 
 class TopicView(NamedTuple):
-    """A topic at one moment: its partitions ordered numerically by (broker, partition), and where each broker listens."""
+    """A topic at one moment: its partitions, ordered by the numbers (broker, partition), and where each broker is."""
 
     partitions: tuple[TopicPartition, ...]
     endpoints: Mapping[int, Endpoint]

@@ -186,7 +186,12 @@ class FakeBroker:
 
     def drop_connections(self) -> None:
         """Close every connection but keep listening."""
-        self._run_there(lambda: [self._drop(session) for session in list(self._sessions.values())])
+
+        def drop_all() -> None:
+            for session in list(self._sessions.values()):
+                self._drop(session)
+
+        self._run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
         """Store messages directly; return their offsets. Parked pulls are answered."""

@@ -51,7 +51,7 @@ class Accumulator:
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
         """The next request's messages: at least one, then as many as fit.
 
-        Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in another order.
+        Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
         """
         queue = self.queue
         first = queue.popleft()

@@ -1,7 +1,7 @@
 """A concurrent.futures.Future without a lock of its own until somebody needs one.
 
-A plain Future makes a Condition and an RLock for every message (2 µs, and 2 µs more to set its result): a quarter of what
-an asynchronous send may cost. Most are looked at through `add_done_callback`, or after they are done.
+A plain Future makes a Condition and an RLock for every message (2 µs, and 2 µs more to set its result): a quarter of
+what an asynchronous send may cost. Most are looked at through `add_done_callback`, or after they are done.
 
 It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
@@ -38,7 +38,7 @@ class SendFuture(Future[T]):
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
         self._made_condition: threading.Condition | None = None
 
-    @property
+    @property  # type: ignore[override]  # CPython's is an attribute; nothing outside sets it
     def _condition(self) -> threading.Condition:
         if self._made_condition is None:
             with _making:

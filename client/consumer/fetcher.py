@@ -1,0 +1,275 @@
+"""Fetching ahead: one pull under way per partition, all partitions of a broker on one connection.
+
+There is no thread per partition and no loop that asks: the answer to a pull is taken on the connection's background
+reader thread, which stores it and sends the next pull at once, as long as the partition's buffer has room. What must
+wait (an error's pause, the text protocol's empty answers) is on the timer thread. So one thread per broker serves any
+number of partitions, and data arrives while the user works on what came before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.record import Buffer, iter_headers
+from metaq.protocol.remoting import PullReply, PullRequest, decode_runs
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Result, Value, encode_get
+
+from ..config import ConsumerConfig
+from ..connection import Connection, Endpoint, Reply
+from ..lookups import max_offset
+from ..pool import ConnectionPool
+from ..replies import frame_error, text_error
+from ..timers import Timers
+from ..values import TopicPartition
+from .partition_state import Chunk, PartitionState
+
+__all__ = ["LATEST", "Fetcher"]
+
+log = logging.getLogger(__name__)
+
+LATEST = INT64_MAX
+"""A start position: the end of the partition at the moment it is opened."""
+_CONNECT_SECONDS = 3.0
+_LARGEST_GET_BYTES = 32 << 20
+"""The text protocol's request stops growing here; no message is larger."""
+
+EndpointOf = Callable[[TopicPartition], Endpoint | None]
+
+
+class Fetcher:
+    """Keeps the buffers of a consumer's partitions filled. Any thread.
+
+    arrivals: gets a partition's state for each chunk that was added to it. endpoint_of: where a partition is read.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        tags: frozenset[str] | None,
+        pool: ConnectionPool,
+        endpoint_of: EndpointOf,
+        arrivals: SimpleQueue[PartitionState | None],
+        config: ConsumerConfig,
+        timers: Timers,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group = group
+        self._tags = tuple(sorted(tags)) if tags else ()
+        self._pool = pool
+        self._endpoint_of = endpoint_of
+        self._arrivals = arrivals
+        self._config = config
+        self._timers = timers
+        self._clock = clock
+
+    def open(self, state: PartitionState, offset: int) -> None:
+        """Begin to fetch at `offset` (LATEST = where the partition ends when its broker is asked)."""
+        if offset == LATEST:
+            self._timers.call_later(0, partial(self._open_at_end, state))
+        else:
+            self.move(state, offset)
+
+    def move(self, state: PartitionState, offset: int) -> None:
+        """Drop what was fetched and go on at `offset`."""
+        generation = state.start_at(offset)
+        with state.lock:
+            state.pulling = True
+        # on the timer thread: the first pull may have to connect
+        self._timers.call_later(0, partial(self._pull, state, generation))
+
+    def refill(self, state: PartitionState) -> None:
+        """Call after chunks were taken: pull again if there is room and no pull is under way."""
+        with state.lock:
+            if state.pulling or not self._has_room(state):
+                return
+            state.pulling = True
+            generation = state.generation
+        self._pull(state, generation)
+
+    def _has_room(self, state: PartitionState) -> bool:
+        return (
+            state.opened
+            and state.active
+            and not state.revoking
+            and state.buffered_bytes < self._config.max_buffered_bytes
+        )
+
+    # --- opening ----------------------------------------------------------------------------------------------------
+
+    def _open_at_end(self, state: PartitionState) -> None:
+        """Timer thread."""
+        if not state.active or state.opened:
+            return
+        try:
+            end = max_offset(self._connection(state), state.partition)
+        except MetaqError as error:
+            self._later(state, error, partial(self._open_at_end, state))
+            return
+        state.backoff.reset()
+        self.move(state, end)
+
+    def _connection(self, state: PartitionState) -> Connection:
+        endpoint = self._endpoint_of(state.partition)
+        if endpoint is None:
+            raise BrokerUnavailable(f"broker {state.partition.broker} is not registered")
+        return self._pool.connection(endpoint, _CONNECT_SECONDS)
+
+    # --- pulling ----------------------------------------------------------------------------------------------------
+
+    def _pull(self, state: PartitionState, generation: int) -> None:
+        if generation != state.generation or not state.active:
+            return
+        try:
+            connection = self._connection(state)
+            if connection.speaks_frames:
+                wait_ms, build = self._config.long_poll_ms, self._build_pull(state)
+            else:
+                wait_ms, build = 0, self._build_get(state)
+            deadline = self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds
+            connection.submit(build, partial(self._answered, state, generation, connection), deadline)
+        except MetaqError as error:
+            self._failed(state, generation, error)
+
+    def _build_pull(self, state: PartitionState) -> Callable[[int], Sequence[Buffer]]:
+        topic, _, number = state.partition
+        config = self._config
+        request = PullRequest(
+            topic, number, state.fetch_offset, config.fetch_max_bytes, self._group, self._tags, config.long_poll_ms
+        )
+        return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
+
+    def _build_get(self, state: PartitionState) -> Callable[[int], Sequence[Buffer]]:
+        topic, _, number = state.partition
+        if not state.fetch_bytes:
+            state.fetch_bytes = self._config.fetch_max_bytes
+        offset, size = state.fetch_offset, state.fetch_bytes
+        return lambda opaque: (encode_get(topic, self._group, number, offset, size, opaque),)
+
+    def _answered(
+        self,
+        state: PartitionState,
+        generation: int,
+        connection: Connection,
+        reply: Reply | None,
+        error: MetaqError | None,
+    ) -> None:
+        """Background reader thread of the connection."""
+        if generation != state.generation or not state.active:
+            return
+        try:
+            if isinstance(reply, Frame):
+                pause_ms = self._take_frame(state, generation, reply, connection.endpoint)
+            elif isinstance(reply, Value):
+                pause_ms = self._take_value(state, generation, bytes(reply.data))
+            elif isinstance(reply, Result):
+                pause_ms = self._take_result(state, generation, reply, connection.endpoint)
+            else:
+                raise error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
+        except MetaqError as failure:
+            self._failed(state, generation, failure)
+            return
+        self._recovered(state)
+        self._go_on(state, generation, pause_ms)
+
+    def _go_on(self, state: PartitionState, generation: int, pause_ms: int) -> None:
+        with state.lock:
+            if generation != state.generation:
+                return
+            if not self._has_room(state):
+                state.pulling = False
+                return
+        if pause_ms:
+            self._timers.call_later(pause_ms / 1000, partial(self._pull, state, generation))
+        else:
+            self._pull(state, generation)
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def _take_frame(self, state: PartitionState, generation: int, frame: Frame, endpoint: Endpoint) -> int:
+        if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
+            raise frame_error(frame, state.partition, endpoint)
+        reply = PullReply.from_ext(frame.ext)
+        if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._moved(state, generation, reply.next_offset)
+        elif reply.runs:
+            self._add_runs(state, generation, reply, frame.body)
+        elif frame.body or reply.next_offset != state.fetch_offset:
+            self._add(state, generation, Chunk(bytes(frame.body), state.fetch_offset, reply.next_offset))
+        return 0
+
+    def _add_runs(self, state: PartitionState, generation: int, reply: PullReply, body: memoryview) -> None:
+        """A filtered answer: stretches of records with gaps between them."""
+        runs = decode_runs(body, reply.runs)
+        ends = [offset for offset, _ in runs[1:]] + [reply.next_offset]
+        for (offset, records), end in zip(runs, ends, strict=True):
+            self._add(state, generation, Chunk(bytes(records), offset, end))
+
+    def _add(self, state: PartitionState, generation: int, chunk: Chunk) -> None:
+        if chunk.end_offset < chunk.offset + len(chunk.data):
+            raise RemoteProtocolError(f"{state.partition.topic} {state.partition}: an answer ends before its data")
+        if state.add(generation, chunk):
+            self._arrivals.put(state)
+
+    def _moved(self, state: PartitionState, generation: int, offset: int) -> None:
+        """The position is outside the readable bytes: go where the broker says."""
+        where = f"{state.partition.topic} {state.partition}"
+        if state.fetch_offset == offset:
+            raise RemoteProtocolError(f"{where}: the broker moves the position {offset} to itself")
+        if state.fetch_offset:  # 0 is how "earliest" begins
+            log.warning("%s: position %d is not readable, going on at %d", where, state.fetch_offset, offset)
+        self._add(state, generation, Chunk(b"", offset, offset))
+
+    def _take_value(self, state: PartitionState, generation: int, data: bytes) -> int:
+        """Text: a slice of the log; its last record is usually cut."""
+        complete = 0
+        for header in iter_headers(data):
+            complete = header.end
+        if not complete:
+            if state.fetch_bytes < _LARGEST_GET_BYTES:
+                state.fetch_bytes *= 2  # not even one record fits
+            return self._idle_pause(state)
+        state.fetch_bytes = self._config.fetch_max_bytes
+        state.idle_ms = 0
+        data = data[:complete] if complete < len(data) else data
+        self._add(state, generation, Chunk(data, state.fetch_offset, state.fetch_offset + complete))
+        return 0
+
+    def _take_result(self, state: PartitionState, generation: int, result: Result, endpoint: Endpoint) -> int:
+        if result.code in (Status.NOT_FOUND, Status.FORBIDDEN):
+            return self._idle_pause(state)
+        if result.code == Status.MOVED and result.text.strip().isdigit():
+            self._moved(state, generation, int(result.text))
+            return 0
+        raise text_error(result, state.partition, endpoint)
+
+    def _idle_pause(self, state: PartitionState) -> int:
+        """Nothing now: ask again after a pause that grows, as 1.x does."""
+        state.idle_ms = min(state.idle_ms + self._config.text_idle_step_ms, self._config.text_idle_max_ms)
+        return state.idle_ms
+
+    # --- errors -----------------------------------------------------------------------------------------------------
+
+    def _failed(self, state: PartitionState, generation: int, error: MetaqError) -> None:
+        self._later(state, error, partial(self._pull, state, generation))
+
+    def _later(self, state: PartitionState, error: MetaqError, action: Callable[[], None]) -> None:
+        pause = state.backoff.next()
+        if str(error) != state.complaint:
+            state.complaint = str(error)
+            where = f"{state.partition.topic} {state.partition}"
+            log.warning("fetching %s failed, next try in %.2f s: %s", where, pause, error)
+        self._timers.call_later(pause, action)
+
+    def _recovered(self, state: PartitionState) -> None:
+        if state.complaint:
+            log.info("fetching %s %s works again", state.partition.topic, state.partition)
+            state.complaint = ""
+        state.backoff.reset()

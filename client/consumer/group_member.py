@@ -1,0 +1,364 @@
+"""A consumer as a member of its group: carries out what the state machine (rebalance.py) decides.
+
+Everything here runs on one thread, the rebalance thread, except what says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+from metaq.coordination.assignment import Strategy
+from metaq.coordination.brokers import BrokerNodes
+from metaq.coordination.group import GroupMembership
+from metaq.coordination.offset_store import OffsetStore
+from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
+
+from ..backoff import Backoff
+from ..config import ConsumerConfig
+from ..connection import Endpoint
+from ..timers import Timers
+from ..values import TopicPartition
+from .fetcher import Fetcher
+from .handout import Handout
+from .offset_commit import OffsetCommitter
+from .partition_state import PartitionState
+from .rebalance import Action, Event, State, next_state
+
+__all__ = ["GroupMember", "Notice"]
+
+log = logging.getLogger(__name__)
+
+
+class Notice:
+    """Partitions that the polling thread must hear about. `done` is called on it, after the user's callback."""
+
+    def __init__(self, assigned: bool, partitions: Iterable[TopicPartition], done: Callable[[], None]) -> None:
+        self.assigned = assigned
+        self.partitions = sorted(partitions)
+        self.done = done
+
+
+class GroupMember:
+    """Owns partitions for one consumer.
+
+    owned: what it owns now; a new dict at each change, so any thread may read it.
+    notices: what the polling thread has to hear; `wake` makes it look.
+    """
+
+    def __init__(
+        self,
+        membership: GroupMembership,
+        store: OffsetStore,
+        committer: OffsetCommitter,
+        handout: Handout,
+        config: ConsumerConfig,
+        strategy: Strategy,
+        start: int,
+        timers: Timers,
+        wake: Callable[[], None],
+        wants_notice: bool,
+        clock: Callable[[], float] = time.monotonic,
+        random: random.Random | None = None,
+    ) -> None:
+        """start: offset of partitions without a committed one. wants_notice: the user is to be told of revocations."""
+        self.owned: dict[TopicPartition, PartitionState] = {}
+        self.notices: SimpleQueue[Notice] = SimpleQueue()
+        self.state = State.NEW
+        self._membership = membership
+        self._store = store
+        self._committer = committer
+        self._handout = handout
+        self._config = config
+        self._strategy = strategy
+        self._start = start
+        self._timers = timers
+        self._wake = wake
+        self._wants_notice = wants_notice
+        self._clock = clock
+        self._random = random or _RANDOM
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._change_is_queued = False
+        self._change_noted = False
+        self._joined = False
+        self._gains: list[TopicPartition] = []
+        self._losses: list[PartitionState] = []
+        self._draining: Notice | None = None
+        self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds, self._random.random)
+        self._reason = ""
+        self._began = clock()
+        self._moved = 0
+        self._brokers: Mapping[int, BrokerNodes] = {}
+        self._fetcher: Fetcher | None = None
+        self._thread = threading.Thread(target=self._run, name="metaq-rebalance", daemon=True)
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def begin(self, fetcher: Fetcher) -> None:
+        """Join the group in the background and keep partitions fetched by `fetcher`."""
+        self._fetcher = fetcher
+        self._events.put(Event.STARTED)
+        self._thread.start()
+
+    def changed(self) -> None:
+        """Members, partitions, brokers or the session may have changed. Several calls before the next look are one."""
+        if not self._change_is_queued:
+            self._change_is_queued = True
+            self._events.put(Event.CHANGED)
+
+    def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
+        """Where a partition is read: its master, else one of its slaves."""
+        nodes = self._brokers.get(partition.broker)
+        if nodes is None:
+            return None
+        address = nodes.master
+        if address is None and nodes.slaves:
+            address = nodes.slaves[0]
+        return None if address is None else Endpoint(address.host, address.port)
+
+    def close(self, timeout: float) -> bool:
+        """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
+        self._events.put(Event.CLOSE)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # --- the machine ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self.state is not State.LEFT:
+            event: Event | None = self._events.get()
+            if event is Event.CHANGED:
+                self._change_is_queued = False
+            while event is not None:
+                self.state, actions = next_state(self.state, event)
+                event = None
+                for action in actions:
+                    event = self._act(action)
+
+    def _act(self, action: Action) -> Event | None:
+        try:
+            return _ACTIONS[action](self)
+        except (MetaqError, OSError) as error:
+            return self._failed(action, error)
+        except Exception as error:  # a bug here must not end the consumer in silence: say it, pause, try again
+            log.exception("group %s: %s failed", self._membership.group, action.name)
+            return self._failed(action, error)
+
+    def _failed(self, action: Action, error: Exception) -> Event:
+        self._reason = str(error) or type(error).__name__
+        if action is Action.LEAVE:
+            log.warning("group %s: could not leave properly: %s", self._membership.group, self._reason)
+            return Event.GONE
+        if isinstance(error, SessionLost) and action is not Action.JOIN and not self._session_lives():
+            return Event.SESSION_LOST
+        return Event.FAILED
+
+    def _session_lives(self) -> bool:
+        return self._membership.session_id != 0
+
+    # --- actions ----------------------------------------------------------------------------------------------------
+
+    def _join(self) -> Event:
+        """After a lost session the membership registers again by itself, and then reports a change."""
+        if not self._joined:
+            self._membership.join()
+            self._joined = True
+        elif not self._session_lives():
+            raise SessionLost("there is no new ZooKeeper session yet")
+        return Event.JOINED
+
+    def _plan(self) -> Event:
+        if self._backoff.tries == 0:
+            self._began, self._moved = self._clock(), 0
+        self._change_noted = False
+        if not self._session_lives():
+            self._reason = "the ZooKeeper session is over"
+            return Event.SESSION_LOST
+        snapshot = self._membership.snapshot()
+        self._brokers = snapshot.brokers
+        me = self._membership.consumer_id
+        wanted: set[TopicPartition] = set()
+        for topic, consumers in snapshot.consumers.items():
+            if me not in consumers:
+                raise CoordinationError(f"{me} is not registered in the group")
+            names = self._strategy(me, consumers, snapshot.partitions[topic])
+            wanted.update(TopicPartition.parse(topic, name) for name in names)
+        return self._compare(wanted)
+
+    def _compare(self, wanted: set[TopicPartition]) -> Event:
+        owned = self.owned
+        self._gains = sorted(wanted - owned.keys())
+        self._losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
+        for partition in wanted & owned.keys():
+            self._keep(owned[partition])
+        if self._losses:
+            return Event.LOSSES
+        return Event.GAINS if self._gains else Event.SETTLED
+
+    def _keep(self, state: PartitionState) -> None:
+        """A hand-over that failed half-way is not wanted any more: go on with the partition."""
+        if state.revoking:
+            state.revoking = False
+            assert self._fetcher is not None
+            self._fetcher.move(state, state.position)
+
+    def _drain(self) -> Event | None:
+        losses = self._losses
+        for state in losses:
+            state.revoking = True
+        if not self._wants_notice and not self._handout.is_out(losses):
+            return Event.DRAINED
+        notice = Notice(False, (state.partition for state in losses), lambda: self._drained(notice))
+        self._draining = notice
+        self.notices.put(notice)
+        self._wake()
+        self._timers.call_later(self._config.revoke_wait_seconds, partial(self._drained, notice, late=True))
+        return None
+
+    def _drained(self, notice: Notice, late: bool = False) -> None:
+        """Polling thread, or timer thread (late)."""
+        if self._draining is not notice:
+            return
+        self._draining = None
+        if late:
+            log.warning(
+                "group %s: no poll() for %g s, so %s are handed over now; messages in work will come again elsewhere",
+                self._membership.group,
+                self._config.revoke_wait_seconds,
+                _names(notice.partitions),
+            )
+        self._events.put(Event.DRAINED)
+
+    def _release(self) -> Event:
+        losses = self._losses
+        self._committer.commit(losses)
+        self._membership.release_many([_znode(state.partition) for state in losses])
+        for state in losses:
+            state.deactivate()
+        lost = {state.partition for state in losses}
+        self.owned = {partition: state for partition, state in self.owned.items() if partition not in lost}
+        self._moved += len(losses)
+        self._losses = []
+        return Event.RELEASED
+
+    def _claim(self) -> Event:
+        membership = self._membership
+        fence = membership.session_id
+        granted = membership.claim_many([_znode(partition) for partition in self._gains])
+        claimed = [partition for partition in self._gains if _znode(partition) in granted]
+        if claimed:
+            self._begin(claimed, fence)
+        refused = [partition for partition in self._gains if _znode(partition) not in granted]
+        if not refused:
+            return Event.CLAIMED
+        holder = membership.owner(*_znode(refused[0])) or "nobody since a moment ago"
+        raise CoordinationError(f"{_names(refused)} cannot be claimed yet, {refused[0]} is held by {holder}")
+
+    def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
+        """Read the offsets only now: until the claim the previous owner may have committed."""
+        membership, names = self._membership, [_znode(partition) for partition in claimed]
+        try:
+            offsets = self._store.load_many(membership.group, names)
+        except BaseException:
+            membership.release_many(names)
+            raise
+        states = [PartitionState(partition, self._fetch_backoff(), fence) for partition in claimed]
+        self.owned = {**self.owned, **{state.partition: state for state in states}}
+        self._moved += len(states)
+        for state, stored in zip(states, offsets, strict=True):
+            if stored is not None:
+                state.committed = (stored.offset, stored.message_id)
+                state.last_id = stored.message_id
+            assert self._fetcher is not None
+            self._fetcher.open(state, self._start if stored is None else stored.offset)
+        self.notices.put(Notice(True, claimed, lambda: None))
+        self._wake()
+
+    def _fetch_backoff(self) -> Backoff:
+        return Backoff(self._config.error_min_seconds, self._config.error_max_seconds, self._random.random)
+
+    def _settle(self) -> Event | None:
+        if self._moved or self._backoff.tries:
+            log.info(
+                "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
+                self._membership.group,
+                self._membership.consumer_id,
+                len(self.owned),
+                self._clock() - self._began,
+                self._backoff.tries + 1,
+            )
+        self._backoff.reset()
+        return Event.CHANGED if self._change_noted else None
+
+    def _note_change(self) -> None:
+        self._change_noted = True
+
+    def _pause(self) -> None:
+        pause = self._backoff.next()
+        log.warning(
+            "group %s: rebalance try %d failed, next in %.2f s, keeping %d partitions: %s",
+            self._membership.group,
+            self._backoff.tries,
+            pause,
+            len(self.owned),
+            self._reason,
+        )
+        self._timers.call_later(pause, lambda: self._events.put(Event.PAUSE_OVER))
+
+    def _abandon(self) -> Event:
+        """The owner nodes are gone with the session; a commit could overwrite a new owner's."""
+        lost, self.owned = self.owned, {}
+        for state in lost.values():
+            state.deactivate()
+        if lost:
+            log.warning(
+                "group %s: %s; %d partitions are lost, joining again", self._membership.group, self._reason, len(lost)
+            )
+            self.notices.put(Notice(False, lost, lambda: None))
+            self._wake()
+        return Event.CHANGED
+
+    def _leave(self) -> Event:
+        self._draining = None
+        owned, self.owned = self.owned, {}
+        for state in owned.values():
+            state.revoking = True
+        try:
+            if self._session_lives():
+                self._committer.commit(owned.values())
+        finally:
+            for state in owned.values():
+                state.deactivate()
+            self._membership.leave()  # releases what is held
+        return Event.GONE
+
+
+_RANDOM = random.Random()
+
+_ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
+    Action.JOIN: GroupMember._join,
+    Action.PLAN: GroupMember._plan,
+    Action.DRAIN: GroupMember._drain,
+    Action.RELEASE: GroupMember._release,
+    Action.CLAIM: GroupMember._claim,
+    Action.SETTLE: GroupMember._settle,
+    Action.NOTE_CHANGE: GroupMember._note_change,
+    Action.PAUSE: GroupMember._pause,
+    Action.ABANDON: GroupMember._abandon,
+    Action.LEAVE: GroupMember._leave,
+}
+
+
+def _znode(partition: TopicPartition) -> tuple[str, str]:
+    """How coordination names a partition."""
+    return partition.topic, str(partition)
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    shown = ", ".join(f"{each.topic} {each}" for each in partitions[:5])
+    return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more"

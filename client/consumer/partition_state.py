@@ -1,0 +1,112 @@
+"""What a consumer knows about one partition it owns.
+
+Who may touch what: the fetching side (reader threads, timers) changes `fetch_offset` and `pulling`, appends to `chunks`;
+the polling thread takes from `chunks` and changes `position` and `consumed`; the rebalance thread ends it all with
+`deactivate`. `lock` guards chunks, buffered_bytes, pulling, active and generation; the rest has one writer.
+
+A seek or the loss of the partition begins a new generation: an answer to a pull of an older one is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..backoff import Backoff
+from ..values import TopicPartition
+
+__all__ = ["UNKNOWN_MESSAGE_ID", "Chunk", "PartitionState"]
+
+UNKNOWN_MESSAGE_ID = -1
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Fetched records that lie back to back in the partition; nothing is checked yet.
+
+    offset: of data[start]. start: where the next record to hand out begins in `data`. end_offset: the position once the
+    chunk is used up; it may lie behind the last record, where the broker skipped others (tag filter).
+    """
+
+    data: bytes
+    offset: int
+    end_offset: int
+    start: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PartitionState:
+    """One claim of one partition; made when it is claimed, useless once inactive."""
+
+    partition: TopicPartition
+    backoff: Backoff
+    fence: Any = None
+    """Proof of ownership for commits (the ZooKeeper session of the owner node)."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    active: bool = True
+    revoking: bool = False
+    """Another member shall get it: nothing is fetched or handed out any more."""
+    opened: bool = False
+    """The first position is known."""
+    generation: int = 0
+    fetch_offset: int = 0
+    pulling: bool = False
+    chunks: deque[Chunk] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    position: int = 0
+    """Byte offset of the next message to hand out."""
+    last_id: int = UNKNOWN_MESSAGE_ID
+    consumed: tuple[int, int] | None = None
+    """(next offset, last message id) that a commit may write; None before the first message."""
+    committed: tuple[int, int] | None = None
+    """What the last successful commit of this claim wrote, or what was stored when it began."""
+    damage: int = 0
+    """Records in a row with a wrong checksum at one position."""
+    fetch_bytes: int = 0
+    """Asked for by the next `get` (text protocol: grows while no record fits)."""
+    idle_ms: int = 0
+    complaint: str = ""
+    """The last fetch error that was logged, so that one trouble gives one line."""
+
+    def start_at(self, offset: int) -> int:
+        """Begin a new generation at `offset`: fetched data and answers under way are dropped. Returns its number."""
+        with self.lock:
+            self.generation += 1
+            self.chunks.clear()
+            self.buffered_bytes = 0
+            self.pulling = False
+            self.fetch_offset = self.position = offset
+            self.opened = True
+            return self.generation
+
+    def add(self, generation: int, chunk: Chunk) -> bool:
+        """Append fetched data; False if the partition was lost or moved meanwhile (the data is dropped)."""
+        with self.lock:
+            if generation != self.generation or not self.active or self.revoking:
+                return False
+            self.chunks.append(chunk)
+            self.buffered_bytes += len(chunk.data)
+            self.fetch_offset = chunk.end_offset
+            return True
+
+    def next_chunk(self) -> Chunk | None:
+        """The oldest fetched chunk, left in place until `drop_chunk`. Polling thread."""
+        with self.lock:
+            return self.chunks[0] if self.chunks and self.active and not self.revoking else None
+
+    def drop_chunk(self, chunk: Chunk) -> None:
+        """The chunk was handed out completely. Polling thread."""
+        with self.lock:
+            if self.chunks and self.chunks[0] is chunk:
+                self.chunks.popleft()
+                self.buffered_bytes -= len(chunk.data)
+
+    def deactivate(self) -> None:
+        """The partition is lost: drop everything fetched."""
+        with self.lock:
+            self.active = False
+            self.generation += 1
+            self.chunks.clear()
+            self.buffered_bytes = 0

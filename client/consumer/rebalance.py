@@ -1,0 +1,144 @@
+"""When a consumer joins, plans, hands over, claims and leaves: the state machine, as a table.
+
+    NEW ─started→ JOINING ─joined→ PLANNING ─losses→ DRAINING ─drained→ RELEASING ─released→ CLAIMING ─claimed→ STABLE
+                     │                │  └──────────────gains──────────────────────────────────↗          │
+                   failed           failed (also from RELEASING and CLAIMING)                         changed
+                     ↓                ↓                                                                   ↓
+                 JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
+
+It never gives up: every failure leads to a pause and another try, and what is owned meanwhile is kept. A lost
+ZooKeeper session takes all ownership with it (DISCONNECTED) and the consumer joins again.
+
+Actions run one after another on the rebalance thread (group_member.py), and most report an event of their own. A pair
+that is not in the table is a bug and raises.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from metaq.protocol.errors import LocalProtocolError
+
+__all__ = ["TABLE", "Action", "Event", "State", "next_state"]
+
+
+class State(Enum):
+    NEW = auto()
+    JOINING = auto()
+    """Registering in the group."""
+    JOIN_LATER = auto()
+    """Could not register: waiting for the next try."""
+    PLANNING = auto()
+    """Reading the group and computing what this member should own."""
+    PLAN_LATER = auto()
+    """A try failed, for example because another member still holds a partition: waiting for the next one."""
+    DRAINING = auto()
+    """Partitions to hand over are not fetched any more; the polling thread must let go of them."""
+    RELEASING = auto()
+    """Committing and releasing them."""
+    CLAIMING = auto()
+    """Claiming what is newly assigned."""
+    STABLE = auto()
+    """Owns what it should."""
+    DISCONNECTED = auto()
+    """The ZooKeeper session is over, and all ownership with it."""
+    LEAVING = auto()
+    LEFT = auto()
+
+
+class Event(Enum):
+    STARTED = auto()
+    JOINED = auto()
+    SETTLED = auto()
+    """The plan is what is owned already."""
+    GAINS = auto()
+    """The plan has more partitions, and none fewer."""
+    LOSSES = auto()
+    """The plan has partitions to hand over."""
+    DRAINED = auto()
+    """The polling thread has let go, or the wait for it is over."""
+    RELEASED = auto()
+    CLAIMED = auto()
+    FAILED = auto()
+    PAUSE_OVER = auto()
+    CHANGED = auto()
+    """Members, partitions, brokers or the session may have changed."""
+    SESSION_LOST = auto()
+    CLOSE = auto()
+    GONE = auto()
+    """Everything is released and the registration taken back, or could not be in time."""
+
+
+class Action(Enum):
+    JOIN = auto()
+    """Reports JOINED, FAILED."""
+    PLAN = auto()
+    """Reports SETTLED, GAINS, LOSSES, FAILED, SESSION_LOST."""
+    DRAIN = auto()
+    """Leads to DRAINED."""
+    RELEASE = auto()
+    """Reports RELEASED, FAILED, SESSION_LOST."""
+    CLAIM = auto()
+    """Reports CLAIMED, FAILED, SESSION_LOST."""
+    SETTLE = auto()
+    """Success: resets the back-off. Reports CHANGED if something changed meanwhile."""
+    NOTE_CHANGE = auto()
+    """Remember that the plan must be made again."""
+    PAUSE = auto()
+    """Leads to PAUSE_OVER."""
+    ABANDON = auto()
+    """Drop everything owned, without a commit. Reports CHANGED."""
+    LEAVE = auto()
+    """Reports GONE."""
+
+
+_A, _E, _S = Action, Event, State
+
+TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
+    (_S.NEW, _E.STARTED): (_S.JOINING, (_A.JOIN,)),
+    (_S.JOINING, _E.JOINED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.JOINING, _E.FAILED): (_S.JOIN_LATER, (_A.PAUSE,)),
+    (_S.JOIN_LATER, _E.PAUSE_OVER): (_S.JOINING, (_A.JOIN,)),
+    (_S.PLANNING, _E.SETTLED): (_S.STABLE, (_A.SETTLE,)),
+    (_S.PLANNING, _E.GAINS): (_S.CLAIMING, (_A.CLAIM,)),
+    (_S.PLANNING, _E.LOSSES): (_S.DRAINING, (_A.DRAIN,)),
+    (_S.PLANNING, _E.FAILED): (_S.PLAN_LATER, (_A.PAUSE,)),
+    (_S.PLAN_LATER, _E.PAUSE_OVER): (_S.PLANNING, (_A.PLAN,)),
+    (_S.PLAN_LATER, _E.CHANGED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.DRAINING, _E.DRAINED): (_S.RELEASING, (_A.RELEASE,)),
+    (_S.RELEASING, _E.RELEASED): (_S.CLAIMING, (_A.CLAIM,)),
+    (_S.RELEASING, _E.FAILED): (_S.PLAN_LATER, (_A.PAUSE,)),
+    (_S.CLAIMING, _E.CLAIMED): (_S.STABLE, (_A.SETTLE,)),
+    (_S.CLAIMING, _E.FAILED): (_S.PLAN_LATER, (_A.PAUSE,)),
+    (_S.STABLE, _E.CHANGED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.DISCONNECTED, _E.CHANGED): (_S.JOINING, (_A.JOIN,)),
+    (_S.LEAVING, _E.GONE): (_S.LEFT, ()),
+}
+
+# a change while a try is under way: finish the try, then look again
+for _state in (_S.DRAINING, _S.RELEASING, _S.CLAIMING, _S.PLANNING):
+    TABLE[_state, _E.CHANGED] = (_state, (_A.NOTE_CHANGE,))
+# before joining there is no plan that could be out of date
+for _state in (_S.NEW, _S.JOINING, _S.JOIN_LATER):
+    TABLE[_state, _E.CHANGED] = (_state, ())
+# the session can end while anything but joining goes on
+for _state in (_S.PLANNING, _S.RELEASING, _S.CLAIMING):
+    TABLE[_state, _E.SESSION_LOST] = (_S.DISCONNECTED, (_A.ABANDON,))
+# answers to a wait that has ended otherwise
+for _state in State:
+    TABLE.setdefault((_state, _E.PAUSE_OVER), (_state, ()))
+    TABLE.setdefault((_state, _E.DRAINED), (_state, ()))
+# closing is possible at any time, and nothing else matters after it
+for _state in State:
+    if _state in (_S.LEAVING, _S.LEFT):
+        TABLE[_state, _E.CHANGED] = TABLE[_state, _E.CLOSE] = (_state, ())
+    else:
+        TABLE[_state, _E.CLOSE] = (_S.LEAVING, (_A.LEAVE,))
+
+
+def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """What an event leads to. Raises LocalProtocolError for a pair that cannot happen."""
+    found = TABLE.get((state, event))
+    if found is None:
+        raise LocalProtocolError(f"a consumer in state {state.name} cannot take the event {event.name}: this is a bug")
+    return found

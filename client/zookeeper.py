@@ -1,0 +1,82 @@
+"""The producer's picture of the cluster, kept current by ZooKeeper watches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.session import ZkSession
+from metaq.protocol.limits import check_topic
+
+from .connection import Endpoint
+from .metadata import TopicView
+from .values import TopicPartition
+
+__all__ = ["ZooKeeperMetadata"]
+
+log = logging.getLogger(__name__)
+
+
+class ZooKeeperMetadata:
+    """One ZooKeeper session; a topic is read and watched from the first time it is asked for.
+
+    Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, read on any.
+    """
+
+    def __init__(self, connect: str, root: str, session_timeout: float, start_timeout: float) -> None:
+        """Raises CoordinationUnavailable if no server answers within `start_timeout` seconds."""
+        self._session = ZkSession(connect, root, session_timeout)
+        self._cluster = ClusterView(self._session)
+        self._views: dict[str, TopicView] = {}
+        self._first_read = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+        try:
+            self._session.start(start_timeout)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def view(self, topic: str) -> TopicView:
+        found = self._views.get(topic)
+        return self._watch(topic) if found is None else found
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _watch(self, topic: str) -> TopicView:
+        check_topic(topic)
+        with self._first_read:
+            found = self._views.get(topic)
+            if found is None:
+                found = self._views[topic] = self._read(topic)
+                self._cluster.watch_topic(topic, self._changed)
+        return found
+
+    def _read(self, topic: str) -> TopicView:
+        """Blocks for a few round trips."""
+        endpoints = {
+            broker_id: Endpoint(nodes.master.host, nodes.master.port)
+            for broker_id, nodes in self._cluster.brokers().items()
+            if nodes.master is not None  # a slave takes no messages
+        }
+        partitions = (
+            TopicPartition(topic, broker, number)
+            for broker, number in self._cluster.topic_partitions(topic)
+            if broker in endpoints
+        )
+        return TopicView(tuple(partitions), endpoints)
+
+    def _changed(self, topic: str) -> None:
+        """The session's event thread."""
+        view = self._read(topic)
+        if view == self._views.get(topic):
+            return
+        self._views[topic] = view
+        log.info("topic %s has %d partitions on %d brokers", topic, len(view.partitions), len(view.endpoints))
+        for listener in self._listeners:
+            listener(topic)
