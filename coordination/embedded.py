@@ -51,8 +51,8 @@ _POLL = 0.03
 class EmbeddedZooKeeper:
     """start() it, use connect_string, stop() it. One thread at a time.
 
-    data_dir: made if missing; holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. port: 0 chooses
-    a free one, kept over restarts. tick_time_ms: sessions may ask for 2 ticks to 60 s.
+    data_dir: made if missing; holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. port: 0
+    chooses a free one, kept over restarts. tick_time_ms: sessions may ask for 2 ticks to 60 s.
     The server ends with this process, even when that is killed (Linux).
     """
 

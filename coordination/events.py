@@ -28,6 +28,7 @@ class EventThread:
 
     def __init__(self, name: str) -> None:
         self._calls: deque[Callable[[], None]] = deque()
+        self._once: set[Callable[[], None]] = set()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -45,7 +46,8 @@ class EventThread:
     def post_once(self, call: Callable[[], None]) -> None:
         """As post(), unless an equal call is still waiting: a burst of events becomes one."""
         with self._changed:
-            if not self._closed and call not in self._calls:
+            if not self._closed and call not in self._once:
+                self._once.add(call)
                 self._calls.append(call)
                 self._changed.notify()
 
@@ -75,7 +77,11 @@ class EventThread:
         with self._changed:
             while not (self._calls or self._closed):
                 self._changed.wait()
-            return self._calls.popleft() if self._calls else None
+            if not self._calls:
+                return None
+            call = self._calls.popleft()
+            self._once.discard(call)
+            return call
 
 
 class PersistentTask:
@@ -116,7 +122,7 @@ class PersistentTask:
         while self._wait_until_wanted():
             pause = self._try()
             if pause:
-                self._wait_or_close(pause)
+                self._wait_to_retry(pause)
 
     def _wait_until_wanted(self) -> bool:
         with self._changed:
@@ -125,10 +131,11 @@ class PersistentTask:
             self._wanted = False
             return not self._closed
 
-    def _wait_or_close(self, pause: float) -> None:
+    def _wait_to_retry(self, pause: float) -> None:
+        """Returns early after a trigger: what made the attempt fail may be over."""
         with self._changed:
+            self._changed.wait_for(lambda: self._wanted or self._closed, pause)
             self._wanted = True
-            self._changed.wait_for(lambda: self._closed, pause)
 
     def _try(self) -> float:
         """Make one attempt; return the seconds to wait before the next one, 0 after a success."""

@@ -11,15 +11,21 @@ A version check would not do instead of the session: a re-created owner node sta
 from __future__ import annotations
 
 import time
+from enum import Enum
 from typing import Any
 
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.serialization import CheckVersion, Transaction
 
-__all__ = ["FencedTransaction"]
+__all__ = ["FencedTransaction", "Refusal"]
 
 _NO_VERSION = -(1 << 31)
 """No node has it: ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
+
+
+class Refusal(Enum):
+    SESSION = "its turn came on another session"
+    DEADLINE = "its turn came too late"
 
 
 class FencedTransaction:
@@ -37,7 +43,7 @@ class FencedTransaction:
     def send(self) -> Any:
         """Queue it; return kazoo's AsyncResult of the list of results, an exception in place of each failed operation.
 
-        The result's exception is kazoo's ConnectionLoss when the outcome is unknown. Ask `was_refused` with the list.
+        The result's exception is kazoo's ConnectionLoss when the outcome is unknown. With the list, ask for `refusal`.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline
@@ -47,9 +53,9 @@ class FencedTransaction:
         return result
 
     @property
-    def was_refused(self) -> bool:
-        """Whether its turn came on another session; then the server has changed nothing. Known with the result."""
-        return self._request.refused
+    def refusal(self) -> Refusal | None:
+        """Why it was sent as one that changes nothing; None if it was sent as it is. Known with the result."""
+        return self._request.refusal
 
 
 class _Request(Transaction):  # type: ignore[misc]
@@ -58,10 +64,15 @@ class _Request(Transaction):  # type: ignore[misc]
     zk: KazooClient
     session_id: int
     deadline: float
-    refused = False
+    refusal: Refusal | None = None
 
     def serialize(self) -> bytes:
-        identity = self.zk.client_id
-        self.refused = identity is None or identity[0] != self.session_id or time.monotonic() >= self.deadline
-        sent = Transaction([CheckVersion(self.operations[0].path, _NO_VERSION)]) if self.refused else self
+        self.refusal = self._reason_to_refuse()
+        sent = Transaction([CheckVersion(self.operations[0].path, _NO_VERSION)]) if self.refusal else self
         return bytes(Transaction.serialize(sent))
+
+    def _reason_to_refuse(self) -> Refusal | None:
+        identity = self.zk.client_id
+        if identity is None or identity[0] != self.session_id:
+            return Refusal.SESSION
+        return Refusal.DEADLINE if time.monotonic() >= self.deadline else None

@@ -42,11 +42,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 def _java_version(java: str) -> int:
     """Major version, 0 if it does not say: from the `release` file beside it, which costs no start of a JVM."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
-    try:
-        said = release.read_text("utf-8")
-    except OSError:
-        said = _ask_java(java)
-    found = _VERSION.search(said.partition("JAVA_VERSION=")[2] or said)
+    said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""
+    found = _VERSION.search(said) or _VERSION.search(_ask_java(java))
     return int(found[1]) if found else 0
 
 

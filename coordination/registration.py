@@ -109,13 +109,20 @@ class BrokerRegistration:
     def add_topic(self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True) -> None:
         """Register a topic, or change how it is registered. Before register() it is only remembered.
 
-        Raises CoordinationUnavailable, SessionLost; it is remembered all the same, for the next session.
+        Raises CoordinationUnavailable, SessionLost; it is registered in the background then.
         """
         added = TopicRegistration(topic, partitions, publish, subscribe)
         with self._lock:
             known, self._topics[topic] = self._topics.get(topic), added
             if self._registered and known != added:
-                self._register_topics(self._session.session_id, [added])
+                self._register_topic(added)
+
+    def _register_topic(self, added: TopicRegistration) -> None:
+        try:
+            self._register_topics(self._session.session_id, [added])
+        except CoordinationError:
+            self._again.trigger()
+            raise
 
     def update_checksum(self, config_checksum: int) -> None:
         """Publish the checksum of a server.ini that was loaded again; slaves watch it."""
@@ -156,7 +163,7 @@ class BrokerRegistration:
         with self._lock:
             if self._registered:
                 self._register_all()
-                log.warning("broker %s is registered again after its ZooKeeper session expired", self._name)
+                log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
     def _register_all(self) -> None:
         session_id = self._session.session_id
@@ -237,9 +244,8 @@ class BrokerRegistration:
         existing = [path for path, failure in zip(wanted, failures, strict=True) if _is(failure, NodeExistsError)]
         nodes = zip(existing, self._session.nodes.get_many(existing), strict=True)
         stale = [path for path, node in nodes if not node or node.owner != session_id or node.data != wanted[path]]
-        for path in stale:
-            self._write(session_id, [delete(path)], NoNodeError)
-            self._write(session_id, [create_ephemeral(path, wanted[path])])
+        anew = [write for path in stale for write in (delete(path), create_ephemeral(path, wanted[path]))]
+        self._write(session_id, anew, NoNodeError)
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 

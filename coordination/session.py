@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
@@ -65,6 +66,7 @@ class ZkSession:
         session_timeout: float = DEFAULT_SESSION_TIMEOUT,
         *,
         client_factory: Callable[..., KazooClient] = KazooClient,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         hosts, chroot = split_connect_string(connect)
         self.connect = connect
@@ -80,6 +82,8 @@ class ZkSession:
         self.events = EventThread("metaq coordination")
         self._hosts, self._chroot = hosts, chroot
         self._client_factory = client_factory
+        self._clock = clock
+        self._suspended_at: float | None = None
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
@@ -153,6 +157,16 @@ class ZkSession:
         """Whether a server is connected at this moment."""
         return self.alive and bool(self.zk.connected)
 
+    @property
+    def suspended_seconds(self) -> float:
+        """How long there has been no connection; 0.0 while there is one.
+
+        The connection is given up after up to two thirds of the session timeout without an answer, so from a third of
+        the timeout on, others may own what this session owned.
+        """
+        since = self._suspended_at
+        return 0.0 if since is None else self._clock() - since
+
     def on_session(self, callback: Callable[[SessionEvent], None]) -> None:
         """Have `callback` called on the event thread at every later change; it may use ZooKeeper, but not for long."""
         with self._lock:
@@ -169,7 +183,7 @@ class ZkSession:
         if state == KazooState.CONNECTED:
             event = self._connected()
         elif state == KazooState.SUSPENDED:
-            event = SessionEvent.SUSPENDED
+            self._suspended_at, event = self._clock(), SessionEvent.SUSPENDED
         else:
             self._session_id, event = None, SessionEvent.EXPIRED
         if self._closing:
@@ -180,6 +194,7 @@ class ZkSession:
             self.events.post(self._revive)
 
     def _connected(self) -> SessionEvent:
+        self._suspended_at = None
         before, self._session_id = self._session_id, self.zk.client_id[0]
         return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
 from kazoo.protocol.states import EventType, WatchedEvent
+from metaq.protocol.errors import CoordinationError
 
 from .session import SessionEvent, ZkSession
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 
-_RETRY_SECONDS = 5.0
+_RETRY_SECONDS = 2.0
 
 
 class ChildrenWatcher:
@@ -26,7 +27,8 @@ class ChildrenWatcher:
     It is also called after each reconnection, because kazoo drops all watches when the connection is lost, and when a
     child was replaced so fast that the names are the same again: whoever needs data reads it again. A burst of changes
     may be one call; the last state is never missed. A missing node has no children, and is seen when it appears.
-    Every method may be called on any thread; state lives on the event thread.
+    When `on_change` raises CoordinationError it is called again after 2 s. Any thread may call the methods; the state
+    lives on the event thread.
     """
 
     def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, list[str]], None]) -> None:
@@ -87,14 +89,27 @@ class ChildrenWatcher:
         self._reading = False
         if self._changed_while_reading:
             self._read()
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             self._on_change(self.path, children)
+        except CoordinationError as error:
+            self._read_later(error)
 
     def _failed(self, error: Exception) -> None:
         self._reading = False
         if not isinstance(error, _LOST):  # else the session's next event leads to the next read
-            log.error("cannot watch ZooKeeper node %s, again in %g s: %r", self.path, _RETRY_SECONDS, error)
-            self._session.events.post_later(_RETRY_SECONDS, self._read)
+            self._read_later(error)
+
+    def _read_later(self, error: Exception) -> None:
+        log.warning(
+            "a change of ZooKeeper node %s could not be followed, again in %g s: %s %s",
+            self.path,
+            _RETRY_SECONDS,
+            type(error).__name__,
+            error,
+        )
+        self._session.events.post_later(_RETRY_SECONDS, self._read)
 
     def _request(self, request: Callable[..., Any], arrived: Callable[[Any], None]) -> None:
         generation = self._generation

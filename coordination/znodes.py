@@ -25,7 +25,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
-from .fencing import FencedTransaction
+from .fencing import FencedTransaction, Refusal
 from .paths import ROOT, ancestors
 
 __all__ = ["Write", "Znode", "Znodes", "create_ephemeral", "create_persistent", "delete", "set_data"]
@@ -148,8 +148,10 @@ class Znodes:
             raise SessionLost("the ZooKeeper session has ended") from error
         except (ConnectionLoss, OperationTimeoutError, KazooTimeoutError) as error:
             raise self._unavailable() from error
-        if transaction.was_refused:
+        if transaction.refusal is Refusal.SESSION:
             raise SessionLost("the ZooKeeper session has ended and was replaced by a new one")
+        if transaction.refusal is Refusal.DEADLINE:
+            raise self._unavailable()
         failed = [answer for answer in answers if isinstance(answer, KazooException)]
         return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
 
