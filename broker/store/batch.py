@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
 from metaq.protocol.limits import INT32_MAX
 from metaq.protocol.record import (

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
+
 from metaq.protocol.record import Buffer
 
 from .files import Files, OpenFile
@@ -139,19 +140,26 @@ def _write_all(files: Files, fd: int, data: Buffer, position: int) -> None:
         position += written
 
 
+_CHUNK_UNITS = 64  # of the first read; the next ones are larger
+_MAX_BOUNDARIES = 256
+
+
 class Index:
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
-    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Reads cost O(log n) unit reads.
+    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(log n) unit reads, but O(1)
+    where `units_ending_by` has ended before: whoever reads on from there is the common case. (Units never change, so a
+    boundary between two records once known stays true.)
     """
 
-    __slots__ = ("_tail", "file", "max_stored_id", "stored")
+    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "stored")
 
     def __init__(self, file: OpenFile, stored: int = 0, max_stored_id: int = 0, tail: Buffer = b"") -> None:
         self.file = file
         self.stored = stored
         self.max_stored_id = max_stored_id
         self._tail = bytearray(tail)
+        self._boundaries: dict[int, int] = {}  # byte offset between two records -> records before it
 
     def __len__(self) -> int:
         """Number of units."""
@@ -199,13 +207,40 @@ class Index:
             parts.append(bytes(self._tail[max(0, start - stored) * UNIT_BYTES : (stop - stored) * UNIT_BYTES]))
         return np.frombuffer(b"".join(parts), UNIT_DTYPE)
 
+    def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
+        """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
+        stop = min(len(self), start + max_count)
+        chunks = []
+        size = _CHUNK_UNITS
+        while start < stop:
+            chunk = self.units(start, min(stop, start + size))
+            fitting = int(np.searchsorted(chunk["offset"] + chunk["size"], offset, "right"))
+            chunks.append(chunk[:fitting])
+            start += fitting
+            if fitting < len(chunk):
+                break
+            size *= 8
+        if not chunks:
+            return np.empty(0, UNIT_DTYPE)
+        found = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        if len(found):
+            self._remember(int(found[-1]["offset"]) + int(found[-1]["size"]), start)
+        return found
+
+    def _remember(self, offset: int, number: int) -> None:
+        if len(self._boundaries) >= _MAX_BOUNDARIES:
+            self._boundaries.clear()
+        self._boundaries[offset] = number
+
     def starting_before(self, offset: int) -> int:
         """Number of records that start before `offset`."""
-        return bisect_left(range(len(self)), offset, key=self._offset)
+        known = self._boundaries.get(offset)
+        return bisect_left(range(len(self)), offset, key=self._offset) if known is None else known
 
     def ending_by(self, offset: int) -> int:
         """Number of records that end at or before `offset`."""
-        return bisect_right(range(len(self)), offset, key=self._end)
+        known = self._boundaries.get(offset)
+        return bisect_right(range(len(self)), offset, key=self._end) if known is None else known
 
     def stored_before(self, time_ms: int) -> int:
         """Number of records whose store time (or its bound) is before `time_ms`."""

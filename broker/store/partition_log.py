@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange, StoreError
 from metaq.protocol.record import Buffer
 
@@ -379,11 +380,8 @@ class PartitionLog:
         if index is None:
             return self._walked_units(segment, offset, length, max_count)
         start = index.starting_before(offset)
-        stop = min(index.ending_by(offset + length), start + max_count)
-        if stop <= start:  # one record larger than max_bytes
-            visible = index.ending_by(self.visible_end)
-            stop = min(start + 1, visible)
-        return index.units(start, stop)
+        units = index.units_ending_by(start, offset + length, max_count)
+        return units if len(units) else index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
         fd = segment.data.use()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 

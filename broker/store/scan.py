@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
+
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, headers_at, tag_hash_of_body
 from metaq.protocol.record import checksum as checksum_of

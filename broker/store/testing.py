@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
 from metaq.protocol.record import Buffer
 
 from .files import FileStatus, RealFiles
