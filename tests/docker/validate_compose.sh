@@ -20,7 +20,10 @@ mode_of() { "${compose[@]}" exec -T "$1" bash -c 'exec 3<>/dev/tcp/127.0.0.1/218
 
 clean_up() {
   local code=$?
-  if ((code)); then "${compose[@]}" logs --no-color --tail 30 || true; fi
+  if ((code)); then
+    cat "$work/log" || true
+    "${compose[@]}" logs --no-color --tail 30 || true
+  fi
   "${compose[@]}" down --volumes --timeout 20 >/dev/null 2>&1 || true
   rm -rf "$work"
 }
@@ -46,9 +49,9 @@ compare() { # group; every message sent so far, exactly once
 }
 
 say "building"
-"${compose[@]}" build --quiet
+"${compose[@]}" build > "$work/log" 2>&1 || fail "the image does not build"
 say "starting"
-"${compose[@]}" up --detach --no-build 2>/dev/null || fail "the cluster did not get healthy"
+"${compose[@]}" up --detach --no-build > "$work/log" 2>&1 || fail "the cluster did not get healthy"
 
 leader=
 for server in zookeeper-1 zookeeper-2 zookeeper-3; do
@@ -63,7 +66,7 @@ consume before "$per_phase"
 compare before
 
 say "killing the leader, $leader"
-"${compose[@]}" kill -s SIGKILL "$leader" >/dev/null 2>&1
+"${compose[@]}" kill -s SIGKILL "$leader" > "$work/log" 2>&1
 produce "$((per_phase + 1))" "$((2 * per_phase))"
 consume after "$((2 * per_phase))"
 compare after
