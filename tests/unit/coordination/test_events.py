@@ -1,0 +1,177 @@
+"""The event thread and the task that is repeated until it succeeds."""
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.events import EventThread, PersistentTask
+from metaq.protocol.errors import CoordinationUnavailable
+
+DEADLINE = 5.0
+
+
+class NoPause(Backoff):
+    """Pauses of a microsecond, counted."""
+
+    def __init__(self) -> None:
+        super().__init__(1e-6, 1e-6)
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+@pytest.fixture
+def events() -> Iterator[EventThread]:
+    thread = EventThread("test events")
+    thread.start()
+    yield thread
+    thread.close(DEADLINE)
+
+
+def run_all(events: EventThread) -> None:
+    """Return once everything posted so far has run."""
+    done = threading.Event()
+    events.post(done.set)
+    assert done.wait(DEADLINE)
+
+
+def test_calls_run_in_order_on_another_thread(events: EventThread):
+    seen: list[object] = []
+    for number in range(3):
+        events.post(lambda number=number: seen.append((number, threading.current_thread())))  # type: ignore[misc]
+    run_all(events)
+    assert [number for number, _ in seen] == [0, 1, 2]  # type: ignore[misc]
+    assert threading.current_thread() not in {thread for _, thread in seen}  # type: ignore[misc]
+
+
+def test_a_burst_of_equal_calls_becomes_one_and_a_later_one_runs_again(events: EventThread):
+    seen: list[int] = []
+    gate = threading.Event()
+
+    def call() -> None:
+        seen.append(1)
+
+    events.post(lambda: gate.wait(DEADLINE) and None)
+    for _ in range(5):
+        events.post_once(call)
+    gate.set()
+    run_all(events)
+    assert len(seen) == 1
+    events.post_once(call)
+    run_all(events)
+    assert len(seen) == 2
+
+
+def test_a_failing_call_is_logged_and_the_next_one_runs(events: EventThread, caplog: pytest.LogCaptureFixture):
+    seen: list[int] = []
+    events.post(lambda: [][0])
+    events.post(lambda: seen.append(1))
+    run_all(events)
+    assert seen == [1]
+    assert "IndexError" in caplog.text
+
+
+def test_after_close_nothing_runs():
+    events = EventThread("test events")
+    events.start()
+    seen: list[int] = []
+    events.close(DEADLINE)
+    events.post(lambda: seen.append(1))
+    events.post_once(lambda: seen.append(2))
+    assert seen == []
+
+
+def test_the_event_thread_may_close_itself(events: EventThread):
+    closed = threading.Event()
+
+    def close_from_within() -> None:
+        events.close(DEADLINE)
+        closed.set()
+
+    events.post(close_from_within)
+    assert closed.wait(DEADLINE)
+
+
+def test_a_task_is_tried_until_it_succeeds_and_its_backoff_begins_again():
+    done, backoff = threading.Event(), NoPause()
+    outcomes = iter([CoordinationUnavailable("away"), ValueError("a bug"), None])
+
+    def attempt() -> None:
+        if error := next(outcomes):
+            raise error
+        done.set()
+
+    task = PersistentTask("test", attempt, backoff)
+    task.trigger()
+    assert done.wait(DEADLINE)
+    task.close(DEADLINE)
+    assert backoff.resets == 1
+    assert next(outcomes, "no more") == "no more"
+
+
+def test_a_task_that_is_never_triggered_never_runs():
+    task = PersistentTask("test", lambda: pytest.fail("it ran"))
+    task.close(DEADLINE)
+
+
+def test_a_trigger_ends_the_pause_of_a_task():
+    tries = threading.Semaphore(0)
+
+    def attempt() -> None:
+        tries.release()
+        raise CoordinationUnavailable("away")
+
+    task = PersistentTask("test", attempt, Backoff(3600, 3600))
+    task.trigger()
+    assert tries.acquire(timeout=DEADLINE)
+    task.trigger()
+    assert tries.acquire(timeout=DEADLINE)
+    task.close(DEADLINE)
+
+
+def test_a_trigger_while_a_task_runs_leads_to_another_run():
+    runs, started, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def attempt() -> None:
+        started.set()
+        assert go_on.wait(DEADLINE)
+        runs.release()
+
+    task = PersistentTask("test", attempt)
+    task.trigger()
+    assert started.wait(DEADLINE)
+    task.trigger()
+    go_on.set()
+    assert runs.acquire(timeout=DEADLINE)
+    assert runs.acquire(timeout=DEADLINE)
+    task.close(DEADLINE)
+
+
+def test_a_closed_task_ends_its_pause_and_takes_no_trigger():
+    tried = threading.Event()
+
+    def attempt() -> None:
+        tried.set()
+        raise CoordinationUnavailable("away")
+
+    task = PersistentTask("test", attempt, Backoff(3600, 3600))
+    task.trigger()
+    assert tried.wait(DEADLINE)
+    task.close(DEADLINE)
+    tried.clear()
+    task.trigger()
+    assert not tried.is_set()
+
+
+def test_pauses_double_up_to_the_longest_with_jitter_of_up_to_a_half():
+    backoff = Backoff(1.0, 5.0, random.Random(7))
+    pauses = [backoff.next() for _ in range(6)]
+    ceilings = [1, 2, 4, 5, 5, 5]
+    assert all(ceiling / 2 <= pause <= ceiling for pause, ceiling in zip(pauses, ceilings, strict=True))
+    assert len(set(pauses)) == 6
+    backoff.reset()
+    assert backoff.next() <= 1.0

@@ -1,0 +1,257 @@
+"""Payloads of znodes, as 1.x writes and reads them (zookeeper.md §2)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.coordination.paths import Paths
+from metaq.coordination.records import (
+    MAX_PARTITIONS,
+    Offset,
+    format_broker_url,
+    format_checksum,
+    format_consumer_id,
+    format_offset,
+    format_partition_count,
+    format_plain_count,
+    format_topics,
+    parse_broker_id,
+    parse_broker_url,
+    parse_consumer_id,
+    parse_offset,
+    parse_partition_count,
+    parse_partition_name,
+    parse_replica_name,
+    parse_slave_name,
+    parse_topics,
+)
+from metaq.protocol.errors import ConfigError, CoordinationError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "zookeeper.json"
+NODES = {node["path"]: node["data"] for node in json.loads(GOLDEN.read_text("utf-8"))["nodes"]}
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@pytest.mark.parametrize("parse", [parse_broker_url, parse_partition_count, parse_offset, parse_consumer_id])
+@pytest.mark.parametrize("data", [None, b"", b"  ", b"\n"])
+def test_null_empty_and_blank_data_are_nothing(parse, data: bytes | None):
+    assert parse("/p", data) is None
+    assert parse_topics("/p", data) == []
+
+
+# --- as recorded from Java --------------------------------------------------------------------------------------------
+
+
+def test_our_payloads_equal_those_recorded_from_java():
+    paths = Paths()
+    ours = {
+        paths.broker(0): format_broker_url("127.0.0.1", 28223),
+        paths.master(0): format_broker_url("127.0.0.1", 28223),
+        paths.slave(0, 0): format_broker_url("127.0.0.1", 28224),
+        paths.master_config_checksum(0): format_checksum(1929209308),
+        paths.topic_broker("events", "0-m"): format_plain_count(12),
+        paths.topic_broker("orders", "0-s0"): format_plain_count(3),
+        paths.topic_pub_broker("events", "0-m"): format_partition_count(12, "0-m"),
+        paths.topic_sub_broker("orders", "0-m"): format_partition_count(3, "0-m"),
+        paths.consumer("g1", "g1_c1"): format_topics(["orders", "events"]),
+        paths.owner("g1", "orders", "0-2"): format_consumer_id("g1_c1"),
+        paths.offset("g1", "orders", "0-0"): format_offset(Offset(-5468918097727455232, 44)),
+    }
+    assert ours == {path: NODES[path].encode() for path in ours}
+
+
+def test_every_payload_recorded_from_java_is_read():
+    read = 0
+    for path, data in NODES.items():
+        raw = data.encode() if data else None
+        if "/topics-" in path and path.endswith(("-m", "-s0")):
+            assert parse_partition_count(path, raw) == (12 if "events" in path else 3)
+        elif "/offsets/" in path and path[-1].isdigit():
+            assert parse_offset(path, raw) == Offset(int(data[: data.rindex("-")]), int(data[data.rindex("-") + 1 :]))
+        elif path.endswith(("master", "slave0")):
+            assert parse_broker_url(path, raw) == ("127.0.0.1", 28223 if path.endswith("master") else 28224)
+        elif data == "orders,events":
+            assert parse_topics(path, raw) == ["orders", "events"]
+        else:
+            continue
+        read += 1
+    assert read > 20
+
+
+# --- broker URLs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"meta://10.0.0.1:8123", ("10.0.0.1", 8123)),
+        (b"meta://broker-1.example.com:1", ("broker-1.example.com", 1)),
+        (b"meta://[::1]:65535", ("::1", 65535)),
+        (b"meta://[fe80::1%eth0]:8123", ("fe80::1%eth0", 8123)),
+        (b"meta://a_b:8123", ("a_b", 8123)),
+        (b"meta://h:8123?slaveId=0", ("h", 8123)),
+        (b" meta://h:8123\n", ("h", 8123)),
+    ],
+)
+def test_a_broker_url_is_host_and_port(data: bytes, expected: tuple[str, int]):
+    assert parse_broker_url("/p", data) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"http://h:1",
+        b"meta://h",
+        b"meta://:1",
+        b"meta://h:0",
+        b"meta://h:65536",
+        b"meta://h:1:2",
+        b"meta://::1:1",
+        b"\xff",
+    ],
+)
+def test_a_damaged_broker_url_is_reported_with_its_path_and_data(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/brokers/ids/7/master") as raised:
+        parse_broker_url("/meta/brokers/ids/7/master", data)
+    assert repr(data) in str(raised.value)
+
+
+def test_an_ipv6_host_is_written_in_brackets():
+    assert format_broker_url("::1", 8123) == b"meta://[::1]:8123"
+
+
+@pytest.mark.parametrize("host", ["a_b", "", "a b", "a/b", "höst", "h\n"])
+def test_a_host_that_java_cannot_parse_is_never_written(host: str):
+    with pytest.raises(ConfigError, match="hostName"):
+        format_broker_url(host, 8123)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_out_of_range_is_never_written(port: int):
+    with pytest.raises(ConfigError, match="serverPort"):
+        format_broker_url("h", port)
+
+
+@given(st.ip_addresses().map(str), st.integers(1, 65535))
+def test_each_url_we_write_is_read_back(host: str, port: int):
+    assert parse_broker_url("/p", format_broker_url(host, port)) == (host, port)
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"numParts":12,"broker":"0-m"}', 12),
+        (b'{"broker":"0-m","numParts":12}', 12),
+        (b'{"numParts":"12"}', 12),
+        (b'{"numParts":0,"broker":"0-m"}', 0),
+        (b"null", None),
+    ],
+)
+def test_counts_are_read_as_java_reads_them(data: bytes, expected: int | None):
+    assert parse_partition_count("/p", data) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"numParts":12,"broker":"0-m","extra":1}',
+        b'{"broker":"0-m"}',
+        b'{"numParts":-1}',
+        b'{"numParts":true}',
+        b'{"numParts":1.5}',
+        b'{"numParts":"x"}',
+        b'{"numParts":null}',
+        b"12",
+        b"[]",
+        b"{",
+        b'{"numParts":%d}' % (MAX_PARTITIONS + 1),
+    ],
+)
+def test_counts_that_java_skips_or_that_would_fill_the_memory_are_damage(data: bytes):
+    with pytest.raises(CoordinationError, match="/p holds"):
+        parse_partition_count("/p", data)
+
+
+def test_a_checksum_is_unsigned():
+    assert format_checksum(-1) == b"4294967295"
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"-5468918097727455232-44", Offset(-5468918097727455232, 44)),
+        (b"-1-438", Offset(-1, 438)),
+        (b"7-0", Offset(7, 0)),
+        (b"438", Offset(-1, 438)),
+        (b"0-9223372036854775807", Offset(0, 9223372036854775807)),
+    ],
+)
+def test_an_offset_is_cut_at_its_last_dash(data: bytes, expected: Offset):
+    assert parse_offset("/p", data) == expected
+
+
+@pytest.mark.parametrize("data", [b"x", b"1-", b"a-1", b"1-b", b"1--2", b"1-99999999999999999999", b"1 - 2", b"\xff"])
+def test_a_damaged_offset_is_reported_with_its_path_and_data(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/consumers/g/offsets/t/0-0"):
+        parse_offset("/meta/consumers/g/offsets/t/0-0", data)
+
+
+@given(INT64, st.integers(0, (1 << 63) - 1))
+def test_each_offset_we_write_is_read_back(message_id: int, offset: int):
+    assert parse_offset("/p", format_offset(Offset(message_id, offset))) == Offset(message_id, offset)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_or_reported(data: bytes):
+    for parse in (parse_offset, parse_partition_count, parse_broker_url, parse_topics, parse_consumer_id):
+        try:
+            parse("/p", data)
+        except CoordinationError as error:
+            assert "/p" in str(error)  # noqa: PT017 - most inputs are fine
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "expected"), [("0-m", (0, None)), ("12-s3", (12, 3))])
+def test_a_replica_names_its_broker_and_slave(name: str, expected: tuple[int, int | None]):
+    assert parse_replica_name("/p", name) == expected
+
+
+@pytest.mark.parametrize("name", ["0", "0-x", "m", "0-s", "-1-m", "0-m-1", "a-m"])
+def test_another_child_of_a_topic_is_reported(name: str):
+    with pytest.raises(CoordinationError, match="/p has the child"):
+        parse_replica_name("/p", name)
+
+
+def test_only_numbers_are_broker_ids():
+    assert parse_broker_id("/p", "17") == 17
+    for name in ("x", "-1", "", "1a"):
+        with pytest.raises(CoordinationError, match="no broker id"):
+            parse_broker_id("/p", name)
+
+
+def test_only_slave_and_a_number_is_a_slave():
+    assert [parse_slave_name(name) for name in ("slave0", "slave12", "master", "slave", "slavex")] == [
+        0,
+        12,
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_partition_is_broker_and_number():
+    assert parse_partition_name("3-14") == (3, 14)
+    for name in ("3", "3-", "-1-0", "3-m", "3-1-2"):
+        with pytest.raises(CoordinationError, match="is no partition"):
+            parse_partition_name(name)

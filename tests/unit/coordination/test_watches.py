@@ -1,0 +1,219 @@
+"""ChildrenWatcher against a kazoo whose answers, losses and events the test decides."""
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
+
+from metaq.coordination.session import SessionEvent
+from metaq.coordination.watches import ChildrenWatcher
+from metaq.protocol.errors import CoordinationUnavailable
+
+PATH = "/meta/consumers/g/ids"
+
+
+class Answer:
+    """One request that the watcher made, and kazoo's AsyncResult of it."""
+
+    def __init__(self, kind: str, watch: Callable[[WatchedEvent], None]) -> None:
+        self.kind = kind
+        self.value: Any = None
+        self.exception: Exception | None = None
+        self._watch = watch
+        self._linked: list[Callable[[Any], None]] = []
+
+    def rawlink(self, callback: Callable[[Any], None]) -> None:
+        self._linked.append(callback)
+
+    def give(self, value: Any = None, error: Exception | None = None) -> None:
+        self.value, self.exception = value, error
+        for callback in self._linked:
+            callback(self)
+
+    def fire(self, kind: str = EventType.CHILD) -> None:
+        self._watch(WatchedEvent(kind, KeeperState.CONNECTED, PATH))
+
+
+class FakeSession:
+    """Its event thread is a queue that `run()` empties."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.queue: deque[Callable[[], None]] = deque()
+        self.later: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[SessionEvent], None]] = []
+        self.events = SimpleNamespace(
+            post=self.queue.append, post_once=self.post_once, post_later=lambda _seconds, call: self.later.append(call)
+        )
+        self.zk = SimpleNamespace(
+            get_children_async=lambda _path, watch: self.request("children", watch),
+            exists_async=lambda _path, watch: self.request("exists", watch),
+        )
+        self.on_session = self.listeners.append
+        self.off_session = self.listeners.remove
+
+    def request(self, kind: str, watch: Callable[[WatchedEvent], None]) -> Answer:
+        self.answers.append(Answer(kind, watch))
+        return self.answers[-1]
+
+    def post_once(self, call: Callable[[], None]) -> None:
+        if call not in self.queue:
+            self.queue.append(call)
+
+    def tell(self, event: SessionEvent) -> None:
+        for listener in list(self.listeners):
+            listener(event)
+        self.run()
+
+    def run(self) -> None:
+        while self.queue:
+            self.queue.popleft()()
+
+    def answer(self, value: Any = None, error: Exception | None = None) -> None:
+        self.answers[-1].give(value, error)
+        self.run()
+
+
+@pytest.fixture
+def session() -> FakeSession:
+    return FakeSession()
+
+
+@pytest.fixture
+def seen(session: FakeSession) -> list[list[str]]:
+    """What a started watcher delivered."""
+    delivered: list[list[str]] = []
+    start(session, lambda _path, children: delivered.append(children))
+    return delivered
+
+
+def start(session: FakeSession, on_change: Callable[[str, list[str]], None]) -> ChildrenWatcher:
+    watcher = ChildrenWatcher(session, PATH, on_change)  # type: ignore[arg-type]
+    watcher.start()
+    session.run()
+    return watcher
+
+
+def test_the_children_are_delivered_at_the_start_and_after_each_change(session, seen):
+    session.answer(["a"])
+    session.answers[-1].fire()
+    session.run()
+    session.answer(["a", "b"])
+    assert seen == [["a"], ["a", "b"]]
+
+
+def test_equal_children_are_delivered_again_because_their_data_may_differ(session, seen):
+    session.answer(["a"])
+    session.answers[-1].fire()
+    session.run()
+    session.answer(["a"])
+    assert seen == [["a"], ["a"]]
+
+
+def test_a_burst_of_changes_is_read_once(session, seen):
+    session.answer(["a"])
+    for _ in range(5):
+        session.answers[-1].fire()
+    session.run()
+    assert len(session.answers) == 2
+
+
+def test_a_change_while_reading_is_read_afterwards(session, seen):
+    first = session.answers[-1]
+    first.fire()
+    session.run()
+    assert len(session.answers) == 1
+    first.give(["old"])
+    session.run()
+    assert len(session.answers) == 2
+    session.answer(["new"])
+    assert seen[-1] == ["new"]
+
+
+def test_a_missing_node_has_no_children_and_is_seen_when_it_appears(session, seen):
+    session.answer(error=NoNodeError())
+    assert session.answers[-1].kind == "exists"
+    session.answer(None)
+    session.answers[-1].fire(EventType.CREATED)
+    session.run()
+    session.answer(["a"])
+    assert seen == [[], ["a"]]
+
+
+def test_a_node_created_between_the_two_looks_is_read(session, seen):
+    session.answer(error=NoNodeError())
+    session.answer("its stat")
+    assert session.answers[-1].kind == "children"
+    session.answer(["a"])
+    assert seen == [["a"]]
+
+
+@pytest.mark.parametrize("event", [SessionEvent.RECONNECTED, SessionEvent.CONNECTED])
+def test_everything_is_read_again_after_a_loss(session, seen, event):
+    session.answer(["a"])
+    session.tell(SessionEvent.SUSPENDED)
+    session.answers[-1].fire(EventType.NONE)  # kazoo tells its watchers so that it dropped them
+    session.run()
+    assert len(session.answers) == 1
+    session.tell(event)
+    session.answer(["a", "b"])
+    assert seen == [["a"], ["a", "b"]]
+
+
+def test_a_read_whose_answer_never_comes_does_not_stop_the_watch(session, seen):
+    session.tell(SessionEvent.RECONNECTED)
+    assert len(session.answers) == 2
+    session.answer(["new"])
+    session.answers[0].give(["late answer of the old connection"])
+    session.run()
+    assert seen == [["new"]]
+
+
+def test_a_lost_read_waits_for_the_connection(session, seen):
+    session.answer(error=ConnectionLoss())
+    assert len(session.answers) == 1
+    assert session.later == []
+    session.tell(SessionEvent.RECONNECTED)
+    session.answer(["a"])
+    assert seen == [["a"]]
+
+
+def test_another_error_is_logged_and_tried_again_later(session, seen, caplog):
+    session.answer(error=NoAuthError())
+    assert PATH in caplog.text
+    (again,) = session.later
+    again()
+    session.answer(["a"])
+    assert seen == [["a"]]
+
+
+def test_a_listener_that_could_not_follow_is_called_again_later(session, caplog):
+    outcomes = iter([CoordinationUnavailable("slow"), None])
+    calls = []
+
+    def on_change(_path: str, children: list[str]) -> None:
+        calls.append(children)
+        if error := next(outcomes):
+            raise error
+
+    start(session, on_change)
+    session.answer(["a"])
+    (again,) = session.later
+    again()
+    session.answer(["b"])
+    assert calls == [["a"], ["b"]]
+    assert "slow" in caplog.text
+
+
+def test_a_closed_watcher_delivers_nothing_and_hears_nothing(session):
+    watcher = start(session, lambda _path, _children: pytest.fail("it was called"))
+    watcher.close()
+    session.answer(["a"])
+    session.answers[-1].fire()
+    session.run()
+    assert session.listeners == []
+    assert len(session.answers) == 1
