@@ -77,8 +77,8 @@ class Consumer:
         of these (filtered by the broker where it can, checked again here). broadcast: every host reads everything: the
         group is `<group>-<ip>` and its offsets are in offsets_file (default ~/.meta_offsets), as in metaq 1.x.
         auto_commit_seconds: 0 = never in between. on_assigned, on_revoked: called inside poll() with the partitions;
-        what on_revoked was called for is handed over when it returns. protocol: "auto" or "text". consumer_id: a fixed name
-        within the group. strategy: who gets what; the same for all members.
+        what on_revoked was called for is handed over when it returns. protocol: "auto" or "text". consumer_id: a fixed
+        name within the group. strategy: who gets what; the same for all members.
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         CoordinationUnavailable.

@@ -131,14 +131,18 @@ class GroupMember:
 
     def _run(self) -> None:
         while self.state is not State.LEFT:
-            event: Event | None = self._events.get()
-            if event is Event.CHANGED:
-                self._change_is_queued = False
-            while event is not None:
-                self.state, actions = next_state(self.state, event)
-                event = None
-                for action in actions:
-                    event = self._act(action)
+            self.take(self._events.get())
+
+    def take(self, first: Event) -> None:
+        """One event, and those that its actions report."""
+        if first is Event.CHANGED:
+            self._change_is_queued = False
+        event: Event | None = first
+        while event is not None:
+            self.state, actions = next_state(self.state, event)
+            event = None
+            for action in actions:
+                event = self._act(action)
 
     def _act(self, action: Action) -> Event | None:
         try:

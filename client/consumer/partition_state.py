@@ -1,6 +1,6 @@
 """What a consumer knows about one partition it owns.
 
-Who may touch what: the fetching side (reader threads, timers) changes `fetch_offset` and `pulling`, appends to `chunks`;
+Who may touch what: the fetching side (reader threads, timers) changes `fetch_offset`, `pulling`, adds to `chunks`;
 the polling thread takes from `chunks` and changes `position` and `consumed`; the rebalance thread ends it all with
 `deactivate`. `lock` guards chunks, buffered_bytes, pulling, active and generation; the rest has one writer.
 

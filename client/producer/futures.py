@@ -38,8 +38,8 @@ class SendFuture(Future[T]):
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
         self._made_condition: threading.Condition | None = None
 
-    @property  # type: ignore[override]  # CPython's is an attribute; nothing outside sets it
-    def _condition(self) -> threading.Condition:
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # an attribute there; nobody sets it
         if self._made_condition is None:
             with _making:
                 if self._made_condition is None:

@@ -1,0 +1,276 @@
+"""One connection shared by many threads: who reads, deadlines, the end. Against FakeBroker on loopback."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint, open_connection
+from metaq.client.testing import FakeBroker
+from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.remoting import PullRequest
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Result, encode_stats
+
+CONFIG = ConnectionConfig()
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 1}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def connection(broker):
+    connection = open_connection(broker.endpoint, CONFIG)
+    yield connection
+    connection.close()
+
+
+def ask(item="x"):
+    return lambda opaque: (encode_frame(RequestCode.STATS, opaque, {"item": item}),)
+
+
+def long_poll(wait_ms=30_000):
+    request = PullRequest("t", 0, 0, 1000, wait_ms=wait_ms)
+    return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
+
+
+def reader_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("metaq-reader")]
+
+
+def eventually(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        threading.Event().wait(0.002)
+
+
+class Answers:
+    """Collects what on_done is called with."""
+
+    def __init__(self):
+        self.replies, self.errors = [], []
+
+    def __call__(self, reply, error):
+        (self.errors if reply is None else self.replies).append(error if reply is None else reply)
+
+
+def test_frames_are_agreed_on_with_a_broker_that_knows_them(broker, connection):
+    assert connection.speaks_frames
+    assert isinstance(connection.call(ask()), Frame)
+    assert broker.requests[0] == "Version"
+
+
+def test_a_broker_without_frames_never_gets_one():
+    with FakeBroker({"t": 1}, speaks_frames=False) as java:
+        connection = open_connection(java.endpoint, CONFIG)
+        assert (connection.speaks_frames, connection.peer_version) == (False, "1.4.6.2")
+        reply = connection.call(lambda opaque: (encode_stats("item", opaque),))
+        assert isinstance(reply, Result)
+        connection.close()
+        assert java.requests == ["Version", "Stats"]
+
+
+def test_text_can_be_asked_for(broker):
+    connection = open_connection(broker.endpoint, CONFIG, "text")
+    assert not connection.speaks_frames
+    connection.close()
+
+
+def test_a_blocking_caller_reads_for_itself_without_another_thread(connection):
+    for _ in range(20):
+        connection.call(ask())
+    assert reader_threads() == []
+
+
+def test_many_threads_each_get_their_own_answer(connection):
+    wrong = []
+
+    def work(name):
+        for number in range(50):
+            item = f"{name}-{number}"
+            reply = connection.call(ask(item), 10)
+            if f"item {item}\r\n".encode() not in bytes(reply.body):
+                wrong.append(item)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert (wrong, connection.in_flight) == ([], 0)
+    assert reader_threads() == []
+
+
+def test_a_request_without_a_caller_is_read_by_a_background_thread(broker, connection):
+    answers = Answers()
+    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    eventually(lambda: broker.pulls == 1)
+    assert len(reader_threads()) == 1
+    broker.append("t", 0, b"hello")
+    eventually(lambda: answers.replies)
+    assert bytes(answers.replies[0].body).endswith(b"hello")
+
+
+def test_blocking_calls_work_while_a_long_poll_is_parked(broker, connection):
+    answers = Answers()
+    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    for number in range(20):
+        assert f"item {number}\r\n".encode() in bytes(connection.call(ask(str(number))).body)
+    assert (answers.replies, answers.errors) == ([], [])
+
+
+def test_a_leader_that_gives_up_hands_the_reading_over(broker, connection):
+    """Its request is parked for longer than it waits; the other caller's answer must still be read."""
+    results = []
+    with pytest.raises(RequestTimedOut):
+        connection.call(long_poll(), 0.05)
+    thread = threading.Thread(target=lambda: results.append(connection.call(ask(), 10)))
+    thread.start()
+    thread.join(10)
+    assert len(results) == 1
+
+
+def test_a_call_ends_at_its_deadline_when_nothing_answers(broker, connection):
+    broker.silent = True
+    started = time.monotonic()
+    with pytest.raises(RequestTimedOut):
+        connection.call(ask(), 0.1)
+    assert 0.09 < time.monotonic() - started < 2
+
+
+def test_a_request_without_a_caller_ends_soon_after_its_deadline(broker, connection):
+    broker.silent = True
+    answers = Answers()
+    connection.submit(ask(), answers, time.monotonic() + 0.05)
+    eventually(lambda: answers.errors)
+    assert isinstance(answers.errors[0], RequestTimedOut)
+
+
+def test_a_late_answer_is_dropped_and_the_connection_goes_on(broker, connection):
+    with pytest.raises(RequestTimedOut):
+        connection.call(long_poll(wait_ms=100), 0.01)
+    broker.append("t", 0, b"late")
+    assert isinstance(connection.call(ask()), Frame)
+    assert not connection.closed
+
+
+def test_every_request_under_way_ends_when_the_broker_dies(broker, connection):
+    answers, raised = Answers(), []
+    connection.submit(long_poll(), answers, time.monotonic() + 30)
+
+    def block():
+        try:
+            connection.call(long_poll(), 30)
+        except BrokerUnavailable as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=block) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: broker.pulls == 4)
+    broker.drop_connections()
+    for thread in threads:
+        thread.join(5)
+    eventually(lambda: answers.errors)
+    assert len(raised) == 3
+    assert str(broker.endpoint) in str(raised[0])
+    with pytest.raises(BrokerUnavailable):
+        connection.call(ask())
+
+
+def test_close_ends_requests_and_the_background_thread(broker, connection):
+    answers = Answers()
+    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    connection.close()
+    assert isinstance(answers.errors[0], BrokerUnavailable)
+    eventually(lambda: not reader_threads())
+
+
+def test_more_requests_than_the_bound_fail_locally(broker):
+    connection = open_connection(broker.endpoint, ConnectionConfig(max_in_flight_requests=2))
+    answers = Answers()
+    for _ in range(3):
+        connection.submit(long_poll(), answers, time.monotonic() + 30)
+    assert [type(error) for error in answers.errors] == [BrokerUnavailable]
+    connection.close()
+
+
+def test_requests_larger_than_the_socket_buffers_arrive(broker, connection):
+    body = bytes(6 << 20)
+    header = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
+
+    def build(opaque):
+        return encode_frame(RequestCode.SEND, opaque, header, len(body)), body
+
+    assert connection.call(build, 20).code == 0
+    assert len(broker.bodies("t", 0)[0]) == len(body)
+
+
+def test_a_handler_that_fails_does_not_stop_the_reading(connection, caplog):
+    connection.submit(ask(), lambda reply, error: 1 / 0, time.monotonic() + 5)
+    assert isinstance(connection.call(ask()), Frame)
+    eventually(lambda: "a handler of an answer failed" in caplog.text)
+
+
+def test_silence_is_broken_by_a_heartbeat_and_an_unanswered_one_ends_the_connection(broker):
+    now = [0.0]
+    config = ConnectionConfig(heartbeat_idle_seconds=10, heartbeat_timeout_seconds=5)
+    connection = open_connection(broker.endpoint, config, clock=lambda: now[0] or time.monotonic())
+    connection._last_traffic = 100.0
+    now[0] = 109.0
+    connection.beat()
+    assert connection.in_flight == 0
+    now[0] = 110.0
+    connection.beat()
+    eventually(lambda: f"frame {RequestCode.HEARTBEAT}" in broker.requests and connection.in_flight == 0)
+    broker.silent = True
+    now[0] = 121.0
+    connection.beat()
+    assert not connection.closed
+    now[0] = 127.0
+    eventually(lambda: connection.closed)
+    assert "no sign of life" in str(connection.failure)
+
+
+def test_an_idle_connection_that_the_broker_closed_is_noticed_without_traffic(broker, connection):
+    broker.drop_connections()
+    eventually(lambda: (connection.beat(), connection.closed)[1])
+
+
+def test_nobody_listening_is_said_with_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+    with pytest.raises(BrokerUnavailable, match=f"no connection to meta://127.0.0.1:{endpoint.port}"):
+        open_connection(endpoint, CONFIG)
+
+
+def test_a_peer_that_accepts_and_says_nothing_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+        with pytest.raises(BrokerUnavailable, match="did not answer as a metaq broker"):
+            open_connection(endpoint, CONFIG, timeout=0.1)
+
+
+def test_a_peer_that_is_no_broker_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+
+        def serve():
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(100)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(BrokerUnavailable, match="did not answer as a metaq broker"):
+            open_connection(endpoint, CONFIG, timeout=5)
+        thread.join(5)

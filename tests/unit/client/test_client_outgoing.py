@@ -1,0 +1,78 @@
+"""From messages to the bytes of a request."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.producer.outgoing import Outgoing, OutgoingBatch, encode_batch, finish_batch
+from metaq.client.producer.templates import SendHeaders
+from metaq.client.values import SendResult, TopicPartition
+from metaq.protocol.frames import encode_frame, parse_frame
+from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.remoting import SendRequest, split_batch
+from metaq.protocol.statuses import RequestCode
+
+HERE = TopicPartition("t", 0, 1)
+
+
+def one(body, flag=0):
+    return Outgoing("t", flag, checksum(body), body, 10.0)
+
+
+def many(*bodies):
+    return OutgoingBatch("t", [0] * len(bodies), [checksum(body) for body in bodies], bodies, 10.0)
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=50), st.lists(st.binary(max_size=50), min_size=1, max_size=4)), min_size=1)
+)
+def test_a_batch_is_the_sizes_and_then_the_records_as_stored(items):
+    batch = [many(*item) if isinstance(item, list) else one(item) for item in items]
+    bodies = [body for item in items for body in (item if isinstance(item, list) else [item])]
+    sizes, records = split_batch(memoryview(b"".join(encode_batch(batch))), len(bodies))
+    assert sizes.tolist() == [20 + len(body) for body in bodies]
+    assert bytes(records) == b"".join(encode_record(body, 0, 0) for body in bodies)
+
+
+def test_large_records_are_sent_from_where_they_are():
+    body = bytes(100_000)
+    parts = encode_batch([one(body), one(body)])
+    assert any(part is body for part in parts)
+
+
+def test_the_results_of_a_batch_count_up_ids_and_offsets():
+    first, second, third = one(b"aa"), many(b"b", b"cccc"), one(b"")
+    finish_batch([first, second, third], first_id=4096, partition=HERE, offset=500)
+    ids = message_ids_from(4096, 4).tolist()
+    assert first.result == SendResult(ids[0], HERE, 500)
+    assert list(second.result) == [SendResult(ids[1], HERE, 522), SendResult(ids[2], HERE, 543)]
+    assert third.result == SendResult(ids[3], HERE, 567)
+
+
+def test_a_message_given_up_by_its_caller_takes_no_result():
+    outgoing = one(b"x")
+    outgoing.done = True
+    outgoing.succeed(SendResult(1, HERE, 0))
+    outgoing.fail(OSError())
+    assert (outgoing.result, outgoing.error) == (None, None)
+
+
+def test_only_the_puts_of_a_batch_that_failed_are_sent_again():
+    batch = many(b"a", b"b", b"c")
+    stored = [SendResult(number, HERE, number) for number in range(3)]
+    batch.keep([stored[0], None, None])
+    assert [body for _, _, body in batch.records()] == [b"b", b"c"]
+    batch.keep([None, stored[2]])
+    assert [body for _, _, body in batch.records()] == [b"b"]
+    batch.succeed_text([stored[1]])
+    assert batch.result == stored
+
+
+@pytest.mark.parametrize("topic", ["t", "a%d%b", 'quote"\\', "中文", "1900000002", "1900000003"])
+def test_a_send_header_from_the_template_is_what_the_codec_writes(topic):
+    headers, partition = SendHeaders(), TopicPartition(topic, 0, 7)
+    for opaque, flag, crc, size in ((1, 0, 0, 0), (2**31 - 1, -5, 907060870, 1024)):
+        expected = encode_frame(RequestCode.SEND, opaque, SendRequest(topic, 7, flag, crc).to_ext(), size)
+        assert headers.encode(opaque, partition, flag, crc, size) == expected
+    assert parse_frame(expected + bytes(1024), 0, len(expected) + 1024).ext["topic"] == topic

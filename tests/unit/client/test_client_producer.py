@@ -1,0 +1,351 @@
+"""The producer against brokers in memory: both protocols, retries, deadlines."""
+
+import threading
+import time
+from concurrent.futures import wait
+
+import pytest
+
+from metaq import Message, Producer, ProducerConfig, TopicPartition
+from metaq.client.producer import partition_for_key
+from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ClientError,
+    LocalProtocolError,
+    NoPartition,
+    PartitionClosed,
+    RequestRefused,
+    RequestTimedOut,
+)
+from metaq.protocol.frames import Frame
+from metaq.protocol.record import decode_attribute, encode_attributes
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 2}) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["auto", "text"])
+def producer(broker, request):
+    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST) as producer:
+        yield producer
+
+
+@pytest.fixture
+def two_brokers():
+    with FakeBroker({"t": 1}, 0) as first, FakeBroker({"t": 1}, 1) as second:
+        yield first, second
+
+
+def stored(*brokers):
+    return [body for broker in brokers for number in range(broker.topics["t"]) for body in broker.bodies("t", number)]
+
+
+def is_send(request):
+    return isinstance(request, Frame) and request.code in (RequestCode.SEND, RequestCode.SEND_BATCH)
+
+
+def test_messages_go_round_robin_and_results_say_where_they_are(broker, producer):
+    results = [producer.send("t", b"m%d" % number) for number in range(4)]
+    assert [result.partition.partition for result in results] == [0, 1, 0, 1]
+    assert [result.offset for result in results] == [0, 0, 22, 22]
+    assert broker.bodies("t", 0) == [b"m0", b"m2"]
+    assert [result.message_id for result in results] == [
+        broker.log("t", n).ids[i] for n, i in ((0, 0), (1, 0), (0, 1), (1, 1))
+    ]
+
+
+def test_futures_end_with_the_same_results(broker, producer):
+    futures = [producer.send_async("t", b"%d" % number) for number in range(200)]
+    assert not wait(futures, timeout=10).not_done
+    for number, future in enumerate(futures):
+        result = future.result()
+        log = broker.log("t", result.partition.partition)
+        assert log.ids[log.starts.index(result.offset)] == result.message_id
+        assert bytes(log.data[result.offset + 20 :])[: len(b"%d" % number)] == b"%d" % number
+
+
+def test_a_batch_stays_together_in_one_partition(broker, producer):
+    payloads = [b"x" * number for number in range(50)]
+    results = producer.send_batch("t", payloads)
+    (partition,) = {result.partition for result in results}
+    assert broker.bodies("t", partition.partition) == payloads
+    log = broker.log("t", partition.partition)
+    assert [result.offset for result in results] == log.starts
+    assert [result.message_id for result in results] == log.ids
+
+
+def test_a_batch_is_one_request_over_frames(broker):
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send_batch("t", [b"a"] * 100)
+    assert broker.sends == 1
+
+
+def test_an_empty_batch_sends_nothing(broker, producer):
+    assert producer.send_batch("t", []) == []
+    assert broker.sends == 0
+
+
+def test_the_same_key_goes_to_the_same_partition(broker, producer):
+    partitions = {producer.send("t", b"", key="order-7").partition for _ in range(5)}
+    assert partitions == {partition_for_key("order-7", producer.partitions("t"))}
+
+
+def test_a_partition_can_be_named(producer):
+    there = TopicPartition("t", 0, 1)
+    assert {producer.send("t", b"", partition=there).partition for _ in range(3)} == {there}
+
+
+def test_a_partition_that_is_not_there_is_refused(producer):
+    with pytest.raises(NoPartition, match="0-9"):
+        producer.send("t", b"", partition=TopicPartition("t", 0, 9))
+    with pytest.raises(NoPartition, match="belong"):
+        producer.send("t", b"", partition=TopicPartition("other", 0, 0))
+
+
+def test_tag_keys_headers_and_attribute_are_stored_with_the_message(broker, producer):
+    producer.send("t", b"p", tag="buy", keys=["k1", "k2"], headers={"h": "v"}, attribute="a")
+    flag, raw = encode_attributes("a", "buy", ["k1", "k2"], {"h": "v"})
+    (body,) = stored(broker)
+    assert body == len(raw).to_bytes(4, "big") + raw + b"p"
+    assert decode_attribute(raw, flag).keys == ("k1", "k2")
+
+
+def test_a_consumed_message_can_be_sent_on_as_it_is(broker, producer):
+    message = Message(TopicPartition("other", 3, 3), 5, 77, 1, b"\x00\x00\x00\x01xpayload")
+    producer.send_batch("t", [message, b"plain"], tag="y")
+    assert stored(broker) == [message.body, b"\x00\x00\x00\x01yplain"]
+
+
+def test_a_selector_of_the_users_chooses(broker):
+    class Last:
+        def select(self, topic, partitions, message):
+            assert (topic, message) == ("t", b"x")
+            return partitions[-1]
+
+    with Producer(metadata=FakeCluster([broker]), selector=Last()) as producer:
+        assert producer.send("t", b"x").partition == TopicPartition("t", 0, 1)
+
+
+def test_a_selector_that_invents_a_partition_is_refused(broker):
+    class Wrong:
+        def select(self, topic, partitions, message):
+            return TopicPartition("t", 9, 9)
+
+    with Producer(metadata=FakeCluster([broker]), selector=Wrong()) as producer, pytest.raises(NoPartition, match="9"):
+        producer.send("t", b"x")
+
+
+def test_a_topic_without_partitions_is_named_with_the_remedy(producer):
+    with pytest.raises(NoPartition, match=r"topic 'other' has no partition.*\[topic=other\]"):
+        producer.send("other", b"")
+
+
+@pytest.mark.parametrize("payload", ["text", None, 5])
+def test_a_payload_that_is_no_bytes_is_refused(producer, payload):
+    with pytest.raises(TypeError, match="bytes"):
+        producer.send("t", payload)
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_sent(broker, producer):
+    with pytest.raises(LocalProtocolError, match="limit"):
+        producer.send("t", bytes((8 << 20) + 1))
+    with pytest.raises(LocalProtocolError, match="in parts"):
+        producer.send_batch("t", [bytes(6 << 20)] * 3)
+    assert broker.sends == 0
+
+
+def test_a_refusal_that_cannot_help_to_repeat_is_raised_at_once(broker, producer):
+    broker.refuse = lambda request: None if type(request).__name__ == "Version" else 500
+    with pytest.raises(RequestRefused, match="refused by the test"):
+        producer.send("t", b"")
+    assert producer.send_async("t", b"").exception(5) is not None
+
+
+def test_a_closed_partition_is_avoided_by_messages_without_a_key(broker, producer):
+    broker.log("t", 0).closed = True
+    results = [producer.send("t", b"%d" % number) for number in range(10)]
+    assert {result.partition.partition for result in results} == {1}
+    assert sorted(broker.bodies("t", 1)) == [b"%d" % number for number in range(10)]
+
+
+def test_a_message_with_a_key_waits_for_its_partition_until_its_deadline(broker, producer):
+    number = partition_for_key("k", producer.partitions("t")).partition
+    broker.log("t", number).closed = True
+    with pytest.raises(RequestTimedOut, match="closed"):
+        producer.send("t", b"", key="k", timeout=0.1)
+    threading.Timer(0.05, lambda: setattr(broker.log("t", number), "closed", False)).start()
+    assert producer.send("t", b"again", key="k", timeout=10).partition.partition == number
+
+
+def test_when_a_broker_dies_its_messages_go_to_another(two_brokers):
+    first, second = two_brokers
+    with Producer(metadata=FakeCluster(two_brokers), config=FAST) as producer:
+        producer.send("t", b"0")
+        producer.send("t", b"1")
+        first.stop()
+        for number in range(2, 30):
+            producer.send("t", b"%d" % number)
+    assert {int(body) for body in stored(second)} >= set(range(2, 30))
+
+
+def test_no_acknowledged_message_is_lost_when_a_broker_dies_under_load(two_brokers):
+    first, second = two_brokers
+    acknowledged = []
+    with Producer(metadata=FakeCluster(two_brokers), config=FAST) as producer:
+        for number in range(2000):
+            future = producer.send_async("t", b"%d" % number)
+            future.add_done_callback(lambda done, number=number: acknowledged.append((number, done.result())))
+            if number == 1000:
+                first.stop()
+        producer.flush(20)
+    assert len(acknowledged) == 2000
+    assert {int(body) for body in stored(first, second)} == set(range(2000))
+
+
+def test_a_broker_that_comes_back_is_used_again(two_brokers):
+    first, second = two_brokers
+    cluster = FakeCluster(two_brokers)
+    with Producer(metadata=cluster, config=FAST) as producer:
+        producer.send_batch("t", [b""])
+        producer.send_batch("t", [b""])
+        first.stop()
+        for _ in range(3):
+            producer.send("t", b"")
+        with FakeBroker({"t": 1}, 0, port=first.endpoint.port) as again:
+            deadline = time.monotonic() + 10
+            while not again.sends:
+                assert time.monotonic() < deadline
+                producer.send("t", b"back")
+
+
+def test_order_by_key_holds_across_a_retry(broker):
+    """The first request fails twice; what was queued behind it must not overtake."""
+    refusals = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
+    broker.refuse = lambda request: refusals.pop() if is_send(request) and refusals else None
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        futures = [producer.send_async("t", b"%d" % number, key="k") for number in range(100)]
+        partition = futures[-1].result(10).partition.partition
+        assert [int(body) for body in broker.bodies("t", partition)] == list(range(100))
+
+
+def test_a_silent_broker_ends_in_a_timeout_that_says_what_happened(broker):
+    broker.silent = True
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        started = time.monotonic()
+        with pytest.raises((RequestTimedOut, BrokerUnavailable)):
+            producer.send("t", b"", timeout=0.2)
+        assert time.monotonic() - started < 2
+
+
+def test_a_hung_broker_does_not_answer_but_the_caller_returns_in_time(broker):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        producer.send("t", b"")
+        broker.silent = True
+        started = time.monotonic()
+        with pytest.raises(RequestTimedOut, match="not acknowledged in time"):
+            producer.send("t", b"", timeout=0.2)
+        assert 0.19 < time.monotonic() - started < 2
+
+
+def test_a_topic_that_loses_all_brokers_comes_back_within_the_deadline(broker):
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster, config=FAST) as producer:
+        refusals = [ResponseCode.SYSTEM_BUSY]
+
+        def refuse(request):
+            if not (is_send(request) and refusals):
+                return None
+            cluster.unregister(broker)
+            return refusals.pop()
+
+        broker.refuse = refuse
+        threading.Timer(0.1, lambda: cluster.register(broker)).start()
+        assert producer.send("t", b"x", timeout=10).offset == 0
+
+
+def test_blocking_sends_from_many_threads_are_gathered_and_all_answered(broker):
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        results = []
+
+        def work(name):
+            results.extend(producer.send("t", b"%d-%d" % (name, number)) for number in range(50))
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(results) == 800
+        assert len({(result.partition, result.offset) for result in results}) == 800
+        assert sorted(stored(broker)) == sorted(b"%d-%d" % (n, m) for n in range(16) for m in range(50))
+
+
+def test_blocking_and_asynchronous_sends_mix(broker):
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        for number in range(200):
+            future = producer.send_async("t", b"a")
+            if number % 3 == 0:
+                producer.send("t", b"s", timeout=10)
+        future.result(10)
+        producer.flush(10)
+    assert len(stored(broker)) == 200 + 67
+
+
+def test_a_full_buffer_holds_the_sender_back_until_its_deadline(broker):
+    config = ProducerConfig(max_buffered_bytes=3000)
+    with Producer(metadata=FakeCluster([broker]), config=config) as producer:
+        producer.send("t", b"")
+        broker.silent = True
+        for _ in range(2):
+            producer.send_async("t", bytes(1000), timeout=0.5)
+        with pytest.raises(RequestTimedOut, match="max_buffered_bytes"):
+            producer.send_async("t", bytes(1000), timeout=0.05)
+        broker.drop_connections()
+        producer.close(0.01)
+
+
+def test_lingering_messages_travel_together(broker):
+    with Producer(metadata=FakeCluster([broker]), linger_ms=20) as producer:
+        futures = [producer.send_async("t", b"x", key="k") for _ in range(10)]
+        futures[-1].result(5)
+    assert broker.sends == 1
+
+
+def test_flush_says_what_is_missing(broker):
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send("t", b"")
+        broker.silent = True
+        future = producer.send_async("t", b"x")
+        with pytest.raises(RequestTimedOut, match="21 bytes"):
+            producer.flush(0.05)
+        producer.close(0.05)
+        assert isinstance(future.exception(5), ClientError)
+
+
+def test_close_is_bounded_and_fails_what_is_left(broker):
+    producer = Producer(metadata=FakeCluster([broker]))
+    producer.send("t", b"", key="k")
+    broker.silent = True
+    futures = [producer.send_async("t", b"x", key="k") for _ in range(5)]
+    started = time.monotonic()
+    producer.close(0.1)
+    assert time.monotonic() - started < 3
+    assert all(isinstance(future.exception(5), ClientError) for future in futures)
+    with pytest.raises(ClientError):
+        producer.send("t", b"")
+    producer.close()
+
+
+def test_a_stopped_partition_error_reaches_the_future_with_its_type(broker):
+    broker.log("t", 0).closed = True
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        future = producer.send_async("t", b"", partition=TopicPartition("t", 0, 0), timeout=0.1)
+        assert isinstance(future.exception(10), RequestTimedOut)
+        assert PartitionClosed.retriable
