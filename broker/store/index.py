@@ -147,9 +147,9 @@ _MAX_BOUNDARIES = 256
 class Index:
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
-    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(log n) unit reads, but O(1)
-    where `units_ending_by` has ended before: whoever reads on from there is the common case. (Units never change, so a
-    boundary between two records once known stays true.)
+    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(log n) unit reads, O(1)
+    where `units_ending_by` has ended before: readers mostly read on from there. (Units never change, so a boundary
+    between two records once known stays true.)
     """
 
     __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "stored")

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
+
 from metaq.protocol.record import checksum
 from metaq.protocol.text import AnswerReader, encode_put
-
 from tests.broker_process import RunningBroker
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden" / "wire"
