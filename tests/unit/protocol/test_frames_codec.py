@@ -1,0 +1,153 @@
+"""Frames and their extFields (docs/protocol.md): layout byte by byte, the cutting test, bounds."""
+
+import pytest
+
+from metaq.protocol.errors import LocalProtocolError, RemoteProtocolError
+from metaq.protocol.frames import ONE_WAY, RESPONSE, FrameReader, encode_frame, frame_bytes, parse_frame
+from metaq.protocol.limits import MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
+from metaq.protocol.record import encode_record
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PartitionRequest,
+    PullReply,
+    PullRequest,
+    SearchByTimeRequest,
+    SendBatchRequest,
+    SendReply,
+    SendRequest,
+    StatsRequest,
+    decode_runs,
+    encode_runs,
+    split_batch,
+)
+from metaq.protocol.requests import RequestReader
+from metaq.protocol.text import Version
+from tests.unit.protocol.decoding import assert_decodes
+
+VALUES = [
+    SendRequest("t", -1, -(1 << 31), 7),
+    SendReply(-5, 3, 1 << 40),
+    SendBatchRequest("t", 0, 500),
+    PullRequest("t", 1, -1, 1 << 20, "g", ("a", "b"), 500, 9),
+    PullReply(1, 0, 10, 3, 9, 2),
+    PartitionRequest("t", 1),
+    SearchByTimeRequest("t", 1, 1_700_000_000_000),
+    OffsetReply(5),
+    MessageCountsRequest("t", 1, 5),
+    MessageCountsReply(5, 3, 0, 100),
+    StatsRequest("topics"),
+]
+
+
+def test_a_frame_has_the_documented_layout():
+    raw = encode_frame(10, -1, {"topic": "t", "partition": 3}, 2, flag=RESPONSE) + b"hi"
+    header = (
+        b'{"code":10,"language":"PYTHON","version":1,"opaque":-1,"flag":1,"remark":"",'
+        b'"extFields":{"topic":"t","partition":"3"}}'
+    )
+    assert raw == (4 + len(header) + 2).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header + b"hi"
+    assert raw[0] == 0
+
+
+def test_numbers_and_text_are_written_alike():
+    numbers = encode_frame(1, 2, {"a": 1, "b": -5})
+    assert numbers == encode_frame(1, 2, {"a": "1", "b": "-5"})
+
+
+@pytest.mark.parametrize("remark", ["", 'quote " and \\ and é and \n'])
+def test_a_frame_is_decoded_however_it_is_cut(remark):
+    raw = encode_frame(11, 5, {"x": "é\u2028", "y": 1}, 3, remark=remark, flag=ONE_WAY) + b"abc"
+    frame = parse_frame(raw, 0, len(raw))
+    assert (frame.code, frame.opaque, frame.remark, bytes(frame.body)) == (11, 5, remark, b"abc")
+    assert frame.ext == {"x": "é\u2028", "y": "1"}
+    assert frame.is_one_way
+    assert not frame.is_response
+    assert_decodes(FrameReader, raw, [frame])
+    assert_decodes(RequestReader, raw, [frame])
+
+
+def test_frames_and_text_share_a_connection_however_they_are_cut():
+    raw = encode_frame(34, 1, {})
+    frame = parse_frame(raw, 0, len(raw))
+    assert_decodes(RequestReader, raw + b"version 1\r\n" + raw, [frame, Version(1), frame])
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_ext_fields_carry_every_value(value):
+    ext = {name: str(each) for name, each in value.to_ext().items()}
+    assert type(value).from_ext(ext) == value
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if not isinstance(value, StatsRequest)])
+def test_a_missing_or_wrong_ext_field_is_named(value):
+    with pytest.raises(RemoteProtocolError, match=r"extFields\.\w+ is missing"):
+        type(value).from_ext({})
+    ext = {name: str(each) for name, each in value.to_ext().items()}
+    for name, each in value.to_ext().items():
+        if isinstance(each, int):
+            for wrong in ("x", "", "1.5", "9" * 30, " 1", "٣"):
+                with pytest.raises(RemoteProtocolError, match=name):
+                    type(value).from_ext(ext | {name: wrong})
+
+
+def header(text: bytes) -> bytes:
+    return (4 + len(text)).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        header(b"not json"),
+        header(b"[]"),
+        header(b'{"code":"1"}'),
+        header(b'{"code":1.5}'),
+        header(b'{"code":true}'),
+        header(b'{"code":99999999999}'),
+        header(b'{"extFields":{"a":1}}'),
+        header(b'{"extFields":[1]}'),
+        header(b'{"remark":5}'),
+        header(b'{"a":"\xff"}'),
+        header(b"[" * 100_000),
+        (1 << 24).to_bytes(4, "big") + b"\0\0\0\1",
+        b"\0\0\0\3\0\0\0\1",
+        b"\0\0\0\x20\1\0\0\1",
+        b"\0\xff\xff\0" + (MAX_FRAME_HEADER_BYTES + 1).to_bytes(4, "big"),
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused(raw):
+    with pytest.raises(RemoteProtocolError):
+        FrameReader().receive(raw)
+
+
+def test_missing_header_fields_have_defaults():
+    raw = header(b"{}")
+    assert parse_frame(raw, 0, len(raw))[:5] == (0, 0, 0, "", {})
+
+
+def test_the_bound_is_checked_before_anything_is_buffered():
+    assert frame_bytes((MAX_FRAME_BYTES - 4).to_bytes(4, "big") + b"\0\0\0\2", 0) == MAX_FRAME_BYTES
+    with pytest.raises(RemoteProtocolError):
+        frame_bytes((MAX_FRAME_BYTES - 3).to_bytes(4, "big") + b"\0\0\0\2", 0)
+    with pytest.raises(LocalProtocolError):
+        encode_frame(1, 1, {}, MAX_FRAME_BYTES)
+
+
+def test_batch_is_split_by_its_table():
+    records = [encode_record(b"a" * size, 0, 0) for size in (0, 5)]
+    table = b"".join(len(record).to_bytes(4, "big") for record in records)
+    sizes, data = split_batch(memoryview(table + b"".join(records)), 2)
+    assert sizes.tolist() == [20, 25]
+    assert data == b"".join(records)
+    for wrong in (table[:4], table + records[0], table + b"".join(records) + b"x", b"\0\0\0\1" * 2 + b"xx"):
+        with pytest.raises(RemoteProtocolError):
+            split_batch(memoryview(wrong), 2)
+
+
+def test_runs_are_found_again():
+    body = memoryview(encode_runs([(5, 2), (100, 3)]) + b"abcde")
+    assert decode_runs(body, 2) == [(5, b"ab"), (100, b"cde")]
+    for wrong, count in ((body[:-1], 2), (body[:10], 1), (body, 1)):
+        with pytest.raises(RemoteProtocolError):
+            decode_runs(wrong, count)
