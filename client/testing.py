@@ -444,7 +444,8 @@ class FakeBroker:
             code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
         else:
             body = log.slice(offset, request.max_bytes, whole_first=True)
-            offset = max((offset + each.end for each in iter_headers(body)), default=offset)
+            body = body[: max((each.end for each in iter_headers(body)), default=0)]
+            offset += len(body)
             code = ResponseCode.SUCCESS if body else ResponseCode.PULL_NOT_FOUND
         if code == ResponseCode.PULL_NOT_FOUND and not last:
             return False

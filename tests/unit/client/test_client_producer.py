@@ -210,7 +210,7 @@ def test_no_acknowledged_message_is_lost_when_a_broker_dies_under_load(two_broke
 
 
 def test_a_broker_that_comes_back_is_used_again(two_brokers):
-    first, second = two_brokers
+    first, _ = two_brokers
     cluster = FakeCluster(two_brokers)
     with Producer(metadata=cluster, config=FAST) as producer:
         producer.send_batch("t", [b""])

@@ -1,0 +1,247 @@
+"""From fetched bytes to messages, and what of them counts as consumed."""
+
+from queue import SimpleQueue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.backoff import Backoff
+from metaq.client.consumer.arrow import SCHEMA, record_batch
+from metaq.client.consumer.delivery import take_messages
+from metaq.client.consumer.handout import Handout
+from metaq.client.consumer.partition_state import Chunk, PartitionState
+from metaq.client.message import Message
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.message_id import counter_at, message_id
+from metaq.protocol.record import encode_attributes, encode_body, encode_record
+
+HERE = TopicPartition("t", 0, 1)
+
+
+def record(payload, identity=1, **attributes):
+    flag, raw = encode_attributes(**attributes)
+    return encode_record(encode_body(payload, flag, raw), identity, flag)
+
+
+def chunk_of(*records, offset=1000, end=None):
+    data = b"".join(records)
+    return Chunk(data, offset, offset + len(data) if end is None else end)
+
+
+def damaged(raw):
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(1, 7))
+def test_every_message_comes_once_in_order_with_its_offset(payloads, limit):
+    chunk = chunk_of(*(record(payload, number) for number, payload in enumerate(payloads)))
+    messages = []
+    while got := take_messages(chunk, HERE, limit):
+        assert len(got) <= limit
+        messages += got
+    assert [(message.id, message.payload) for message in messages] == list(enumerate(payloads))
+    assert [message.offset for message in messages] == [1000, *(message.next_offset for message in messages)][:-1]
+    assert (chunk.start, chunk.offset) == (len(chunk.data), chunk.end_offset)
+
+
+def test_a_cut_last_record_is_left_out():
+    whole, cut = record(b"a"), record(b"bbbb")
+    for length in range(len(cut)):
+        assert [m.payload for m in take_messages(chunk_of(whole, cut[:length]), HERE, 10)] == [b"a"]
+
+
+def test_what_is_good_in_front_of_a_damaged_record_is_given_first():
+    chunk = chunk_of(record(b"good"), damaged(record(b"bad")), record(b"after"))
+    assert [message.payload for message in take_messages(chunk, HERE, 10)] == [b"good"]
+    with pytest.raises(CorruptRecord) as caught:
+        take_messages(chunk, HERE, 10)
+    assert caught.value.position == 1024
+    assert caught.value.file == "t-0-1"
+
+
+def test_a_negative_length_is_damage():
+    with pytest.raises(CorruptRecord):
+        take_messages(chunk_of(b"\xff\xff\xff\xff" + bytes(40)), HERE, 10)
+
+
+def test_only_messages_with_a_wanted_tag_are_given():
+    chunk = chunk_of(
+        record(b"1", tag="a"),
+        record(b"2", tag="b"),
+        record(b"3"),
+        record(b"4", tag="c", keys=["a"]),
+        record(b"5", tag="a"),
+    )
+    assert [message.payload for message in take_messages(chunk, HERE, 10, {"a", "c"})] == [b"1", b"4", b"5"]
+    assert chunk.start == len(chunk.data)
+
+
+def test_an_arrow_batch_has_one_row_per_message():
+    identity = message_id(counter_at(1_700_000_000_123), 1)
+    chunk = chunk_of(record(b"p", identity, tag="x", keys=["k1", "k2"]), record(b"q", -5))
+    batch = record_batch(take_messages(chunk, HERE, 10))
+    assert batch.schema == SCHEMA
+    first, second = batch.to_pylist()
+    assert first.pop("timestamp").timestamp() == 1_700_000_000.123
+    assert first == {
+        "topic": "t", "broker": 0, "partition": 1, "offset": 1000, "id": identity,
+        "tag": "x", "attribute": None, "keys": ["k1", "k2"], "payload": b"p",
+    }  # fmt: skip
+    assert (second["timestamp"], second["id"], second["keys"], second["payload"]) == (None, -5, [], b"q")
+    assert record_batch([]).num_rows == 0
+
+
+# --- handing out ------------------------------------------------------------------------------------------------------
+
+
+class NotedFetcher:
+    """Notes what the handout asks of the fetcher."""
+
+    def __init__(self):
+        self.refilled, self.moved = [], []
+
+    def refill(self, state):
+        self.refilled.append(state)
+
+    def move(self, state, offset):
+        state.start_at(offset)
+        self.moved.append(offset)
+
+
+class Bench:
+    def __init__(self, tags=None):
+        self.arrivals, self.fetcher = SimpleQueue(), NotedFetcher()
+        self.handout = Handout(self.arrivals, self.fetcher, tags)
+        self.state = self.new_state(HERE)
+
+    def new_state(self, partition):
+        state = PartitionState(partition, Backoff(1, 1))
+        state.start_at(1000)
+        return state
+
+    def arrive(self, chunk, state=None):
+        state = state or self.state
+        assert state.add(state.generation, chunk)
+        self.arrivals.put(state)
+
+    def take(self, limit=10):
+        return [message.payload for message in self.handout.take(limit)]
+
+
+def test_a_message_counts_as_consumed_only_after_the_next_call():
+    bench = Bench()
+    bench.arrive(chunk_of(record(b"a", 7), record(b"b", 8)))
+    assert bench.take() == [b"a", b"b"]
+    assert (bench.state.consumed, bench.handout.is_out([bench.state])) == (None, True)
+    bench.handout.acknowledge()
+    assert (bench.state.consumed, bench.handout.is_out([bench.state])) == ((1042, 8), False)
+
+
+def test_a_chunk_taken_in_parts_is_consumed_in_parts():
+    bench = Bench()
+    bench.arrive(chunk_of(record(b"a", 7), record(b"b", 8)))
+    assert bench.take(1) == [b"a"]
+    bench.handout.acknowledge()
+    assert bench.state.consumed == (1021, 7)
+    assert bench.fetcher.refilled == []
+    assert bench.take(5) == [b"b"]
+    assert bench.fetcher.refilled == [bench.state]
+    assert bench.state.buffered_bytes == 0
+
+
+def test_chunks_of_several_partitions_come_in_the_order_they_arrived():
+    bench = Bench()
+    other = bench.new_state(TopicPartition("t", 1, 0))
+    bench.arrive(chunk_of(record(b"a")))
+    bench.arrive(chunk_of(record(b"b")), other)
+    bench.arrive(chunk_of(record(b"c"), offset=1021))
+    assert bench.take() == [b"a", b"b", b"c"]
+
+
+def test_what_the_broker_filtered_away_is_passed_over():
+    bench = Bench(tags=frozenset({"x"}))
+    bench.arrive(chunk_of(record(b"a", tag="x"), end=5000))
+    bench.arrive(Chunk(b"", 5000, 9000))
+    assert bench.take() == [b"a"]
+    bench.handout.acknowledge()
+    assert bench.state.consumed == (9000, 1)
+    assert bench.state.position == 9000
+
+
+def test_what_was_fetched_but_not_handed_out_is_dropped_when_the_partition_is_lost():
+    bench = Bench()
+    bench.arrive(chunk_of(record(b"a"), record(b"b")))
+    assert bench.take(1) == [b"a"]
+    bench.state.revoking = True
+    assert bench.take() == []
+    bench.handout.acknowledge()
+    assert bench.state.consumed == (1021, 1)  # handed out before: committed before the release
+
+
+def test_chunks_of_an_older_generation_are_dropped():
+    bench = Bench()
+    old = bench.state.generation
+    bench.arrive(chunk_of(record(b"old")))
+    bench.state.start_at(2000)
+    assert not bench.state.add(old, chunk_of(record(b"late")))
+    bench.arrive(chunk_of(record(b"new"), offset=2000))
+    assert bench.take() == [b"new"]
+
+
+def test_a_damaged_record_is_fetched_again_and_then_reported_at_every_call_until_a_seek():
+    bench = Bench()
+    for _ in range(3):
+        bench.arrive(chunk_of(record(b"good"), damaged(record(b"bad"))) if not bench.fetcher.moved else
+                     chunk_of(damaged(record(b"bad")), offset=1024))  # fmt: skip
+        assert bench.take() == ([] if bench.fetcher.moved and len(bench.fetcher.moved) > 1 else [b"good"])
+    assert bench.fetcher.moved == [1024, 1024, 1024]
+    bench.arrive(chunk_of(damaged(record(b"bad")), offset=1024))
+    for _ in range(2):
+        with pytest.raises(CorruptRecord) as caught:
+            bench.take()
+        assert caught.value.position == 1024
+    bench.handout.acknowledge()
+    assert bench.state.consumed == (1024, 1)
+
+
+def test_damage_of_one_partition_does_not_hold_up_another():
+    bench = Bench()
+    other = bench.new_state(TopicPartition("t", 1, 0))
+    bench.state.damage = 3
+    bench.arrive(chunk_of(damaged(record(b"bad"))))
+    with pytest.raises(CorruptRecord):
+        bench.take()
+    bench.arrive(chunk_of(record(b"fine")), other)
+    seen = []
+    for _ in range(4):
+        try:
+            seen += bench.take()
+        except CorruptRecord:
+            seen.append("corrupt")
+    assert b"fine" in seen
+    assert "corrupt" in seen
+
+
+def test_bytes_that_are_no_whole_record_are_damage_and_not_skipped():
+    bench = Bench()
+    bench.state.damage = 3
+    bench.arrive(chunk_of(record(b"x" * 100)[:50]))
+    with pytest.raises(CorruptRecord, match="length"):
+        bench.take()
+
+
+def test_a_seek_forgets_what_was_handed_out_of_the_partition():
+    bench = Bench()
+    bench.arrive(chunk_of(record(b"a")))
+    bench.take()
+    bench.handout.forget(bench.state)
+    bench.handout.acknowledge()
+    assert bench.state.consumed is None
+
+
+def test_a_message_shows_itself_shortly():
+    text = repr(Message(HERE, 5, 6, 0, b"x" * 100))
+    assert "t 0-1 @5" in text
+    assert "100 bytes" in text

@@ -1,0 +1,243 @@
+"""Fetching ahead over both protocols, against a broker in memory."""
+
+import time
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from metaq.client.backoff import Backoff
+from metaq.client.config import ConsumerConfig
+from metaq.client.consumer.fetcher import LATEST, Fetcher
+from metaq.client.consumer.handout import Handout
+from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.lookups import lag_behind, max_offset, message_counts, min_offset, offset_at_time
+from metaq.client.pool import ConnectionPool
+from metaq.client.testing import FakeBroker
+from metaq.client.timers import Timers
+from metaq.client.values import Lag, TopicPartition
+from metaq.protocol.errors import ClientError
+from metaq.protocol.record import encode_attributes, encode_body
+from metaq.protocol.statuses import ResponseCode
+
+HERE = TopicPartition("t", 0, 0)
+FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
+
+
+class Reader:
+    """A fetcher with what it needs, and the handing out behind it."""
+
+    def __init__(self, broker, protocol="auto", tags=None, config=FAST):
+        self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
+        self.arrivals = SimpleQueue()
+        self.broker = broker
+        tags = frozenset(tags) if tags else None
+        self.fetcher = Fetcher(
+            "g", tags, self.pool, lambda partition: self.broker.endpoint, self.arrivals, config, self.timers
+        )
+        self.handout = Handout(self.arrivals, self.fetcher, tags)
+        self.state = PartitionState(HERE, Backoff(config.error_min_seconds, config.error_max_seconds))
+
+    def read(self, count, seconds=10.0):
+        """The next `count` messages."""
+        found, deadline = [], time.monotonic() + seconds
+        while len(found) < count:
+            found += self.handout.take(count - len(found))
+            if len(found) < count:
+                try:
+                    state = self.arrivals.get(timeout=deadline - time.monotonic())
+                except Empty:
+                    raise AssertionError(f"only {len(found)} messages came") from None
+                if state is not None:
+                    self.handout.next_is(state)
+        return found
+
+    def payloads(self, count):
+        return [message.payload for message in self.read(count)]
+
+    def close(self):
+        self.state.deactivate()
+        self.timers.close()
+        self.pool.close()
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 1}) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["auto", "text"])
+def protocol(request):
+    return request.param
+
+
+@pytest.fixture
+def reader(broker, protocol):
+    reader = Reader(broker, protocol)
+    yield reader
+    reader.close()
+
+
+def test_what_is_stored_and_what_comes_later_is_read_in_order(broker, reader):
+    broker.append("t", 0, *(b"%d" % number for number in range(100)))
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(100) == [b"%d" % number for number in range(100)]
+    broker.append("t", 0, b"later")
+    assert reader.payloads(1) == [b"later"]
+
+
+def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
+    reader.fetcher.open(reader.state, 0)
+    broker.append("t", 0, b"first")
+    assert reader.payloads(1) == [b"first"]
+
+
+def test_latest_begins_at_the_end(broker, reader):
+    broker.append("t", 0, b"old")
+    reader.fetcher.open(reader.state, LATEST)
+    deadline = time.monotonic() + 5
+    while not reader.state.opened:
+        assert time.monotonic() < deadline
+    broker.append("t", 0, b"new")
+    assert reader.payloads(1) == [b"new"]
+
+
+def test_a_position_in_front_of_what_is_kept_goes_on_at_the_first_message(broker, reader, caplog):
+    _, second = broker.append("t", 0, b"gone", b"kept")
+    broker.log("t", 0).drop_before(second)
+    reader.fetcher.open(reader.state, 0)
+    (message,) = reader.read(1)
+    assert (message.payload, message.offset) == (b"kept", second)
+    assert "not readable" not in caplog.text
+
+
+def test_a_position_that_was_lost_is_said(broker, reader, caplog):
+    broker.append("t", 0, b"gone", b"gone too", b"kept")
+    broker.log("t", 0).drop_before(broker.log("t", 0).starts[2])
+    reader.fetcher.open(reader.state, 24)
+    assert reader.payloads(1) == [b"kept"]
+    assert "t 0-0: position 24 is not readable, going on at 52" in caplog.text
+
+
+def test_a_message_larger_than_a_pull_is_read(broker, protocol):
+    reader = Reader(broker, protocol, config=ConsumerConfig(fetch_max_bytes=1000, text_idle_step_ms=1))
+    broker.append("t", 0, b"small", bytes(50_000), b"after")
+    reader.fetcher.open(reader.state, 0)
+    assert [len(payload) for payload in reader.payloads(3)] == [5, 50_000, 5]
+    reader.close()
+
+
+def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
+    config = ConsumerConfig(fetch_max_bytes=1020, max_buffered_bytes=3000, text_idle_step_ms=1)
+    reader = Reader(broker, protocol, config=config)
+    broker.append("t", 0, *[bytes(1000)] * 50)
+    reader.fetcher.open(reader.state, 0)
+    reader.read(1)
+    deadline = time.monotonic() + 5
+    while reader.state.pulling:
+        assert time.monotonic() < deadline
+    assert 3000 <= reader.state.buffered_bytes <= 3000 + 1020
+    assert len(reader.read(49)) == 49
+    reader.close()
+
+
+def test_a_broker_that_dies_and_comes_back_is_read_on(broker, protocol, caplog):
+    reader = Reader(broker, protocol)
+    broker.append("t", 0, b"before")
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(1) == [b"before"]
+    broker.stop()
+    with FakeBroker({"t": 1}, port=broker.endpoint.port) as again:
+        reader.broker = again
+        again.append("t", 0, b"before", b"after")
+        assert reader.payloads(1) == [b"after"]
+    reader.close()
+    assert "fetching t 0-0 failed" in caplog.text
+
+
+def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, caplog):
+    caplog.set_level("INFO")
+    refusals = [ResponseCode.SYSTEM_ERROR if reader.pool._protocol == "auto" else 500] * 5
+    broker.refuse = lambda request: (
+        refusals.pop() if refusals and (getattr(request, "code", 0) == 11 or type(request).__name__ == "Get") else None
+    )
+    broker.append("t", 0, b"x")
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(1) == [b"x"]
+    assert caplog.text.count("fetching t 0-0 failed") == 1
+    broker.append("t", 0, b"y")
+    assert reader.payloads(1) == [b"y"]  # by now the first answer is dealt with
+    assert caplog.text.count("works again") == 1
+
+
+def test_a_seek_drops_what_was_fetched(broker, reader):
+    offsets = broker.append("t", 0, *(b"%d" % number for number in range(10)))
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(3) == [b"0", b"1", b"2"]
+    reader.fetcher.move(reader.state, offsets[7])
+    assert reader.payloads(3) == [b"7", b"8", b"9"]
+
+
+def test_nothing_is_asked_for_any_more_once_the_partition_is_lost(broker):
+    reader = Reader(broker)
+    reader.fetcher.open(reader.state, 0)
+    broker.append("t", 0, b"x")
+    reader.read(1)
+    reader.state.deactivate()
+    broker.append("t", 0, b"y")
+    pulls = broker.pulls
+    reader.fetcher.refill(reader.state)
+    assert broker.pulls == pulls
+    reader.close()
+
+
+def tagged(payload, tag):
+    flag, raw = encode_attributes(tag=tag)
+    return bytes(encode_body(payload, flag, raw)), flag
+
+
+def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, protocol):
+    reader = Reader(broker, protocol, tags=["a"])
+    for number in range(10):
+        body, flag = tagged(b"%d" % number, "a" if number % 3 == 0 else "b")
+        broker.append("t", 0, body, flag=flag)
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(4) == [b"0", b"3", b"6", b"9"]
+    reader.handout.acknowledge()
+    assert reader.state.consumed[0] == broker.log("t", 0).end
+    reader.close()
+
+
+# --- lookups ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connection(broker, protocol):
+    pool = ConnectionPool(FAST.connection, protocol)
+    yield pool.connection(broker.endpoint, 3)
+    pool.close()
+
+
+def test_the_bounds_of_a_partition_are_known_over_both_protocols(broker, connection):
+    assert (min_offset(connection, HERE), max_offset(connection, HERE)) == (0, 0)
+    offsets = broker.append("t", 0, b"a", b"b")
+    broker.log("t", 0).drop_before(offsets[1])
+    assert (min_offset(connection, HERE), max_offset(connection, HERE)) == (21, 42)
+
+
+def test_lag_is_counted_in_messages_where_the_broker_can(broker, connection, protocol):
+    broker.append("t", 0, b"a", b"b", b"c")
+    assert lag_behind(connection, HERE, 21) == Lag(2 if protocol == "auto" else None, 42)
+    assert lag_behind(connection, HERE, 63) == Lag(0 if protocol == "auto" else None, 0)
+    counts = message_counts(connection, HERE, 21)
+    assert counts is None if protocol == "text" else (counts.total, counts.before) == (3, 1)
+
+
+def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, protocol):
+    broker.append("t", 0, b"a")
+    if protocol == "auto":
+        assert offset_at_time(connection, HERE, 0) == 0
+        assert offset_at_time(connection, HERE, int(time.time() * 1000) + 60_000) == 21
+    else:
+        with pytest.raises(ClientError, match="earliest"):
+            offset_at_time(connection, HERE, 0)

@@ -1,0 +1,446 @@
+"""The rebalance state machine: its table, and the member that carries it out, with a group in memory."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from metaq.client.config import ConsumerConfig
+from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.offset_commit import OffsetCommitter
+from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
+from metaq.client.values import TopicPartition
+from metaq.coordination.assignment import range_assignment
+from metaq.coordination.offset_store import Offset
+from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def run(*events):
+    """The states that a new member goes through."""
+    state, path = State.NEW, []
+    for event in events:
+        state, _ = next_state(state, event)
+        path.append(state.name)
+    return path
+
+
+def test_the_first_member_of_a_group_joins_and_claims():
+    assert run(Event.STARTED, Event.JOINED, Event.GAINS, Event.CLAIMED) == ["JOINING", "PLANNING", "CLAIMING", "STABLE"]
+
+
+def test_a_member_that_must_hand_over_drains_commits_and_releases_before_it_claims():
+    path = run(
+        Event.STARTED,
+        Event.JOINED,
+        Event.SETTLED,
+        Event.CHANGED,
+        Event.LOSSES,
+        Event.DRAINED,
+        Event.RELEASED,
+        Event.CLAIMED,
+    )
+    assert path[3:] == ["PLANNING", "DRAINING", "RELEASING", "CLAIMING", "STABLE"]
+    assert next_state(State.DRAINING, Event.DRAINED)[1] == (Action.RELEASE,)
+
+
+@pytest.mark.parametrize("state", [State.PLANNING, State.RELEASING, State.CLAIMING])
+def test_a_failed_try_is_followed_by_a_pause_and_another(state):
+    later, actions = next_state(state, Event.FAILED)
+    assert (later, actions) == (State.PLAN_LATER, (Action.PAUSE,))
+    assert next_state(later, Event.PAUSE_OVER) == (State.PLANNING, (Action.PLAN,))
+
+
+@pytest.mark.parametrize("state", [State.PLANNING, State.DRAINING, State.RELEASING, State.CLAIMING])
+def test_a_change_during_a_try_is_remembered(state):
+    assert next_state(state, Event.CHANGED) == (state, (Action.NOTE_CHANGE,))
+
+
+@pytest.mark.parametrize("state", [each for each in State if each not in (State.LEAVING, State.LEFT)])
+def test_closing_is_possible_at_any_time(state):
+    assert next_state(state, Event.CLOSE) == (State.LEAVING, (Action.LEAVE,))
+
+
+def test_a_lost_session_means_joining_again():
+    assert next_state(State.CLAIMING, Event.SESSION_LOST) == (State.DISCONNECTED, (Action.ABANDON,))
+    assert next_state(State.DISCONNECTED, Event.CHANGED) == (State.JOINING, (Action.JOIN,))
+
+
+def test_a_pair_that_cannot_happen_raises():
+    undefined = [(state, event) for state in State for event in Event if (state, event) not in TABLE]
+    assert len(undefined) > 50
+    for state, event in undefined:
+        with pytest.raises(LocalProtocolError, match=f"{state.name}.*{event.name}"):
+            next_state(state, event)
+
+
+def test_no_state_but_the_last_is_a_dead_end():
+    for state in State:
+        leads = {to for (at, _), (to, _) in TABLE.items() if at is state and to is not state}
+        assert leads or state is State.LEFT
+
+
+# --- a member, with its group in memory -------------------------------------------------------------------------------
+
+
+class MemoryMembership:
+    """What coordination.group.GroupMembership promises, for one member; others are names in `members`."""
+
+    def __init__(self, *partitions):
+        self.group, self.consumer_id = "g", "g_me"
+        self.session_id = 1
+        self.members = ["g_me"]
+        self.partitions = list(partitions)
+        self.owners = {}
+        self.failures = []
+        self.left = False
+
+    def _fail(self):
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def join(self):
+        self._fail()
+
+    def leave(self):
+        self.left = True
+        self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
+
+    def snapshot(self):
+        self._fail()
+        return SimpleNamespace(consumers={"t": self.members}, partitions={"t": self.partitions}, brokers={})
+
+    def claim_many(self, wanted):
+        self._fail()
+        granted = {each for each in wanted if self.owners.get(each[1], "g_me") == "g_me"}
+        self.owners.update({name: "g_me" for _, name in granted})
+        return granted
+
+    def release_many(self, given):
+        for _, name in given:
+            del self.owners[name]
+
+    def owner(self, topic, partition):
+        return self.owners.get(partition)
+
+
+class MemoryStore:
+    def __init__(self):
+        self.offsets = {}
+        self.failures = []
+        self.log = []
+
+    def load_many(self, group, names):
+        return [self.offsets.get(name) for name in names]
+
+    def commit(self, group, offsets, fence):
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append((fence, dict(offsets)))
+        self.offsets.update(offsets)
+
+
+class World:
+    """One member whose events the test feeds; nothing runs by itself."""
+
+    def __init__(self, *partitions, wants_notice=False):
+        self.membership, self.store = MemoryMembership(*partitions), MemoryStore()
+        self.timers, self.opened, self.moved, self.out, self.woken = [], [], [], set(), 0
+        self.committer = OffsetCommitter(self.store, "g")
+        self.member = GroupMember(
+            self.membership,
+            self.store,
+            self.committer,
+            SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states)),
+            ConsumerConfig(),
+            range_assignment,
+            0,
+            SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action))),
+            wake=self.wake,
+            wants_notice=wants_notice,
+            clock=lambda: 0.0,
+        )
+        self.member._fetcher = SimpleNamespace(open=self.open, move=self.move)
+
+    def wake(self):
+        self.woken += 1
+
+    def open(self, state, offset):
+        state.start_at(offset)
+        self.opened.append((str(state.partition), offset))
+
+    def move(self, state, offset):
+        self.moved.append((str(state.partition), offset))
+
+    def start(self):
+        self.member.take(Event.STARTED)
+        return self
+
+    def queued(self):
+        """Let the member take what its actions and the polling thread posted."""
+        while not self.member._events.empty():
+            self.member.take(self.member._events.get())
+
+    def owned(self):
+        return [str(partition) for partition in sorted(self.member.owned)]
+
+    def consume(self, name, offset, identity=5):
+        self.member.owned[TopicPartition.parse("t", name)].consumed = (offset, identity)
+
+
+def test_a_lone_member_owns_everything_from_the_start_offset():
+    world = World("0-0", "0-1").start()
+    assert world.member.state is State.STABLE
+    assert world.owned() == ["0-0", "0-1"]
+    assert world.opened == [("0-0", 0), ("0-1", 0)]
+
+
+def test_a_stored_offset_wins_over_the_start():
+    world = World("0-0")
+    world.store.offsets["t", "0-0"] = Offset(9, 555)
+    world.start()
+    assert world.opened == [("0-0", 555)]
+    assert world.committer.commit(world.member.owned.values()) == 0  # nothing changed yet
+
+
+def test_when_another_joins_its_share_is_committed_and_then_released():
+    world = World("0-0", "0-1").start()
+    world.consume("0-1", 77)
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.STABLE
+    assert world.owned() == ["0-0"]
+    assert world.membership.owners == {"0-0": "g_me"}
+    assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
+
+
+def test_messages_in_the_users_hands_are_waited_for_before_the_release():
+    world = World("0-0", "0-1").start()
+    world.out = {TopicPartition("t", 0, 1)}
+    state = world.member.owned[TopicPartition("t", 0, 1)]
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.DRAINING
+    assert state.revoking
+    assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
+    world.consume("0-1", 99)  # the next poll() acknowledges …
+    assigned, revoked = world.member.notices.get(), world.member.notices.get()
+    assert (assigned.assigned, revoked.assigned) == (True, False)
+    revoked.done()  # … and lets go
+    world.queued()
+    assert world.member.state is State.STABLE
+    assert world.membership.owners == {"0-0": "g_me"}
+    assert world.store.offsets["t", "0-1"] == Offset(5, 99)
+    assert not state.active
+
+
+def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
+    world = World("0-0", "0-1", wants_notice=True).start()
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    (seconds, expire) = world.timers[-1]
+    assert seconds == ConsumerConfig().revoke_wait_seconds
+    expire()
+    world.queued()
+    assert world.owned() == ["0-0"]
+    world.member.notices.get()
+    world.member.notices.get().done()  # too late: nothing happens
+    world.queued()
+    assert world.member.state is State.STABLE
+
+
+def test_a_partition_still_held_by_another_is_claimed_again_after_a_pause(caplog):
+    world = World("0-0", "0-1")
+    world.membership.owners = {"0-1": "g_slow"}
+    world.start()
+    assert world.member.state is State.PLAN_LATER
+    assert world.owned() == ["0-0"]  # what could be claimed is used meanwhile
+    (pause, again) = world.timers[-1]
+    assert pause <= ConsumerConfig().rebalance_min_seconds
+    assert "0-1 is held by g_slow" in caplog.text
+    del world.membership.owners["0-1"]
+    again()
+    world.queued()
+    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
+
+
+def test_it_tries_for_ever_and_keeps_what_it_owns():
+    world = World("0-0").start()
+    world.membership.failures = [CoordinationUnavailable("no answer") for _ in range(50)]
+    world.member.take(Event.CHANGED)
+    pauses = []
+    for _ in range(50):
+        assert world.member.state is State.PLAN_LATER
+        assert world.owned() == ["0-0"]
+        seconds, again = world.timers.pop()
+        pauses.append(seconds)
+        again()
+        world.queued()
+    assert world.member.state is State.STABLE
+    assert max(pauses) <= ConsumerConfig().rebalance_max_seconds
+
+
+def test_a_failed_registration_is_repeated():
+    world = World("0-0")
+    world.membership.failures = [CoordinationUnavailable("no answer")]
+    world.start()
+    assert world.member.state is State.JOIN_LATER
+    world.timers.pop()[1]()
+    world.queued()
+    assert world.member.state is State.STABLE
+
+
+def test_a_failed_commit_keeps_the_partition_until_it_succeeds():
+    world = World("0-0", "0-1").start()
+    world.consume("0-1", 77)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.PLAN_LATER
+    assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
+    world.timers.pop()[1]()
+    world.queued()
+    assert world.owned() == ["0-0"]
+    assert world.store.offsets["t", "0-1"] == Offset(5, 77)
+
+
+def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
+    world = World("0-0", "0-1").start()
+    world.consume("0-1", 77)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    world.membership.members = ["g_me"]
+    world.member.take(Event.CHANGED)
+    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert world.moved == [("0-1", 0)]
+    assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
+
+
+def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    old = world.member.owned[TopicPartition("t", 0, 0)]
+    world.membership.session_id = 0
+    world.membership.owners = {}
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.JOIN_LATER
+    assert (world.owned(), old.active, world.store.log) == ([], False, [])
+    world.membership.session_id = 2
+    world.timers.pop()[1]()
+    world.queued()
+    new = world.member.owned[TopicPartition("t", 0, 0)]
+    assert (new is not old, new.fence) == (True, 2)
+
+
+def test_a_session_lost_while_committing_is_noticed():
+    world = World("0-0", "0-1").start()
+    world.consume("0-1", 77)
+    world.membership.members = ["g_me", "g_other"]
+    world.store.failures = [SessionLost("over")]
+    world.membership.session_id, real = 1, world.store.commit
+
+    def commit(group, offsets, fence):
+        world.membership.session_id = 0
+        real(group, offsets, fence)
+
+    world.store.commit = commit
+    world.member.take(Event.CHANGED)
+    assert (world.member.state, world.owned()) == (State.JOIN_LATER, [])
+
+
+def test_a_change_that_comes_while_draining_leads_to_another_plan():
+    world = World("0-0", "0-1", wants_notice=True).start()
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.DRAINING
+    world.member.notices.get()
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+
+
+def test_bursts_of_changes_are_looked_at_once():
+    world = World("0-0").start()
+    for _ in range(10):
+        world.member.changed()
+    assert world.member._events.qsize() == 1
+
+
+def test_leaving_commits_and_takes_everything_back():
+    world = World("0-0", "0-1").start()
+    world.consume("0-0", 42)
+    world.member.take(Event.CLOSE)
+    assert world.member.state is State.LEFT
+    assert world.membership.left
+    assert world.membership.owners == {}
+    assert world.store.offsets == {("t", "0-0"): Offset(5, 42)}
+
+
+def test_leaving_without_zookeeper_ends_too(caplog):
+    world = World("0-0").start()
+    world.consume("0-0", 42)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    world.member.take(Event.CLOSE)
+    assert world.member.state is State.LEFT
+    assert "could not leave properly" in caplog.text
+
+
+def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
+    world = World("0-0").start()
+    world.membership.failures = [ZeroDivisionError()]
+    world.member.take(Event.CHANGED)
+    assert world.member.state is State.PLAN_LATER
+    assert "ZeroDivisionError" in caplog.text
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_changed_is_committed_and_a_failure_is_made_good():
+    world = World("0-0", "0-1").start()
+    states = world.member.owned.values()
+    world.consume("0-0", 10)
+    assert world.committer.commit(states) == 1
+    assert world.committer.commit(states) == 0
+    world.consume("0-0", 20)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    with pytest.raises(CoordinationUnavailable):
+        world.committer.commit(states)
+    assert world.committer.commit(states) == 1
+    assert world.store.offsets == {("t", "0-0"): Offset(5, 20)}
+
+
+def test_claims_of_different_sessions_are_committed_on_their_own():
+    world = World("0-0", "0-1").start()
+    _, second = world.member.owned.values()
+    second.fence = 2
+    world.consume("0-0", 10)
+    world.consume("0-1", 11)
+    assert world.committer.commit(world.member.owned.values()) == 2
+    assert sorted(fence for fence, _ in world.store.log) == [1, 2]
+
+
+def test_a_lost_partition_is_not_committed():
+    world = World("0-0").start()
+    (state,) = world.member.owned.values()
+    world.consume("0-0", 10)
+    state.deactivate()
+    assert world.committer.commit([state]) == 0
+
+
+def test_regular_commits_go_on_after_a_failure(caplog):
+    world = World("0-0").start()
+    timers = []
+    runs = SimpleNamespace(call_later=lambda seconds, action: timers.append((seconds, action)))
+    world.committer.commit_regularly(runs, 5, world.member.owned.values())
+    world.consume("0-0", 10)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    timers.pop()[1]()
+    assert "are not committed, trying again in 5 s: no answer" in caplog.text
+    timers.pop()[1]()
+    assert world.store.offsets == {("t", "0-0"): Offset(5, 10)}
+    assert [seconds for seconds, _ in timers] == [5]
