@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
 from metaq.client.config import ConnectionConfig, check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.inquiry import read_bytes
-from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from .offsets import OffsetRange
 from .options import ReadOptions

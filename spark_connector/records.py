@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import EPOCH_MS

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metaq.protocol.errors import ConfigError
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
 from pyspark.sql.types import StructType
+
+from metaq.protocol.errors import ConfigError
 
 from .options import ReadOptions, WriteOptions
 from .reader import MetaqReader

@@ -13,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+
 from metaq.client.batches import split_batches
 from metaq.client.producer import Producer
 from metaq.protocol.errors import ClientError, ConfigError
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from .options import WriteOptions
 
@@ -45,8 +46,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         if allowed is None:
             raise ConfigError("column", field.name, f"is not written: select only {', '.join(COLUMNS)}")
         if not isinstance(field.dataType, allowed):
-            names = " or ".join(kind.typeName() for kind in allowed)
-            raise ConfigError("column", field.name, f"has type {field.dataType.simpleString()}: cast it to {names}")
+            wanted = " or ".join(kind.typeName() for kind in allowed)
+            raise ConfigError("column", field.name, f"has type {field.dataType.simpleString()}: cast it to {wanted}")
     names = schema.fieldNames()
     if "value" not in names:
         raise ConfigError("column", "value", "is missing: give the payload this name, as string or binary")

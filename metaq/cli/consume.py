@@ -28,7 +28,7 @@ POLL_MESSAGES = 1000
 Writer = Callable[[Message], bytes]
 
 
-class _Format(click.ParamType):
+class _Format(click.ParamType[Writer]):
     name = "FORMAT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Writer:

@@ -67,15 +67,11 @@ def list_groups(zk: str, as_json: bool) -> None:
       metaq groups list --json
     """
     with Cluster(zk) as cluster:
-        found = [
-            {"group": group, "members": len(cluster.members(group)), "topics": cluster.group_topics(group)}
-            for group in sorted(cluster.view.groups())
-        ]
+        found = [(group, len(cluster.members(group)), cluster.group_topics(group)) for group in cluster.view.groups()]
     if as_json:
-        print_json(found)
+        print_json([dict(zip(("group", "members", "topics"), each, strict=True)) for each in found])
     else:
-        rows = [(each["group"], each["members"], ", ".join(each["topics"])) for each in found]
-        print_table(("GROUP", "MEMBERS", "TOPICS"), rows)
+        print_table(("GROUP", "MEMBERS", "TOPICS"), [(*each, ", ".join(topics)) for *each, topics in found])
 
 
 @groups.command("describe")

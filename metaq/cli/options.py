@@ -29,7 +29,7 @@ __all__ = [
 MAX_PARTITIONS = 65_536
 
 
-class _Name(click.ParamType):
+class _Name(click.ParamType[str]):
     def __init__(self, kind: str, check: Callable[[str], str]) -> None:
         self.name = kind
         self._check = check
@@ -48,7 +48,7 @@ class TopicSpec(NamedTuple):
     partitions: int
 
 
-class _TopicWithPartitions(click.ParamType):
+class _TopicWithPartitions(click.ParamType[TopicSpec]):
     """`NAME` or `NAME:PARTITIONS`."""
 
     name = "NAME[:PARTITIONS]"
@@ -74,7 +74,7 @@ class PartitionName(NamedTuple):
         return f"{self.broker_id}-{self.partition}"
 
 
-class _Partition(click.ParamType):
+class _Partition(click.ParamType[PartitionName]):
     name = "BROKER-PARTITION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PartitionName:
@@ -97,7 +97,7 @@ class Position(NamedTuple):
     value: int = 0
 
 
-class _Position(click.ParamType):
+class _Position(click.ParamType[Position]):
     """`earliest`, `latest`, a byte offset, or a time in ISO 8601 (local time unless it names a zone)."""
 
     name = "earliest|latest|TIME|OFFSET"
@@ -122,7 +122,7 @@ class _Position(click.ParamType):
         return Position("time", max(0, math.floor(moment.timestamp() * 1000)))
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType[float]):
     """A duration in seconds, 0 or more; 0.5 is half a second."""
 
     name = "SECONDS"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -110,7 +110,7 @@ def _send_lines(
         raise ClientError(f"{error}; acknowledged: the first {done:,} lines; to resume: tail -n +{done + 1}") from error
 
 
-def line_chunks(stream: BinaryIO) -> Iterator[Chunk]:
+def line_chunks(stream: IO[bytes]) -> Iterator[Chunk]:
     """The lines of `stream` as they come: what can be read without waiting is handed on at once."""
     read = getattr(stream, "read1", stream.read)
     rest = b""

@@ -97,7 +97,8 @@ def _first_deliveries(rows: History) -> History:
         & (ordered["broker"][1:] == ordered["broker"][:-1])
     )
     first = np.concatenate([order[:1], order[1:][~repeated]])
-    return rows[np.sort(first)]
+    found: History = rows[np.sort(first)]
+    return found
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:

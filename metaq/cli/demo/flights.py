@@ -5,16 +5,17 @@ The package's __init__ reads five tables with pandas and needs pkg_resources, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 
 from metaq.protocol.errors import ConfigError
 
-__all__ = ["FLIGHTS", "carrier_names", "delays_table", "flights_table", "json_messages", "mean_delays", "package_file"]
+__all__ = ["FLIGHTS", "CarrierDelay", "carrier_names", "delays_in", "flights_table", "json_messages", "mean_delays"]
 
 FLIGHTS = 336_776
 """Rows of the table."""
@@ -50,26 +51,28 @@ def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
         yield lines.encode("utf-8").splitlines()
 
 
-def mean_delays(table: pd.DataFrame) -> pd.DataFrame:
-    """Flights and mean departure delay in minutes (of those that left), as delays_table has them."""
-    by_carrier = table.groupby("carrier")
-    means = by_carrier["dep_delay"].mean()
-    return _delays(means.index, by_carrier.size(), means)
+class CarrierDelay(NamedTuple):
+    """Flights of a carrier, and the mean departure delay in minutes of those that left (None if none did)."""
+
+    flights: int
+    mean: float | None
 
 
-def delays_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The same from rows with `carrier`, `flights` and `mean_dep_delay`, in any order; a carrier may come twice."""
-    ordered = sorted(rows, key=lambda row: str(row["carrier"]))
-    columns = ([row.get(name) for row in ordered] for name in ("carrier", "flights", "mean_dep_delay"))
-    return _delays(*columns)
+def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
+    """The figures by carrier, in order of carriers, computed by pandas."""
+    by_carrier = table.groupby("carrier")["dep_delay"]
+    figures = zip(by_carrier.size().items(), by_carrier.mean(), strict=True)
+    return {
+        str(name): CarrierDelay(int(size), None if pd.isna(mean) else float(mean)) for (name, size), mean in figures
+    }
 
 
-def _delays(carriers: Iterable[Any], flights: Iterable[Any], means: Iterable[Any]) -> pd.DataFrame:
-    """Index `carrier` (text), columns `flights` (integers) and `mean_dep_delay` (floats, NaN if none left)."""
-    return pd.DataFrame(
-        {
-            "flights": pd.array(list(flights), dtype="int64"),
-            "mean_dep_delay": pd.to_numeric(pd.Series(list(means), dtype="object")).to_numpy(dtype="float64"),
-        },
-        index=pd.Index(list(map(str, carriers)), name="carrier", dtype="object"),
-    )
+def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
+    """The figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different ones."""
+    found: dict[str, CarrierDelay] = {}
+    for payload in payloads:
+        row = json.loads(payload)
+        delay = CarrierDelay(row["flights"], row.get("mean_dep_delay"))  # Spark leaves nulls out
+        if found.setdefault(row["carrier"], delay) != delay:
+            raise ValueError(f"carrier {row['carrier']} has two results: {found[row['carrier']]} and {delay}")
+    return dict(sorted(found.items()))

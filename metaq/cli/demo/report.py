@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pandas as pd
 from rich.box import ROUNDED, SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from .delivery import Delivery
+from .flights import CarrierDelay
 from .group import Rebalance
 
 __all__ = ["Outcome", "Report"]
@@ -31,8 +31,8 @@ class Outcome:
     spark_seconds: float
     lag: Mapping[str, int | None]
     """Messages behind by partition, when all consumers had left."""
-    by_spark: pd.DataFrame
-    by_pandas: pd.DataFrame
+    by_spark: Mapping[str, CarrierDelay]
+    by_pandas: Mapping[str, CarrierDelay]
     seconds: float
 
     @property
@@ -43,7 +43,7 @@ class Outcome:
             found.append(f"delivery: {self.delivery}")
         if any(lag != 0 for lag in self.lag.values()):
             found.append(f"lag is left: {dict(self.lag)}")
-        if not self.by_spark.equals(self.by_pandas):
+        if self.by_spark != self.by_pandas:
             found.append("Spark's figures differ from those of pandas")
         return found
 
@@ -107,18 +107,15 @@ class Report:
         """Spark's figures beside those of pandas."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
         table.add_column("carrier", no_wrap=True)
-        for column in ("flights", "Spark: mean delay", "pandas: mean delay"):
+        for column in ("flights\nby Spark", "\nby pandas", "mean delay\nby Spark", "in minutes\nby pandas"):
             table.add_column(column, justify="right")
         table.add_column("")
-        for carrier, expected in outcome.by_pandas.iterrows():
-            found = outcome.by_spark.loc[carrier] if carrier in outcome.by_spark.index else None
-            equal = found is not None and found.equals(expected)
+        for carrier in sorted(outcome.by_pandas.keys() | outcome.by_spark.keys()):
+            by_spark, by_pandas = outcome.by_spark.get(carrier), outcome.by_pandas.get(carrier)
             table.add_row(
-                f"{carrier} {escape(names.get(str(carrier), ''))}",
-                f"{expected['flights']:,.0f}",
-                "missing" if found is None else f"{found['mean_dep_delay']:.6f} min",
-                f"{expected['mean_dep_delay']:.6f} min",
-                "[green]equal" if equal else "[bold red]differs",
+                f"{carrier} {escape(names.get(carrier, ''))}",
+                *(text for pair in zip(_figures(by_spark), _figures(by_pandas), strict=True) for text in pair),
+                "[green]equal" if by_spark == by_pandas else "[bold red]differs",
             )
         self._console.print(table)
 
@@ -147,6 +144,12 @@ class Report:
             self._console.print(f"[bold red]FAILED[/] {escape(failure)}", highlight=False)
         if not outcome.failures:
             self._console.print("[bold green]OK[/] nothing lost, all figures equal")
+
+
+def _figures(delay: CarrierDelay | None) -> tuple[str, str]:
+    if delay is None:
+        return "missing", ""
+    return f"{delay.flights:,}", "-" if delay.mean is None else f"{delay.mean:.6f}"
 
 
 def _must_be_zero(count: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from ..options import Position, TopicSpec
 from ..servers import Child, ready_ports, wait_until
 from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
-from .flights import delays_table, flights_table, json_messages, mean_delays
+from .flights import CarrierDelay, delays_in, flights_table, json_messages, mean_delays
 from .group import ConsumerGroup, GroupSettings, Rebalance
 from .report import Outcome, Report
 
@@ -190,7 +189,6 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
     return seconds
 
 
-def _read_delays(cluster: Cluster) -> pd.DataFrame:
-    """The job's messages, as mean_delays makes them of the file."""
-    rows = [json.loads(message.payload) for message in read_topic(cluster, DELAYS, Position("earliest"))]
-    return delays_table(rows)
+def _read_delays(cluster: Cluster) -> dict[str, CarrierDelay]:
+    """What the job wrote."""
+    return delays_in(message.payload for message in read_topic(cluster, DELAYS, Position("earliest")))

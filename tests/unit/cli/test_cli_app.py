@@ -4,9 +4,9 @@ import errno
 
 import click
 import pytest
-from metaq.protocol.errors import ConfigError, CoordinationUnavailable
 
 from metaq.cli import app
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable
 
 
 @pytest.fixture

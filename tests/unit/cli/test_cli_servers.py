@@ -4,11 +4,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from metaq.protocol.errors import ConfigError, DirectoryInUse
 
 from metaq.cli.local_cluster import ClusterPlan, server_ini
 from metaq.cli.options import TopicSpec
 from metaq.cli.servers import locked_directory, ready_port, ready_ports
+from metaq.protocol.errors import ConfigError, DirectoryInUse
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Formats of `metaq consume`."""
 
 import pytest
+
+from metaq.cli.message_format import compile_format, message_fields
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body
-
-from metaq.cli.message_format import compile_format, message_fields
 
 STORED_MS = 1_700_000_000_123
 OUR_ID = message_id(counter_at(STORED_MS), 2)

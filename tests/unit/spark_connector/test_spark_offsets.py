@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.spark_connector.offsets import PartitionState, plan_ranges

@@ -1,6 +1,7 @@
 """Options of the data source: defaults, and that a wrong one names the option, the value and the choices."""
 
 import pytest
+
 from metaq.protocol.errors import ConfigError
 from metaq.spark_connector.options import Explicit, ReadOptions, WriteOptions
 

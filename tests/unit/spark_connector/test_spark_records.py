@@ -6,13 +6,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body, encode_record
 from metaq.spark_connector.records import RecordBlock
 from metaq.spark_connector.schema import ARROW_SCHEMA, SPARK_SCHEMA
-from pyspark.sql.pandas.types import to_arrow_schema
 
 PLACE = TopicPartition("trades", 2, 3)
 STORED_MS = 1_700_000_000_123

@@ -1,0 +1,133 @@
+"""The pieces of `metaq consume` and `metaq produce` that need no cluster."""
+
+import io
+
+import pytest
+
+from metaq.cli.app import run
+from metaq.cli.consume import IdleTimer, Output
+from metaq.cli.direct_read import decode_records
+from metaq.cli.produce import line_chunks
+from metaq.client.message import Message
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import ClientError, CorruptRecord
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import encode_record
+
+PLACE = TopicPartition("trades", 0, 0)
+
+
+class Slow(io.RawIOBase):
+    """A pipe whose writer writes piece by piece."""
+
+    def __init__(self, *pieces):
+        self._pieces = list(pieces)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = self._pieces.pop(0) if self._pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def lines_of(stream):
+    return [chunk.lines for chunk in line_chunks(stream)]
+
+
+def test_lines_are_handed_on_as_they_come():
+    assert lines_of(io.BufferedReader(Slow(b"a\nb\nc", b"c\n", b"d"))) == [[b"a", b"b"], [b"cc"], [b"d"]]
+
+
+def test_line_ends_of_both_kinds_are_taken_off_and_empty_lines_kept():
+    assert lines_of(io.BytesIO(b"a\r\n\nb\n")) == [[b"a", b"", b"b"]]
+
+
+def test_nothing_is_no_message():
+    assert lines_of(io.BytesIO(b"")) == []
+
+
+def test_all_bytes_of_a_file_are_counted_for_the_progress_bar():
+    assert sum(chunk.read_bytes for chunk in line_chunks(io.BytesIO(b"abc\ndef\n"))) == 8
+
+
+def test_a_line_that_is_no_message_is_refused_before_it_fills_the_memory():
+    endless = io.BytesIO(b"x" * (MAX_BODY_BYTES + (2 << 20)))
+    with pytest.raises(ClientError, match="longer than"):
+        list(line_chunks(endless))
+
+
+def test_output_counts_down_to_the_count():
+    stream = io.BytesIO()
+    output = Output(lambda message: message.payload, 2, stream)
+    output.put(Message(PLACE, 0, 1, 0, b"a"))
+    assert output.left == 1
+    output.put(Message(PLACE, 0, 1, 0, b"b"))
+    assert (output.left, output.printed, stream.getvalue()) == (0, 2, b"ab")
+
+
+def test_output_without_a_count_never_ends():
+    assert Output(lambda message: b"", None, io.BytesIO()).left is None
+
+
+def test_idle_timer_runs_from_the_last_message():
+    now = [100.0]
+    timer = IdleTimer(5.0, clock=lambda: now[0])
+    now[0] = 104.9
+    assert timer.may_wait()
+    timer.message_came()
+    now[0] = 109.8
+    assert timer.may_wait()
+    now[0] = 109.9
+    assert not timer.may_wait()
+    assert timer.expired
+
+
+def test_without_a_timeout_the_timer_never_expires():
+    now = [0.0]
+    timer = IdleTimer(None, clock=lambda: now[0])
+    now[0] = 1e9
+    assert timer.may_wait()
+    assert not timer.expired
+
+
+def test_records_become_messages_with_their_offsets():
+    data = encode_record(b"one", 7, 0) + encode_record(b"two", 8, 0) + b"\0\0"
+    found = [(each.offset, each.id, each.payload) for each in decode_records(memoryview(data), PLACE, 100)]
+    assert found == [(100, 7, b"one"), (123, 8, b"two")]
+
+
+@pytest.mark.parametrize("data", [b"\0" * 19, encode_record(b"one", 7, 0)[:-1], b"\0\0\0\1" + b"\1" * 17])
+def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_ever(data):
+    with pytest.raises(CorruptRecord, match="offset begin a message"):
+        list(decode_records(memoryview(data), PLACE, 100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["consume"], "--topic"),
+        (["consume", "-t", "a/b"], "use a name without '/'"),
+        (["consume", "-t", "a", "--from", "noon"], "choose earliest, latest"),
+        (["consume", "-t", "a", "--format", "%q"], "'%q' is no field"),
+        (["consume", "-t", "a", "--group", "a.b"], "forbids"),
+        (["consume", "-t", "a", "--group", "g", "--from", "4096"], "metaq groups seek"),
+        (["consume", "-t", "a", "--group", "g", "-p", "0-1"], "--partition"),
+        (["consume", "-t", "a", "--group", "g", "--follow"], "--follow"),
+        (["consume", "-t", "a", "--count", "0"], "--count"),
+        (["consume", "-t", "a", "--timeout", "x"], "--timeout"),
+        (["produce", "-t", "a/b"], "use a name without '/'"),
+        (["produce", "-t", "a", "/no/such/file"], "/no/such/file"),
+        (["produce", "-t", "a", "--key-separator", ""], "--key-separator"),
+        (["produce", "-t", "a", "--batch", "0"], "--batch"),
+        (["groups", "seek", "g", "-t", "a", "--to", "x"], "--to"),
+        (["topics", "describe", "a/b"], "use a name without '/'"),
+        (["brokers", "describe", "-1"], "-1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_opened(capsys, arguments, said):
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
