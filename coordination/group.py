@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
+
 from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_group, check_topic
 

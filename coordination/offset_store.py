@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+
 from metaq.protocol.errors import CoordinationError
 
 from .paths import partition_name

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+
 from metaq.protocol.errors import ConfigError, CoordinationError
 
 from .backoff import Backoff

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import KazooState, KeeperState
+
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 
 from .events import EventThread
@@ -189,7 +191,7 @@ class ZkSession:
         if self._closing:
             return
         self._log(event)
-        self.events.post(lambda: self._tell(event))
+        self._tell(event)
         if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
             self.events.post(self._revive)
 
@@ -197,6 +199,12 @@ class ZkSession:
         self._suspended_at = None
         before, self._session_id = self._session_id, self.zk.client_id[0]
         return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
+
+    def _tell(self, event: SessionEvent) -> None:
+        with self._lock:  # who begins to listen later does not hear of this change
+            listeners = list(self._listeners)
+        for listener in listeners:
+            self.events.post(partial(listener, event))
 
     def _log(self, event: SessionEvent) -> None:
         if event is SessionEvent.SUSPENDED:
@@ -212,18 +220,11 @@ class ZkSession:
 
     # --- event thread -----------------------------------------------------------------------------------------------
 
-    def _tell(self, event: SessionEvent) -> None:
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            self.events.post(lambda listener=listener: listener(event))  # type: ignore[misc]
-
     def _revive(self) -> None:
         """kazoo's connection thread ends for good on an error it does not know (a damaged answer): start it again."""
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")
-            self.zk.stop()
-            self.zk.start_async()
+            self.zk.start_async()  # without stop(), whose farewell would stay in the queue and end the new session
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 

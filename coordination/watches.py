@@ -8,6 +8,7 @@ from typing import Any
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
 from kazoo.protocol.states import EventType, WatchedEvent
+
 from metaq.protocol.errors import CoordinationError
 
 from .session import SessionEvent, ZkSession

@@ -23,6 +23,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
 from .fencing import FencedTransaction, Refusal

@@ -1,0 +1,55 @@
+"""What the coordination tests do to a real ZooKeeper."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kazoo.client import KazooClient
+
+from metaq.coordination.session import ZkSession
+
+DEADLINE = 20.0
+SESSION_TIMEOUT = 4.0
+
+T = TypeVar("T")
+
+
+def wait_for(condition: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
+    """Return the first true value of `condition`; fail after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {deadline} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+@contextmanager
+def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSession]:
+    session = ZkSession(connect, session_timeout=timeout)
+    session.start()
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def expire(session: ZkSession) -> None:
+    """End the session on the server as if its time had run out; return once this process has a new one."""
+    before = session.session_id
+    twin = KazooClient(session.connect, client_id=session.zk.client_id, timeout=SESSION_TIMEOUT)
+    twin.start()  # takes the session over
+    twin.stop()  # and ends it
+    twin.close()
+    wait_for(lambda: session.alive and not session.is_current(before), "a new session")
+
+
+def tree(zk: KazooClient, path: str = "/") -> dict[str, tuple[bytes | None, bool]]:
+    """Data, and whether it is ephemeral, by path, of everything below `path`."""
+    found: dict[str, tuple[bytes | None, bool]] = {}
+    for child in zk.get_children(path):
+        below = f"{path.rstrip('/')}/{child}"
+        data, stat = zk.get(below)
+        found[below] = (data, stat.ephemeralOwner != 0)
+        found |= tree(zk, below)
+    return found

@@ -1,0 +1,106 @@
+"""ZooKeeper's own server as a child process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
+from tests.integration.coordination_helpers import wait_for
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended without its parent's taking notice does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_serves_keeps_its_data_and_its_port_over_a_restart_and_stops(tmp_path: Path):
+    server = EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100)
+    server.start()
+    first, port = server.pid, server.port
+    client = KazooClient(server.connect_string)
+    client.start()
+    client.create("/kept", b"data")
+    client.stop()
+    server.stop()
+    assert not server.running
+    server.start()
+    try:
+        assert (server.port, server.running) == (port, True)
+        assert server.pid != first
+        client = KazooClient(server.connect_string)
+        client.start()
+        assert client.get("/kept")[0] == b"data"
+        client.stop()
+    finally:
+        server.stop()
+    server.stop()  # does nothing
+
+
+def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = EmbeddedZooKeeper(tmp_path, port=port)
+        with pytest.raises(ConfigError, match=rf"port=127\.0\.0\.1:{port}: .*choose another port"):
+            server.start()
+    assert server.pid is None
+
+
+def test_without_java_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ConfigError, match=r"java=none in PATH: Java 17 .*openjdk-17-jre-headless") as raised:
+        EmbeddedZooKeeper(tmp_path).start()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_directory_in_use_is_refused_and_free_again_after_a_stop(tmp_path: Path):
+    with EmbeddedZooKeeper(tmp_path), pytest.raises(DirectoryInUse, match=f"data_dir={tmp_path}"):
+        EmbeddedZooKeeper(tmp_path).start()
+    with EmbeddedZooKeeper(tmp_path) as again:
+        assert again.running
+
+
+def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"data_dir={tmp_path / 'file' / 'zk'}: Not a directory"):
+        EmbeddedZooKeeper(tmp_path / "file" / "zk").start()
+
+
+def test_a_server_that_ends_at_its_start_is_quoted(tmp_path: Path):
+    (tmp_path / "data").touch()  # ZooKeeper needs a directory of this name
+    server = EmbeddedZooKeeper(tmp_path)
+    with pytest.raises(CoordinationUnavailable, match=rf"ZooKeeper ended at its start: .+ \(log: {server.log}\)"):
+        server.start()
+    assert not server.running
+
+
+def test_the_server_ends_when_its_parent_is_killed(tmp_path: Path):
+    program = (
+        "import sys, threading\n"
+        "from metaq.coordination.embedded import EmbeddedZooKeeper\n"
+        "server = EmbeddedZooKeeper(sys.argv[1])\n"
+        # the starting thread ends at once: the server must not end with it
+        "thread = threading.Thread(target=server.start); thread.start(); thread.join()\n"
+        "print(server.pid, server.running, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid, running = parent.stdout.readline().split()
+    assert running == "True"
+    assert alive(int(pid))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    wait_for(lambda: not alive(int(pid)), "the end of the server")

@@ -1,0 +1,280 @@
+"""Sessions and watches over lost connections, real expiries and restarts of ZooKeeper."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.session import SessionEvent, ZkSession
+from metaq.coordination.watches import ChildrenWatcher
+from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
+from metaq.protocol.errors import CoordinationUnavailable, SessionLost
+from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, session_at, wait_for
+
+
+@pytest.fixture
+def session(chroot: str) -> Iterator[ZkSession]:
+    with session_at(chroot) as session:
+        yield session
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+    """A server that the test may stop."""
+    with EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100) as server:
+        yield server
+
+
+class Recorder:
+    """The events of a session, and the threads that brought them."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self.events: list[SessionEvent] = []
+        self.threads: set[str] = set()
+        session.on_session(self)
+
+    def __call__(self, event: SessionEvent) -> None:
+        self.events.append(event)
+        self.threads.add(threading.current_thread().name)
+
+
+# --- starting and ending ----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_chroot_is_created_with_its_parents(zookeeper: EmbeddedZooKeeper, chroot: str):
+    with session_at(chroot + "/a/b") as session:
+        assert session.nodes.exists_root()
+    with session_at(zookeeper.connect_string) as session:
+        assert session.nodes.get(chroot.removeprefix(zookeeper.connect_string) + "/a/b") is not None
+
+
+def test_an_unreachable_zookeeper_is_named_within_the_timeout_and_leaves_no_thread():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        connect = f"127.0.0.1:{unused.getsockname()[1]}"
+        before = set(threading.enumerate())
+        started = time.monotonic()
+        with pytest.raises(
+            CoordinationUnavailable, match=rf"ZooKeeper at {connect} does not answer within 0\.5 s: start"
+        ):
+            ZkSession(connect).start(timeout=0.5)
+        assert time.monotonic() - started < 5
+        wait_for(lambda: set(threading.enumerate()) <= before, "the end of its threads")
+
+
+def test_closing_ends_the_session_on_the_server_at_once(session: ZkSession, chroot: str):
+    with session_at(chroot) as other:
+        other.nodes.write(other.session_id, [create_ephemeral("/mine", b"")])
+        other.close()
+        other.close()
+        assert session.nodes.get("/mine") is None
+        assert not other.alive
+
+
+def test_closing_is_bounded_when_no_server_answers(own_server: EmbeddedZooKeeper):
+    session = ZkSession(own_server.connect_string, session_timeout=30.0)
+    session.start()
+    own_server.stop()
+    wait_for(lambda: not session.connected, "the loss of the connection")
+    started = time.monotonic()
+    session.close(timeout=3.0)
+    assert time.monotonic() - started < 8
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_expiry_is_told_in_order_on_our_own_thread(session: ZkSession):
+    seen, before = Recorder(session), session.session_id
+    expire(session)
+    wait_for(lambda: SessionEvent.CONNECTED in seen.events, "the new session")
+    assert seen.events == [SessionEvent.SUSPENDED, SessionEvent.EXPIRED, SessionEvent.CONNECTED]
+    assert seen.threads == {"metaq coordination"}
+    assert session.session_id != before
+
+
+def test_a_restart_of_zookeeper_keeps_the_session_and_its_nodes(own_server: EmbeddedZooKeeper):
+    with session_at(own_server.connect_string, timeout=20.0) as session:
+        seen, before = Recorder(session), session.session_id
+        session.nodes.write(before, [create_ephemeral("/mine", b"")])
+        own_server.stop()
+        wait_for(lambda: session.suspended_seconds > 0, "the loss of the connection")
+        assert session.alive
+        own_server.start()
+        wait_for(lambda: SessionEvent.RECONNECTED in seen.events, "the connection")
+        assert seen.events == [SessionEvent.SUSPENDED, SessionEvent.RECONNECTED]
+        assert session.suspended_seconds == 0
+        assert session.nodes.get("/mine") == (b"", before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_that_ends_by_itself_is_started_again(session: ZkSession):
+    """kazoo's connection thread ends for good on an error it does not know."""
+    seen = Recorder(session)
+
+    def damaged(*_: object) -> None:
+        del session.zk._connection._read_socket
+        raise RuntimeError("xids do not match")
+
+    session.zk._connection._read_socket = damaged
+    session.zk.get_children_async("/")
+    wait_for(lambda: SessionEvent.CONNECTED in seen.events, "a new session")
+    assert SessionEvent.EXPIRED in seen.events
+    assert session.nodes.children("/") == []
+
+
+# --- watches ----------------------------------------------------------------------------------------------------------
+
+
+class Children:
+    """What a ChildrenWatcher delivers."""
+
+    def __init__(self, session: ZkSession, path: str) -> None:
+        self.seen: list[list[str]] = []
+        self.watcher = ChildrenWatcher(session, path, lambda _path, children: self.seen.append(sorted(children)))
+        self.watcher.start()
+
+    def wait_for(self, *names: str) -> None:
+        wait_for(lambda: self.seen and self.seen[-1] == sorted(names), f"the children {names}, seen {self.seen}")
+
+
+def test_a_watch_sees_its_node_come_change_and_go(session: ZkSession):
+    children = Children(session, "/w")
+    children.wait_for()
+    session.nodes.ensure(["/w"])
+    session.nodes.write(session.session_id, [create_ephemeral("/w/a", b"")])
+    children.wait_for("a")
+    session.nodes.write(session.session_id, [delete("/w/a"), delete("/w")])
+    children.wait_for()
+    session.nodes.ensure(["/w/b"])
+    children.wait_for("b")
+
+
+def test_a_watch_survives_the_expiry_of_its_session(session: ZkSession, chroot: str):
+    session.nodes.ensure(["/w/a"])
+    children = Children(session, "/w")
+    children.wait_for("a")
+    expire(session)
+    with session_at(chroot) as other:
+        other.nodes.ensure(["/w/b"])
+    children.wait_for("a", "b")
+
+
+def test_a_watch_survives_a_restart_of_zookeeper_and_sees_what_happened_meanwhile(own_server: EmbeddedZooKeeper):
+    with session_at(own_server.connect_string, timeout=20.0) as session:
+        session.nodes.ensure(["/w/a"])
+        children = Children(session, "/w")
+        children.wait_for("a")
+        own_server.stop()
+        own_server.start()
+        other = KazooClient(own_server.connect_string)
+        other.start()
+        other.create("/w/b")
+        other.stop()
+        children.wait_for("a", "b")
+        session.nodes.ensure(["/w/c"])
+        children.wait_for("a", "b", "c")
+
+
+# --- fenced writes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_write_of_an_expired_session_is_refused_and_changes_nothing(session: ZkSession):
+    store, fence = ZooKeeperOffsetStore(session), session.session_id
+    store.commit("g", {("t", "0-0"): Offset(1, 10)}, fence)
+    expire(session)
+    with pytest.raises(SessionLost):
+        store.commit("g", {("t", "0-0"): Offset(2, 20), ("t", "0-1"): Offset(3, 30)}, fence)
+    with pytest.raises(SessionLost):
+        session.nodes.write(fence, [create_ephemeral("/late", b"")])
+    assert store.load_many("g", [("t", "0-0"), ("t", "0-1")]) == [Offset(1, 10), None]
+    assert session.nodes.get("/late") is None
+
+
+def test_a_write_queued_without_a_connection_is_not_sent_on_the_next_session(own_server: EmbeddedZooKeeper):
+    """kazoo keeps it in its queue over the expiry of the session and would send it."""
+    with session_at(own_server.connect_string, timeout=2.0) as session:
+        fence = session.session_id
+        session.nodes.ensure(["/target"])
+        own_server.stop()
+        wait_for(lambda: not session.connected, "the loss of the connection")
+        outcome: list[Exception] = []
+
+        def write() -> None:
+            try:
+                session.nodes.write(fence, [set_data("/target", b"late")])
+            except (SessionLost, CoordinationUnavailable) as error:
+                outcome.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        session.zk._session_id, session.zk._session_passwd = 1, b"\0" * 16  # the server will say: expired
+        own_server.start()
+        writer.join(30)
+        wait_for(lambda: session.alive and not session.is_current(fence), "a new session")
+        assert len(outcome) == 1
+        node = session.nodes.get("/target")
+        assert node is not None
+        assert not node.data
+
+
+def test_a_write_that_waited_too_long_is_not_sent_later(own_server: EmbeddedZooKeeper):
+    with session_at(own_server.connect_string, timeout=20.0) as session:
+        session.nodes.ensure(["/target"])
+        session.nodes._timeout = 0.5
+        own_server.stop()
+        wait_for(lambda: not session.connected, "the loss of the connection")
+        with pytest.raises(CoordinationUnavailable, match=r"does not answer within 0\.5 s"):
+            session.nodes.write(session.session_id, [set_data("/target", b"late")])
+        own_server.start()
+        wait_for(lambda: session.connected, "the connection")
+        session.nodes._timeout = 20.0
+        node = session.nodes.get("/target")
+        assert node is not None
+        assert not node.data
+
+
+def test_each_write_of_a_batch_succeeds_or_fails_by_itself(session: ZkSession):
+    session.nodes.ensure(["/there"])
+    failures = session.nodes.write(
+        session.session_id,
+        [set_data("/there", b"1"), set_data("/missing", b"1"), create_persistent("/there", b"2"), delete("/missing")],
+    )
+    assert [type(failure).__name__ for failure in failures] == [
+        "NoneType",
+        "NoNodeError",
+        "NodeExistsError",
+        "NoNodeError",
+    ]
+    assert session.nodes.get("/there") == (b"1", 0)
+
+
+def test_an_atomic_write_happens_as_a_whole_or_not_at_all(session: ZkSession):
+    session.nodes.ensure(["/there"])
+    failure = session.nodes.write_atomically(
+        session.session_id, [set_data("/there", b"1"), delete("/missing"), create_persistent("/new", b"")]
+    )
+    assert type(failure).__name__ == "NoNodeError"
+    assert session.nodes.children("/") == ["there"]
+    assert session.nodes.get("/there") == (None, 0)
+
+
+def test_thousands_of_nodes_are_written_and_read_in_pipelines(session: ZkSession):
+    paths = [f"/many/{number}" for number in range(2_500)]
+    session.nodes.ensure(paths)
+    assert len(session.nodes.children("/many")) == 2_500
+    assert session.nodes.get_many([*paths, "/missing"]) == [(None, 0)] * 2_500 + [None]
+
+
+def test_requests_time_out_with_the_connect_string(own_server: EmbeddedZooKeeper):
+    with session_at(own_server.connect_string, timeout=SESSION_TIMEOUT) as session:
+        session.nodes._timeout = 0.5
+        own_server.stop()
+        with pytest.raises(CoordinationUnavailable, match=own_server.connect_string):
+            session.nodes.get("/")
