@@ -14,11 +14,9 @@ from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import AnswerReader, Put, encode_put, parse_put_result
 from tests.unit.protocol.decoding import in_pieces
 
-WORDS = st.sampled_from(
-    b"put get offset stats version quit sync transaction result value t 0 -1 5 99999999999 BEGIN TX:a:1 null  \xff".split(
-        b" "
-    )
-)
+VERBS = b"put get offset stats version quit sync transaction result value"
+TOKENS = b"t 0 -1 5 99999999999 BEGIN TX:a:1 XID:1:0:0:q null  \xff"
+WORDS = st.sampled_from(VERBS.split(b" ") + TOKENS.split(b" "))
 LINES = st.lists(WORDS, max_size=9).map(lambda words: b" ".join(words) + b"\r\n")
 TEXT = st.lists(st.one_of(LINES, st.binary(max_size=30)), max_size=6).map(b"".join)
 HEADERS = st.one_of(st.binary(max_size=60), st.text(max_size=40).map(str.encode))

@@ -198,10 +198,8 @@ def test_a_line_without_end_is_refused_at_the_bound_and_not_before():
     assert isinstance(reader.failure, RemoteProtocolError)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"foo 1 2 3\r\n", b"result 200 -1 1\r\n", b"value x 1\r\n", b"result 200 99999999 1\r\n"]
-)
-def test_a_wrong_answer_raises(raw):
+@pytest.mark.parametrize("line", [b"foo 1 2 3", b"result 200 -1 1", b"value x 1", b"result 200 99999999 1"])
+def test_a_wrong_answer_raises(line):
     with pytest.raises(RemoteProtocolError):
         AnswerReader(max_body_bytes=1000).receive(line + b"\r\n")
 
