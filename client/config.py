@@ -132,8 +132,9 @@ class ConsumerConfig:
     revoke_wait_seconds: float = 15.0
     """How long a partition that another member should get waits for the next poll()."""
     rebalance_min_seconds: float = 0.05
-    rebalance_max_seconds: float = 2.0
-    """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter."""
+    rebalance_max_seconds: float = 0.5
+    """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter. A partition that
+    another member still holds is asked for in the same way, so this is also how long a hand-over may lie idle."""
     session_timeout_seconds: float = 30.0
     """Of the ZooKeeper session: after a crash others get the partitions once it has passed."""
     start_timeout_seconds: float = 15.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from metaq.protocol.errors import OffsetOutOfRange, RemoteProtocolError, RequestRefused
+from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.record import HEADER, HEADER_BYTES
@@ -82,7 +82,8 @@ def read_bytes(
 ) -> memoryview:
     """Stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
 
-    Raises OffsetOutOfRange with the readable bounds as far as the broker tells them.
+    Raises OffsetOutOfRange with the readable bounds as far as the broker tells them; CorruptRecord if our broker knows
+    that no message begins at `offset` (a Java broker does not look).
     """
     if connection.speaks_frames:
         return _pull(connection, partition, offset, max_bytes, timeout)
@@ -136,6 +137,9 @@ def _pull(
     frame = _ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:
         moved = PullReply.from_ext(frame.ext)
+        if moved.min_offset <= offset <= moved.max_offset:
+            where = f"topic {partition.topic}, partition {partition}"
+            raise CorruptRecord(where, offset, f"no message begins there, one does at {moved.next_offset}")
         raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
     return frame.body
 

@@ -91,6 +91,7 @@ class GroupMember:
         self._draining: Notice | None = None
         self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds, self._random.random)
         self._reason = ""
+        self._complaint = ""  # the last reason that was logged as a warning
         self._began = clock()
         self._moved = 0
         self._brokers: Mapping[int, BrokerNodes] = {}
@@ -158,12 +159,17 @@ class GroupMember:
         if action is Action.LEAVE:
             log.warning("group %s: could not leave properly: %s", self._membership.group, self._reason)
             return Event.GONE
-        if isinstance(error, SessionLost) and action is not Action.JOIN and not self._session_lives():
+        if isinstance(error, SessionLost) and action is not Action.JOIN and not self._claims_hold():
             return Event.SESSION_LOST
         return Event.FAILED
 
     def _session_lives(self) -> bool:
         return self._membership.session_id != 0
+
+    def _claims_hold(self) -> bool:
+        """Whether everything owned was claimed on the session of now; the membership may have a new one already."""
+        session_id = self._membership.session_id
+        return session_id != 0 and all(state.fence == session_id for state in self.owned.values())
 
     # --- actions ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +186,7 @@ class GroupMember:
         if self._backoff.tries == 0:
             self._began, self._moved = self._clock(), 0
         self._change_noted = False
-        if not self._session_lives():
+        if not self._claims_hold():
             self._reason = "the ZooKeeper session is over"
             return Event.SESSION_LOST
         snapshot = self._membership.snapshot()
@@ -297,6 +303,7 @@ class GroupMember:
                 self._backoff.tries + 1,
             )
         self._backoff.reset()
+        self._complaint = ""
         return Event.CHANGED if self._change_noted else None
 
     def _note_change(self) -> None:
@@ -304,7 +311,10 @@ class GroupMember:
 
     def _pause(self) -> None:
         pause = self._backoff.next()
-        log.warning(
+        fresh = self._reason != self._complaint
+        self._complaint = self._reason
+        log.log(
+            logging.WARNING if fresh else logging.DEBUG,
             "group %s: rebalance try %d failed, next in %.2f s, keeping %d partitions: %s",
             self._membership.group,
             self._backoff.tries,
@@ -334,7 +344,7 @@ class GroupMember:
             state.revoking = True
         try:
             if self._session_lives():
-                self._committer.commit(owned.values())
+                self._committer.commit(owned.values())  # refused by its fence if the session is a new one
         finally:
             for state in owned.values():
                 state.deactivate()

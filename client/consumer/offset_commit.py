@@ -54,13 +54,17 @@ class OffsetCommitter:
     def commit_regularly(self, timers: Timers, seconds: float, owned: Iterable[PartitionState]) -> None:
         """Commit every `seconds` on the timer thread, for as long as the timers run. owned: looked at each time."""
 
+        complaint = ""
+
         def run() -> None:
+            nonlocal complaint
             try:
                 self.commit(owned)
+                complaint = ""
             except (MetaqError, OSError) as error:
-                log.warning(
-                    "offsets of group %s are not committed, trying again in %g s: %s", self._group, seconds, error
-                )
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("offsets of group %s wait to be committed, every %g s: %s", self._group, seconds, error)
             finally:
                 timers.call_later(seconds, run)
 

@@ -334,6 +334,17 @@ def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     assert (new is not old, new.fence) == (True, 2)
 
 
+def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
+    """The membership joins again by itself, perhaps before this member hears of the loss."""
+    world = World("0-0").start()
+    old = world.member.owned[TopicPartition("t", 0, 0)]
+    world.membership.session_id = 2
+    world.membership.owners = {}
+    world.member.take(Event.CHANGED)
+    new = world.member.owned[TopicPartition("t", 0, 0)]
+    assert (world.member.state, old.active, new.fence) == (State.STABLE, False, 2)
+
+
 def test_a_session_lost_while_committing_is_noticed():
     world = World("0-0", "0-1").start()
     world.consume("0-1", 77)
@@ -440,7 +451,7 @@ def test_regular_commits_go_on_after_a_failure(caplog):
     world.consume("0-0", 10)
     world.store.failures = [CoordinationUnavailable("no answer")]
     timers.pop()[1]()
-    assert "are not committed, trying again in 5 s: no answer" in caplog.text
+    assert "offsets of group g wait to be committed, every 5 s: no answer" in caplog.text
     timers.pop()[1]()
     assert world.store.offsets == {("t", "0-0"): Offset(5, 10)}
     assert [seconds for seconds, _ in timers] == [5]

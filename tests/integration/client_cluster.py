@@ -1,0 +1,136 @@
+"""Real brokers on a real ZooKeeper for the client's integration tests, and consumers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaq import Consumer, Message, TopicPartition
+from tests.broker_process import RunningBroker, server_ini
+
+SESSION_SECONDS = 2.0
+
+
+def eventually(condition: Callable[[], object], seconds: float, what: str = "it") -> float:
+    """Wait for a condition; return how long it took."""
+    started = time.monotonic()
+    while not condition():
+        elapsed = time.monotonic() - started
+        assert elapsed < seconds, f"{what} did not happen within {seconds} s"
+        time.sleep(0.005)
+    return time.monotonic() - started
+
+
+class Brokers:
+    """Brokers that share a chroot; each keeps its directory and port across restarts."""
+
+    def __init__(self, connect: str, directory: Path, topics: Mapping[str, int]) -> None:
+        self.connect = connect
+        self._directory = directory
+        self._topics = topics
+        self.running: dict[int, RunningBroker] = {}
+        self._ports: dict[int, int] = {}
+
+    def start(self, broker_id: int = 0) -> RunningBroker:
+        """Start a broker, or start it again where it was. Its messages are on disk when they are acknowledged."""
+        directory = self._directory / f"broker-{broker_id}"
+        (directory / "data").mkdir(parents=True, exist_ok=True)
+        session_ms = int(SESSION_SECONDS * 1000)
+        ini = server_ini(
+            directory / "data",
+            {topic: f"numPartitions={count}" for topic, count in self._topics.items()},
+            broker_id=broker_id,
+            zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={session_ms}\nzk.zkSyncTimeMs=100",
+        )
+        if broker_id in self._ports:
+            ini = ini.replace("serverPort=0", f"serverPort={self._ports[broker_id]}")
+        broker = RunningBroker(directory, ini)
+        self.running[broker_id], self._ports[broker_id] = broker, broker.port
+        return broker
+
+    def stop(self) -> None:
+        for broker in self.running.values():
+            if broker.process.poll() is None:
+                broker.kill()
+
+
+@contextmanager
+def running_brokers(connect: str, directory: Path, topics: Mapping[str, int], count: int = 1) -> Iterator[Brokers]:
+    brokers = Brokers(connect, directory, topics)
+    try:
+        for broker_id in range(count):
+            brokers.start(broker_id)
+        yield brokers
+    finally:
+        brokers.stop()
+
+
+def read(consumer: Consumer, count: int, seconds: float = 20.0) -> list[Message]:
+    """Poll until `count` messages have come."""
+    messages: list[Message] = []
+    deadline = time.monotonic() + seconds
+    while len(messages) < count:
+        assert time.monotonic() < deadline, f"only {len(messages)} of {count} messages came within {seconds} s"
+        messages += consumer.poll(timeout=0.1)
+    return messages
+
+
+def read_until_quiet(consumer: Consumer, quiet_seconds: float = 1.0) -> list[Message]:
+    """Poll until nothing has come for a while."""
+    messages: list[Message] = []
+    last = time.monotonic()
+    while time.monotonic() - last < quiet_seconds:
+        got = consumer.poll(timeout=0.1)
+        if got:
+            messages += got
+            last = time.monotonic()
+    return messages
+
+
+_MEMBER = """
+import json, sys
+from metaq import Consumer, ConsumerConfig
+connect, group, topic, seconds = sys.argv[1:5]
+config = ConsumerConfig(session_timeout_seconds=float(seconds), auto_commit_seconds=0.1)
+with Consumer(connect, group=group, topics=[topic], config=config) as consumer:
+    owned = None
+    while True:
+        if (now := [str(each) for each in consumer.assignment()]) != owned:
+            owned = now
+            print(json.dumps(owned), flush=True)
+        for message in consumer.poll(timeout=0.05):
+            print(json.dumps({"payload": message.payload.decode()}), flush=True)
+"""
+
+
+class MemberProcess:
+    """A consumer in a process of its own, which can be killed. `owned` is what it said last."""
+
+    def __init__(self, connect: str, group: str, topic: str, session_seconds: float = SESSION_SECONDS) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _MEMBER, connect, group, topic, str(session_seconds)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.payloads: list[str] = []
+
+    def wait_until_it_owns(self, count: int, topic: str) -> list[TopicPartition]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if isinstance(said, dict):
+                self.payloads.append(said["payload"])
+            elif len(said) == count:
+                return [TopicPartition.parse(topic, name) for name in said]
+        raise AssertionError("the member ended")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()

@@ -1,0 +1,275 @@
+"""Consumers as members of a group, on a real ZooKeeper and real brokers: who owns what, and how fast that changes."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+from kazoo.client import KazooClient
+
+from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
+from metaq.client.consumer.rebalance import State
+from metaq.protocol.errors import CoordinationUnavailable, SessionLost
+from tests.integration.client_cluster import (
+    SESSION_SECONDS,
+    MemberProcess,
+    eventually,
+    read,
+    read_until_quiet,
+    running_brokers,
+)
+
+CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
+
+
+@pytest.fixture
+def brokers(chroot, tmp_path):
+    with running_brokers(chroot, tmp_path, {"t": 4}) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def producer(brokers):
+    with Producer(brokers.connect) as producer:
+        yield producer
+
+
+def member(brokers, group="g", **arguments):
+    return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
+
+
+class Polling:
+    """Polls a consumer on a thread of its own and keeps what it gave."""
+
+    def __init__(self, consumer):
+        self.consumer, self.messages, self.stop = consumer, [], threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while not self.stop.is_set():
+            self.messages += self.consumer.poll(timeout=0.05)
+
+    def end(self):
+        self.stop.set()
+        self.thread.join(10)
+        self.consumer.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+
+def owns(consumer, count):
+    return lambda: len(consumer.assignment()) == count
+
+
+def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_second_when_it_closes(brokers, producer):
+    with Polling(member(brokers)) as first:
+        eventually(owns(first.consumer, 4), 10, "owning everything")
+        second = Polling(member(brokers))
+        eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 5, "sharing")
+        assert not set(first.consumer.assignment()) & set(second.consumer.assignment())
+        started = time.monotonic()
+        second.end()
+        eventually(owns(first.consumer, 4), 1.0 - (time.monotonic() - started), "the take-over")
+        producer.send_batch("t", [b"x"], partition=TopicPartition("t", 0, 3))
+        eventually(lambda: first.messages, 1, "reading what was taken over")
+
+
+def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(brokers, producer):
+    with Polling(member(brokers)) as survivor:
+        killed = MemberProcess(brokers.connect, "g", "t")
+        lost = killed.wait_until_it_owns(2, "t")
+        killed.kill()
+        started = time.monotonic()
+        for partition in lost:
+            producer.send("t", b"%d" % partition.partition, partition=partition)
+        wanted = {b"%d" % partition.partition for partition in lost}
+        eventually(
+            lambda: wanted <= {message.payload for message in survivor.messages}, SESSION_SECONDS + 2, "the take-over"
+        )
+        assert time.monotonic() - started < SESSION_SECONDS + 2
+
+
+def test_no_message_is_lost_and_none_repeated_by_orderly_rebalances(brokers, producer):
+    """Members join and leave while 4,000 messages flow; each is handed out exactly once, in order per partition."""
+    members = [Polling(member(brokers))]
+    eventually(owns(members[0].consumer, 4), 10)
+    for part in range(8):
+        for number in range(part * 500, part * 500 + 500):
+            producer.send_async("t", b"%d" % number)
+        producer.flush()
+        if part in (1, 3):
+            members.append(Polling(member(brokers)))
+        if part == 5:
+            members[0].end()
+    total = lambda: sum(len(each.messages) for each in members)  # noqa: E731
+    eventually(lambda: total() >= 4000, 20, "reading everything")
+    for each in members[1:]:
+        each.end()
+    counted = Counter(message.payload for each in members for message in each.messages)
+    assert set(counted) == {b"%d" % number for number in range(4000)}
+    assert [payload for payload, times in counted.items() if times > 1] == []
+    for each in members:
+        by_partition = {}
+        for message in each.messages:
+            by_partition.setdefault(message.partition, []).append(message.offset)
+        assert all(offsets == sorted(offsets) for offsets in by_partition.values())
+
+
+def test_messages_in_work_are_committed_before_another_gets_the_partition(brokers, producer):
+    """The member holds messages while another joins: they count as consumed with its next poll and are not repeated."""
+    producer.send_batch("t", [b"%d" % number for number in range(10)], partition=TopicPartition("t", 0, 3))
+    first = member(brokers)
+    held = read(first, 10)
+    with Polling(member(brokers)) as second:
+        eventually(lambda: first._member.state is State.DRAINING, 5, "waiting for the messages in work")
+        assert second.consumer.assignment() == []
+        first.poll(timeout=0)
+        eventually(lambda: TopicPartition("t", 0, 3) in second.consumer.assignment(), 1, "the hand-over")
+        producer.send("t", b"new", partition=TopicPartition("t", 0, 3))
+        eventually(lambda: second.messages, 5)
+        assert [message.payload for message in second.messages] == [b"new"]
+    assert len(held) == 10
+    first.close()
+
+
+def test_callbacks_are_called_while_polling_with_what_changes(brokers, producer):
+    heard = []
+    thread = threading.get_ident()
+
+    def note(kind):
+        return lambda partitions: heard.append((kind, list(map(str, partitions)), threading.get_ident()))
+
+    first = member(brokers, on_assigned=note("assigned"), on_revoked=note("revoked"))
+    eventually(lambda: first.poll(timeout=0.05) or heard, 10)
+    with Polling(member(brokers)):
+        eventually(lambda: first.poll(timeout=0.05) or len(heard) == 2, 10)
+    eventually(lambda: first.poll(timeout=0.05) or len(heard) == 3, 10)
+    assert heard == [
+        ("assigned", ["0-0", "0-1", "0-2", "0-3"], thread),
+        ("revoked", heard[1][1], thread),
+        ("assigned", heard[1][1], thread),
+    ]
+    assert len(heard[1][1]) == 2
+    first.close()
+
+
+def expire(consumer):
+    """End a consumer's ZooKeeper session on the server, as a long network failure does."""
+    session_id, password = consumer._session.zk.client_id
+    thief = KazooClient(hosts=consumer._session.connect, client_id=(session_id, password))
+    thief.start(10)
+    thief.stop()
+    thief.close()
+
+
+def test_after_a_lost_session_the_consumer_joins_again_and_goes_on(brokers, producer):
+    consumer = member(brokers)
+    producer.send_batch("t", [b"%d" % number for number in range(10)])
+    read(consumer, 10)
+    consumer.commit()
+    before = {id(state) for state in consumer._member.owned.values()}
+    expire(consumer)
+    eventually(
+        lambda: len(consumer.assignment()) == 4 and not before & set(map(id, consumer._member.owned.values())),
+        10,
+        "joining and claiming again",
+    )
+    producer.send("t", b"after")
+    eventually(lambda: b"after" in [message.payload for message in consumer.poll(timeout=0.2)], 5)
+    consumer.close()
+
+
+def test_the_commit_of_an_owner_whose_session_ended_is_refused(brokers, producer):
+    """It must not overwrite what the new owner has committed."""
+    here = TopicPartition("t", 0, 0)
+    producer.send_batch("t", [b"%d" % number for number in range(10)], partition=here)
+    old = member(brokers)
+    read(old, 10)
+    stale = old._member.owned[here]
+    old._handout.acknowledge()
+    expire(old)
+    with member(brokers, "other") as reference:
+        read(reference, 10)
+    eventually(lambda: old._member.owned.get(here) not in (None, stale), 10, "joining again")
+    stale.active = True
+    with pytest.raises(SessionLost):
+        old._committer.commit([stale])
+    old.close()
+
+
+def test_progress_is_kept_between_runs_and_nothing_is_read_twice(brokers, producer):
+    producer.send_batch("t", [b"1", b"2"])
+    with member(brokers) as consumer:
+        assert len(read(consumer, 2)) == 2
+    producer.send("t", b"3")
+    with member(brokers) as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+
+
+def test_what_was_handed_out_but_not_acknowledged_comes_again(brokers, producer):
+    producer.send_batch("t", [b"1", b"2"])
+    consumer = member(brokers)
+    assert len(read(consumer, 2)) == 2
+    consumer.close()
+    with member(brokers) as consumer:
+        assert len(read(consumer, 2)) == 2
+
+
+def test_a_message_read_by_iteration_counts_when_the_next_is_asked_for(brokers, producer):
+    producer.send_batch("t", [b"1", b"2", b"3"])
+    consumer = member(brokers)
+    messages = iter(consumer)
+    assert [next(messages).payload for _ in range(2)] == [b"1", b"2"]
+    consumer.close()
+    with member(brokers) as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"2", b"3"]
+
+
+def test_broadcast_consumers_of_a_host_share_a_group_and_keep_offsets_in_a_file(brokers, producer, tmp_path):
+    producer.send_batch("t", [b"1", b"2"])
+    file = tmp_path / "offsets"
+    with member(brokers, broadcast=True, offsets_file=file) as consumer:
+        assert consumer.group.startswith("g-")
+        assert len(read(consumer, 2)) == 2
+    with member(brokers) as consumer:  # an ordinary member of g reads them, too
+        assert len(read(consumer, 2)) == 2
+    producer.send("t", b"3")
+    with member(brokers, broadcast=True, offsets_file=file) as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+    assert consumer.group in file.read_text()
+
+
+def test_a_consumer_goes_on_when_its_broker_is_killed_and_started_again(brokers, producer):
+    with Polling(member(brokers)) as polling:
+        producer.send("t", b"before", key="k")
+        eventually(lambda: len(polling.messages) == 1, 10)
+        brokers.running[0].kill()
+        brokers.start(0)
+        producer.send("t", b"after", key="k", timeout=20)
+        eventually(lambda: len(polling.messages) >= 2, 10, "reading on")
+        assert [message.payload for message in polling.messages] == [b"before", b"after"]
+
+
+def test_an_unreachable_zookeeper_is_said_within_the_deadline():
+    config = ConsumerConfig(start_timeout_seconds=0.5)
+    started = time.monotonic()
+    with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
+        Consumer("127.0.0.1:1", group="g", topics=["t"], config=config)
+    assert time.monotonic() - started < 5
+
+
+def test_close_is_bounded_when_zookeeper_hangs_and_poll_on_another_thread_returns(brokers):
+    consumer = member(brokers)
+    eventually(owns(consumer, 4), 10)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(consumer.poll(timeout=60)))
+    thread.start()
+    time.sleep(0.1)
+    consumer.close()
+    thread.join(5)
+    assert results == [[]]
