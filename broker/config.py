@@ -335,7 +335,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
 
 def _check_topic_name(topic: str, file: str, section: str) -> None:
     try:
-        check_topic(topic.replace("*", "") or "any")
+        check_topic(topic.replace("*", "any"))
         re.compile(topic.replace("*", ".*"))
     except InvalidName as error:
         raise ConfigError(file, f"[{section}]", str(error)) from error

@@ -1,0 +1,193 @@
+"""A broker without a port: real store, real handlers, a clock that stands still and threads that run when told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from metaq.broker.broker import Broker
+from metaq.broker.config import parse_config
+from metaq.broker.dispatch import Dispatcher
+from metaq.broker.session import Session
+from metaq.broker.store.store import Store, TopicStoreConfig
+from metaq.protocol.frames import Frame, FrameReader, encode_frame
+from metaq.protocol.record import checksum, encode_body, encode_record
+from metaq.protocol.remoting import PullRequest, SendBatchRequest
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Answer, AnswerReader, encode_put
+
+NOW = 1_700_000_000.0
+
+INI = """
+[system]
+brokerId=0
+hostName=127.0.0.1
+serverPort=8123
+numPartitions=1
+dataPath={data}
+unflushThreshold=1000
+unflushInterval=10000
+maxSegmentSize=1048576
+maxTransferSize=1000
+stat=true
+{system}
+[zookeeper]
+zk.zkEnable=false
+[topic=t]
+numPartitions=3
+[topic=safe]
+numPartitions=2
+unflushThreshold=0
+[topic=wild*]
+numPartitions=9
+[topic=quiet]
+stat=false
+"""
+
+
+class Threads:
+    """run_in_thread whose calls wait until `run`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+
+    def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.waiting.append((function, done))
+
+    def run(self) -> int:
+        """Do all calls, those that come of them too; how many."""
+        count = 0
+        while self.waiting:
+            function, done = self.waiting.pop(0)
+            count += 1
+            try:
+                result = function()
+            except Exception as error:
+                result = error
+            done(result)
+        return count
+
+
+class Transport(StringTransport):
+    """Keeps each write apart, and can be full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(bytes(data))
+        super().write(bytes(data))
+
+    def writeSequence(self, data: Any) -> None:  # noqa: N802
+        self.write(b"".join(data))
+
+    def abortConnection(self) -> None:  # noqa: N802
+        self.aborted = True
+
+
+class Peer:
+    """One connection to the broker, as its client."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.transport = Transport()
+        self._answers, self._frames = AnswerReader(), FrameReader()
+        session.makeConnection(self.transport)
+
+    def send(self, data: bytes) -> None:
+        self.session.dataReceived(data)
+
+    def received(self) -> bytes:
+        """What came since the last call."""
+        data = self.transport.value()
+        self.transport.clear()
+        return data
+
+    def answers(self) -> list[Answer]:
+        return self._answers.receive(self.received())
+
+    def ask(self, data: bytes) -> Answer:
+        self.send(data)
+        (answer,) = self.answers()
+        return answer
+
+    def frames(self) -> list[Frame]:
+        return self._frames.receive(self.received())
+
+    def ask_frame(self, data: bytes) -> Frame:
+        self.send(data)
+        (frame,) = self.frames()
+        return frame
+
+    def lose(self) -> None:
+        self.session.connectionLost(Failure(ConnectionError()))
+
+
+class Harness:
+    """The broker and what it stands on."""
+
+    def __init__(self, directory: Path, system: str = "") -> None:
+        self.reactor = Clock()
+        self.threads = Threads()
+        self.time = NOW
+        self.config = parse_config(INI.format(data=directory / "data", system=system).encode())
+        self.topics_seen: list[str] = []
+        self.store = Store(
+            self.config.data_paths,
+            self.store_config,
+            run_in_thread=self.threads,
+            clock=lambda: self.time,
+            monotonic=self.reactor.seconds,
+        )
+        self.store.open()
+        self.broker = Broker(
+            self.config,
+            self.store,
+            reactor=self.reactor,
+            run_in_thread=self.threads,
+            clock=lambda: self.time,
+            rng=random.Random(1),
+            on_topic=lambda name, config: self.topics_seen.append(name),
+        )
+        self.dispatcher = Dispatcher(self.broker)
+
+    def store_config(self, name: str) -> TopicStoreConfig:
+        topic = self.config.topic(name) or self.config.system
+        return TopicStoreConfig(self.config.max_segment_size, topic.unflush_threshold, topic.unflush_interval_ms)
+
+    def connect(self) -> Peer:
+        return Peer(Session(self.dispatcher, self.reactor.seconds))
+
+    def turn(self) -> None:
+        """What is put off to the reactor's next turn."""
+        self.reactor.advance(0)
+
+
+def put(topic: str, partition: int, body: bytes = b"hello", opaque: int = 1, flag: int = 0) -> bytes:
+    return encode_put(topic, partition, flag, checksum(body), opaque, body)
+
+
+def batch(topic: str, partition: int, bodies: list[bytes], opaque: int = 1, tag: str | None = None) -> bytes:
+    flag = 0 if tag is None else 1
+    records = [encode_record(encode_body(body, flag, (tag or "").encode()), 0, flag) for body in bodies]
+    return raw_batch(topic, partition, records, opaque)
+
+
+def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1) -> bytes:
+    payload = np.array([len(record) for record in records], ">u4").tobytes() + b"".join(records)
+    ext = SendBatchRequest(topic, partition, len(records)).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(payload)) + payload
+
+
+def pull(topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, opaque: int = 1, **more: Any) -> bytes:
+    request = PullRequest(topic, partition, offset, max_bytes, **more)
+    return encode_frame(RequestCode.PULL, opaque, request.to_ext())

@@ -1,0 +1,219 @@
+"""server.ini as the Java broker reads it (storage.md §9)."""
+
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.config import (
+    SYSTEM_KEYS_WITHOUT_EFFECT,
+    default_server_ini,
+    local_address,
+    parse_config,
+    read_config,
+)
+from metaq.broker.ini import evaluate_int32, parse_ini
+from metaq.broker.store.retention import Action
+from metaq.protocol.errors import ConfigError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "wire" / "server.ini"
+
+SMALL = """[system]
+brokerId=0
+numPartitions=2
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize=1024*1024
+maxTransferSize=1048576
+{system}
+[zookeeper]
+{zookeeper}
+{topics}
+"""
+
+
+def config(system="", zookeeper="", topics="[topic=t]"):
+    return parse_config(SMALL.format(system=system, zookeeper=zookeeper, topics=topics).encode())
+
+
+def error(**parts):
+    with pytest.raises(ConfigError) as found:
+        config(**parts)
+    return str(found.value)
+
+
+def test_the_recorded_brokers_file_is_read():
+    found = read_config(str(GOLDEN))
+    assert (found.broker_id, found.host, found.port) == (0, "127.0.0.1", 28423)
+    assert (found.max_segment_size, found.max_transfer_size) == (1 << 30, 1 << 20)
+    assert found.zookeeper.connect == "127.0.0.1:2181/spec4"
+    assert found.zookeeper.sync_time_ms == 1000
+    assert found.checksum == 2126273295  # recorded by `stats`
+    partitions = {name: topic.partitions for name, topic in found.topics.items()}
+    assert partitions == {"t3": 3, "java": 2, "nopub": 1, "nosub": 1, "lazy": 1, "empty": 1, "wild*": 2}
+    assert found.topics["lazy"].unflush_threshold == 1000
+    assert found.topics["t3"].unflush_threshold == 0
+    assert (found.topics["nopub"].accept_publish, found.topics["nosub"].accept_subscribe) == (False, False)
+    assert all(topic.stat for topic in found.topics.values())
+
+
+def test_defaults_are_those_of_1_x():
+    found = config()
+    assert found.port == 8123
+    assert found.host == local_address()
+    assert found.system.data_path == str(Path("~/meta").expanduser())
+    assert found.system.delete_policy.action is Action.DELETE
+    assert found.system.delete_policy.max_age_s == 168 * 3600
+    assert found.system.delete_when.text == "0 0 6,18 * * ?"
+    assert not found.move_consumers_past_end
+    assert (found.zookeeper.connect, found.zookeeper.root) == ("localhost:2181", "/meta")
+    assert (found.zookeeper.session_timeout_ms, found.zookeeper.enabled) == (30_000, True)
+
+
+def test_a_topic_inherits_what_it_does_not_set():
+    found = config("stat=true\nacceptPublish=false\ndeletePolicy=archive,1h", "", "[topic=a]\n[topic=b]\nstat=FALSE")
+    a, b = found.topics["a"], found.topics["b"]
+    assert (a.stat, b.stat) == (True, False)
+    assert a.delete_policy == b.delete_policy == found.system.delete_policy
+    assert not b.accept_publish
+
+
+def test_stat_of_a_topic_is_case_insensitive_and_all_else_is_false():
+    found = config("", "", "[topic=a]\nstat=TRUE\n[topic=b]\nstat=yes")
+    assert (found.topics["a"].stat, found.topics["b"].stat) == (True, False)
+
+
+def test_a_pattern_accepts_topics_with_the_systems_settings():
+    found = config("", "", "[topic=wild*]\nnumPartitions=9\n[topic=a.b]")
+    assert found.topic("wildcat") is found.system
+    assert found.topic("wild") is found.system
+    assert found.topic("mywild") is None
+    assert found.topic("axb") is found.system  # the rest of a name is a regular expression too
+    assert found.topic("a.b") is found.topics["a.b"]
+
+
+def test_paths_are_relative_to_the_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = config("dataPath=data", "", "[topic=t]\ndataPath=other")
+    assert found.data_paths == [str(tmp_path / "data"), str(tmp_path / "other")]
+
+
+def test_repeated_sections_merge_and_the_last_value_wins_and_blank_is_not_set():
+    found = config("serverPort=1\nserverPort=2\nhostName=", "", "[system]\nserverPort = 3\n[topic=t]\nnumPartitions: 7")
+    assert found.port == 3
+    assert found.topics["t"].partitions == 7
+
+
+def test_comments_stand_at_the_start_of_a_line():
+    sections = parse_ini("; a\n# b\n[s]\n  ; c\nkey=value ; not a comment\n", "x")
+    assert {key: entry.value for key, entry in sections["s"].items()} == {"key": "value ; not a comment"}
+
+
+def test_keys_of_the_java_broker_without_effect_are_accepted():
+    lines = "\n".join(f"{key}=1" for key in sorted(SYSTEM_KEYS_WITHOUT_EFFECT))
+    assert config(lines, "brokerId=5\nflushTxLogAtCommit=1", "[topic=t]\ngroup.g1=com.example.Filter\ntopic=t")
+    assert config(topics="[topic=t]\ngroup.g1=X").topics["t"].filters == {"g1": "X"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"system": "numPartition=5"}, ["server.ini:8", "numPartition=5", "numPartitions?"]),
+        ({"system": "slaveId=5"}, ["slaveId", "[system]"]),
+        ({"zookeeper": "zk.zkConect=x"}, ["zk.zkConect", "zk.zkConnect?"]),
+        ({"topics": "[topic=t]\nunflushTreshold=1"}, ["topic=t", "unflushThreshold?"]),
+        ({"topics": ""}, ["topic", "[topic=test]"]),
+        ({"topics": "[topic=a/b]"}, ["a/b", "'/'"]),
+        ({"topics": "[topic=(*]"}, ["(*", "pattern"]),
+        ({"topics": "[topic=]"}, ["empty"]),
+        ({"system": "brokerId=1024"}, ["brokerId=1024", "0 … 1023"]),
+        ({"system": "serverPort=70000"}, ["serverPort=70000", "65535"]),
+        ({"system": "maxSegmentSize=4*1024*1024*1024"}, ["maxSegmentSize", "0 as a 32-bit number"]),
+        ({"system": "numPartitions=1.5"}, ["numPartitions=1.5", "whole number"]),
+        ({"system": "numPartitions=0"}, ["numPartitions=0"]),
+        ({"system": "acceptPublish=TRUE"}, ["acceptPublish=TRUE", "true or false"]),
+        ({"system": "deletePolicy=shred,1"}, ["deletePolicy=shred,1", "delete,"]),
+        ({"system": "deleteWhen=every day"}, ["deleteWhen=every day", "second minute hour"]),
+        ({"system": "hostName=my_host"}, ["hostName=my_host", "Java"]),
+        ({"system": "what is this"}, ["server.ini:8", "what is this"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_remedy(parts, words):
+    text = error(**parts)
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("key", ["brokerId", "numPartitions", "unflushThreshold", "unflushInterval", "maxSegmentSize"])
+def test_a_required_key_is_named(key):
+    lines = [line for line in SMALL.format(system="", zookeeper="", topics="[topic=t]").split("\n") if key not in line]
+    with pytest.raises(ConfigError, match=f"{key}.*required.*system"):
+        parse_config("\n".join(lines).encode())
+
+
+@pytest.mark.parametrize("section", ["system", "zookeeper"])
+def test_a_required_section_is_named(section):
+    text = SMALL.format(system="", zookeeper="", topics="[topic=t]").replace(f"[{section}]", "[other]")
+    with pytest.raises(ConfigError, match=section):
+        parse_config(text.encode())
+
+
+def test_a_line_before_the_first_section_and_a_missing_file_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"server\.ini:1"):
+        parse_config(b"brokerId=1\n[system]\n")
+    with pytest.raises(ConfigError, match=r"none\.ini"):
+        read_config(str(tmp_path / "none.ini"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1024*1024", 1 << 20),
+        ("0x10", 16),
+        ("010", 10),
+        ("-1", -1),
+        ("(8 + 2) / 3", 3),
+        ("-7 / 2", -3),
+        ("-7 % 2", -1),
+        ("1 << 10 | 1", 1025),
+        ("2147483648", -(1 << 31)),
+        ("4*1024*1024*1024", 0),
+        ("~0", -1),
+    ],
+)
+def test_numbers_are_expressions_that_wrap_to_32_bits(text, value):
+    assert evaluate_int32(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1.5", "x", "__import__('os')", "2**9", "1/0", "1<<9999", "True", "[1]", "1+", "9" * 300 + "*1", "'a'"]
+)
+def test_anything_else_is_no_number(text):
+    with pytest.raises(ValueError, match=r"."):
+        evaluate_int32(text)
+
+
+def test_the_default_file_is_read_back():
+    text = default_server_ini(
+        broker_id=3,
+        host="127.0.0.1",
+        port=9000,
+        data_path="/tmp/metaq",
+        zookeeper="127.0.0.1:2181/x",
+        topics={"flights": 4, "*": 1},
+        partitions=2,
+    )
+    found = parse_config(text.encode())
+    assert (found.broker_id, found.host, found.port, found.zookeeper.connect) == (
+        3,
+        "127.0.0.1",
+        9000,
+        "127.0.0.1:2181/x",
+    )
+    assert found.topics["flights"].partitions == 4
+    assert found.topic("any") is found.system
+    assert found.system.partitions == 2
+    assert found.system.data_path == "/tmp/metaq"
+    assert found.zookeeper == config(zookeeper="zk.zkConnect=127.0.0.1:2181/x").zookeeper
+
+
+def test_an_ipv6_host_is_kept_without_brackets():
+    assert config("hostName=[::1]").host == config("hostName=::1").host == "::1"

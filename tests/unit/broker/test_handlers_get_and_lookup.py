@@ -1,0 +1,164 @@
+"""`get`, `offset`, lookups and transactions where the recording says nothing (the rest: test_broker_golden_wire)."""
+
+import pytest
+
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.message_id import message_id
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PartitionRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.text import Result, Value, encode_get, encode_put
+from tests.unit.broker.harness import NOW, Harness, pull, put
+
+
+def ask(peer, code, request):
+    return peer.ask_frame(encode_frame(code, 1, request.to_ext()))
+
+
+def offset(peer, code, request):
+    frame = ask(peer, code, request)
+    assert frame.code == ResponseCode.SUCCESS, frame.remark
+    return OffsetReply.from_ext(frame.ext).offset
+
+
+def test_get_gives_at_most_max_transfer_size(peer):
+    peer.send(b"".join(put("t", 0, b"x" * 80) for _ in range(50)))
+    peer.received()
+    assert len(peer.ask(encode_get("t", "g", 0, 0, 1 << 20, 1)).data) == 1000
+    assert len(peer.ask(encode_get("t", "g", 0, 0, 10, 1)).data) == 10
+
+
+def test_a_record_that_max_transfer_size_would_cut_for_ever_comes_whole_if_asked_for_enough(peer, harness):
+    peer.ask(put("t", 0, b"x" * 5000))
+    assert len(peer.ask(encode_get("t", "g", 0, 0, 4096, 1)).data) == 1000
+    peer.send(encode_get("t", "g", 0, 0, 8192, 1))
+    harness.threads.run()
+    (answer,) = peer.answers()
+    assert len(answer.data) == 5020
+
+
+def test_get_reads_from_the_disk_in_a_thread_and_keeps_its_place(peer, harness, monkeypatch):
+    peer.ask(put("t", 0))
+    monkeypatch.setattr(type(harness.store.get("t", 0)), "read", lambda *_: None)
+    peer.send(encode_get("t", "g", 0, 0, 100, 1) + b"version 2\r\n")
+    assert peer.received() == b""
+    harness.threads.run()
+    answers = peer.answers()
+    assert isinstance(answers[0], Value)
+    assert isinstance(answers[1], Result)
+
+
+def test_bounds_counts_and_times_of_a_partition(peer, harness):
+    for number in range(4):
+        harness.time = NOW + number
+        peer.ask(put("t", 0))
+    place = PartitionRequest("t", 0)
+    assert offset(peer, RequestCode.MIN_OFFSET, place) == 0
+    assert offset(peer, RequestCode.MAX_OFFSET, place) == 100
+    for seconds, expected in ((-10, 0), (0, 0), (0.5, 25), (3, 75), (4, 100)):
+        time_ms = int((NOW + seconds) * 1000)
+        assert offset(peer, RequestCode.SEARCH_OFFSET_BY_TIME, SearchByTimeRequest("t", 0, time_ms)) == expected
+    counts = ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, 60))
+    assert MessageCountsReply.from_ext(counts.ext) == MessageCountsReply(4, 2, 0, 100)
+
+
+def test_a_partition_without_data_begins_and_ends_at_0(peer):
+    place = PartitionRequest("t", 2)
+    assert offset(peer, RequestCode.MIN_OFFSET, place) == offset(peer, RequestCode.MAX_OFFSET, place) == 0
+    assert offset(peer, RequestCode.SEARCH_OFFSET_BY_TIME, SearchByTimeRequest("t", 2, 5)) == 0
+    counts = ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 2, 0))
+    assert MessageCountsReply.from_ext(counts.ext) == MessageCountsReply(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("code", [RequestCode.MIN_OFFSET, RequestCode.MAX_OFFSET])
+def test_a_partition_that_cannot_be_does_not_exist(peer, code):
+    assert ask(peer, code, PartitionRequest("nope", 0)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert ask(peer, code, PartitionRequest("t", 3)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_stats_in_a_frame_are_those_of_the_text_command(peer):
+    peer.ask(put("t", 0))
+    frame = ask(peer, RequestCode.STATS, StatsRequest("offsets"))
+    assert bytes(frame.body).decode() == peer.ask(b"stats offsets 1\r\n").text
+    assert b"t part 0 min_offset 0 max_offset 25" in bytes(frame.body)
+
+
+def test_heartbeat_is_answered(peer):
+    assert peer.ask_frame(encode_frame(RequestCode.HEARTBEAT, 3, {})).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("type_", ["BEGIN", "PREPARE", "COMMIT_ONE_PHASE", "ROLLBACK", "RECOVER"])
+def test_a_transaction_is_refused_by_name_and_its_end_not_answered(peer, type_):
+    answer = peer.ask(b"transaction TX:s:1 s %b 1\r\n" % type_.encode())
+    assert answer.code == 503
+    assert "not supported" in answer.text
+    peer.send(b"transaction TX:s:1 s END 2\r\n")
+    assert peer.received() == b""
+
+
+def test_a_put_in_a_transaction_is_never_stored(peer, harness):
+    raw = b"put t 0 1 0 215750275 XID:1:0a:0b:q 5\r\nx"
+    assert peer.ask(raw).text == "XA transaction 'XID:1:0a:0b:q' has not been started."
+    assert list(harness.store.logs()) == []
+
+
+def test_ids_after_a_restart_are_above_all_that_are_stored_even_if_the_clock_went_back(tmp_path):
+    first = Harness(tmp_path)
+    peer = first.connect()
+    last = int(peer.ask(put("t", 0)).text.split(" ")[0])
+    first.store.close()
+    second = Harness(tmp_path)
+    second.broker.clock = lambda: NOW - 3600
+    assert int(second.connect().ask(put("t", 1)).text.split(" ")[0]) > last > message_id(0, 0)
+    second.store.close()
+
+
+def test_stats_config_is_the_file_every_time(peer, harness):
+    for _ in range(2):
+        assert peer.ask(b"stats config 5\r\n").text.encode() == harness.config.source
+
+
+def test_counters_count_as_1_x_counts(peer, harness):
+    closed = "t"
+    peer.ask(put("t", 0, b"12345"))
+    peer.ask(encode_put("t", 0, 0, 1, 1, b"bad"))
+    peer.ask(put("nope", 0))
+    peer.ask(put("quiet", 0))
+    peer.ask(encode_get("t", "g", 0, 0, 100, 1))
+    peer.ask(encode_get("t", "g", 0, 25, 100, 1))
+    peer.ask(encode_get("t", "g", 0, 0, 0, 1))
+    peer.ask(encode_get("t", "g", 2, 0, 1, 1))
+    peer.ask(b"offset t g 0 0 1\r\n")
+    harness.broker.partitions.close(closed, 0, 0)
+    peer.ask(put(closed, 0, b"1"))
+    peer.ask(encode_get(closed, "g", 0, 0, 100, 1))
+    metrics = harness.broker.metrics
+    assert (metrics.cmd_put, metrics.put_failed, metrics.cmd_get, metrics.get_miss, metrics.cmd_offset) == (
+        5,
+        2,
+        5,
+        2,
+        1,
+    )
+    stats = dict(line.split(" ", 1) for line in peer.ask(b"stats t 1\r\n").text.split("\r\n")[2:-2])
+    assert stats["message_count"] == "1"
+    assert stats["topic_realtime_put"].startswith("Count=3,Value=3,")
+    assert stats["topic_realtime_message_size"].startswith("Count=3,Value=9,Value/Count=3,")
+    assert stats["topic_realtime_put_failed"].startswith("Count=1,")
+    assert stats["topic_realtime_get"].startswith("Count=5,")
+    assert stats["topic_realtime_get_miss"].startswith("Count=2,")
+    realtime = peer.ask(b"stats realtime 1\r\n").text
+    assert "realtime_put Count=3," in realtime
+
+
+def test_frames_are_counted_too(peer, harness):
+    peer.ask(put("t", 0))
+    peer.ask_frame(pull("t", 0, 0))
+    peer.ask_frame(pull("t", 0, 25))
+    assert (harness.broker.metrics.cmd_get, harness.broker.metrics.get_miss) == (2, 1)

@@ -1,0 +1,181 @@
+"""The port's connections: data goes out at once, what does not fit is kept in order; idle and surplus ones are cut."""
+
+import errno
+import socket
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+
+from metaq.broker.server import IDLE_SECONDS, Connection, SessionFactory
+from metaq.protocol.errors import ConfigError
+from tests.unit.broker.harness import Peer, put
+
+
+class Socket:
+    """Takes as many bytes per call as `room` says, in order; then it is full, or broken."""
+
+    def __init__(self, *room, broken=False):
+        self.room = list(room)
+        self.broken = broken
+        self.sent = b""
+        self.calls = 0
+
+    def send(self, data):
+        return self.sendmsg([data])
+
+    def sendmsg(self, buffers):
+        self.calls += 1
+        if self.broken:
+            raise BrokenPipeError(errno.EPIPE, "broken")
+        if not self.room:
+            raise BlockingIOError(errno.EAGAIN, "full")
+        data = b"".join(buffers)[: self.room.pop(0)]
+        self.sent += data
+        return len(data)
+
+    def setblocking(self, _):
+        pass
+
+    def setsockopt(self, *_):
+        pass
+
+    def fileno(self):
+        return 99
+
+
+class Descriptors(Clock):
+    """A reactor's sets of descriptors."""
+
+    def __init__(self):
+        super().__init__()
+        self.writers = set()
+
+    def addReader(self, _):  # noqa: N802
+        pass
+
+    def removeReader(self, _):  # noqa: N802
+        pass
+
+    def addWriter(self, writer):  # noqa: N802
+        self.writers.add(writer)
+
+    def removeWriter(self, writer):  # noqa: N802
+        self.writers.discard(writer)
+
+
+class Producer:
+    paused = 0
+
+    def pauseProducing(self):  # noqa: N802
+        self.paused += 1
+
+    def resumeProducing(self):  # noqa: N802
+        self.paused = 0
+
+    def stopProducing(self):  # noqa: N802
+        pass
+
+
+def connection(*room, broken=False):
+    made = Connection(Socket(*room, broken=broken), object(), ("127.0.0.1", 1), None, 0, Descriptors())
+    made.registerProducer(Producer(), True)
+    return made
+
+
+def drain(made):
+    """The reactor finds the socket writable until nothing is left."""
+    while made.reactor.writers:
+        made.socket.room.append(1 << 30)
+        assert made.doWrite() is None
+
+
+def test_a_write_goes_to_the_socket_at_once_and_nothing_is_left_for_the_reactor():
+    made = connection(100)
+    made.write(b"hello")
+    assert made.socket.sent == b"hello"
+    assert not made.reactor.writers
+
+
+@pytest.mark.parametrize("room", [(), (0,), (1,), (3,), (6,), (9,), (11,)])
+def test_what_does_not_fit_follows_in_order(room):
+    made = connection(*room)
+    made.writeSequence([b"abc", b"", b"defg", memoryview(b"hijkl")])
+    assert made.reactor.writers
+    made.write(b"mn")
+    made.writeSequence([b"op", b"q"])
+    calls = made.socket.calls
+    assert calls == 1  # once something is buffered nothing may overtake it
+    drain(made)
+    assert made.socket.sent == b"abcdefghijklmnopq"
+    made.socket.room.append(10)
+    made.write(b"r")
+    assert made.socket.sent.endswith(b"r")
+
+
+def test_more_buffers_than_one_call_takes_are_joined():
+    made = connection(1 << 20)
+    made.writeSequence([b"%04d" % number for number in range(2000)])
+    assert made.socket.sent == b"".join(b"%04d" % number for number in range(2000))
+
+
+def test_a_producer_is_paused_above_the_bound_and_goes_on_when_all_is_sent():
+    made = connection()
+    made.write(bytes(Connection.bufferSize))
+    assert made.producer.paused == 0
+    made.write(b"x")
+    assert made.producer.paused == 1
+    drain(made)
+    assert made.producer.paused == 0
+
+
+def test_a_broken_connection_is_found_by_the_reactor_not_by_the_writer():
+    made = connection(broken=True)
+    made.write(b"x")
+    assert isinstance(made.doWrite(), Exception)
+
+
+# --- the factory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def factory(harness):
+    factory = SessionFactory(harness.broker, 2)
+    factory.doStart()
+    yield factory
+    factory.doStop()
+
+
+ADDRESS = IPv4Address("TCP", "127.0.0.1", 1)
+
+
+def test_connections_above_the_bound_are_refused_and_counted(factory, harness, caplog):
+    first = Peer(factory.buildProtocol(ADDRESS))
+    assert factory.buildProtocol(ADDRESS)
+    assert factory.buildProtocol(ADDRESS) is None
+    assert harness.broker.connections == 2
+    first.lose()
+    assert harness.broker.connections == 1
+    assert factory.buildProtocol(ADDRESS)
+    harness.reactor.advance(30)
+    assert "1 connections refused" in caplog.text
+
+
+def test_a_connection_without_traffic_is_cut_after_five_minutes(factory, harness):
+    idle, busy = Peer(factory.buildProtocol(ADDRESS)), Peer(factory.buildProtocol(ADDRESS))
+    for _ in range(IDLE_SECONDS // 30 + 1):
+        harness.reactor.advance(30)
+        busy.ask(put("t", 0))
+    assert idle.transport.aborted
+    assert not busy.transport.aborted
+
+
+def test_a_taken_port_is_named_with_its_remedy(harness):
+    from twisted.internet import reactor
+
+    from metaq.broker.server import listen
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        object.__setattr__(harness.broker.config, "port", taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=r"serverPort=\d+: cannot listen there .*in use.*serverPort"):
+            listen(harness.broker, SessionFactory(harness.broker, 1), reactor, "127.0.0.1")

@@ -1,0 +1,151 @@
+"""Memory of one connection: nothing is read or served while its answers are not taken; bad bytes, quitting, closing."""
+
+import pytest
+
+from metaq.broker import session as session_module
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Value, encode_get
+from tests.unit.broker.harness import pull, put
+
+
+@pytest.fixture
+def full(peer):
+    """A peer whose broker holds 25 bytes, and whose transport becomes full with the next write."""
+    peer.ask(put("t", 0))
+    write = peer.transport.write
+
+    def fill(data):
+        write(data)
+        peer.session.pauseProducing()
+
+    peer.transport.write = fill
+    return peer
+
+
+def reading(peer):
+    return peer.transport.producerState == "producing"
+
+
+def test_a_full_transport_stops_reading_and_goes_on_where_it_stopped(full, monkeypatch):
+    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    full.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(5)))
+    assert len(full.transport.writes) == 1 + 1
+    assert not reading(full)
+    for number in range(1, 5):
+        full.session.resumeProducing()
+        assert len(full.transport.writes) == 2 + number
+    assert not reading(full)
+    full.session.resumeProducing()
+    assert reading(full)
+    assert [answer.opaque for answer in full.answers()] == [0, 1, 2, 3, 4]
+
+
+def test_puts_behind_a_full_transport_keep_their_place(full, monkeypatch):
+    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    full.send(encode_get("t", "g", 0, 0, 100, 1) + encode_get("t", "g", 0, 0, 100, 2) + put("t", 0, opaque=3))
+    full.session.resumeProducing()
+    full.session.resumeProducing()
+    full.session.resumeProducing()
+    answers = full.answers()
+    assert [answer.opaque for answer in answers] == [1, 2, 3]
+    assert all(len(answer.data) == 25 for answer in answers if isinstance(answer, Value))
+
+
+def test_a_woken_pull_waits_until_the_transport_has_room(full, harness):
+    full.send(pull("t", 0, 25, wait_ms=1000))
+    full.session.pauseProducing()
+    harness.connect().ask(put("t", 0))
+    harness.turn()
+    assert full.received() == b""
+    full.session.resumeProducing()
+    assert len(full.frames()) == 1
+
+
+def test_a_large_read_is_written_in_between(peer, monkeypatch):
+    monkeypatch.setattr(session_module, "_WRITE_BYTES", 100)
+    peer.send(b"version 1\r\n" * 20)
+    assert max(map(len, peer.transport.writes)) < 200
+    assert len(peer.answers()) == 20
+
+
+def test_bytes_that_wait_for_the_disk_are_bounded(peer, harness, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 100)
+    peer.send(put("safe", 0, b"x" * 60))
+    assert reading(peer)
+    peer.send(put("safe", 0, b"x" * 60))
+    assert not reading(peer)
+    harness.threads.run()
+    assert reading(peer)
+    assert len(peer.answers()) == 2
+
+
+def test_answers_held_back_by_an_earlier_one_count_as_waiting(peer, harness, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 100)
+    peer.ask(put("t", 0, b"x" * 60))
+    peer.send(put("safe", 0) + b"".join(encode_get("t", "g", 0, 0, 1000, number) for number in range(5)))
+    assert not reading(peer)
+    harness.threads.run()
+    assert reading(peer)
+    assert len(peer.answers()) == 6
+
+
+def test_bad_bytes_close_the_connection_behind_the_answers_that_are_due(peer, harness):
+    peer.send(put("safe", 0) + b"version 2\r\nfoo\r\nversion 3\r\n")
+    assert not peer.transport.disconnecting
+    harness.threads.run()
+    assert [answer.opaque for answer in peer.answers()] == [1, 2]
+    assert peer.transport.disconnecting
+    peer.send(b"version 4\r\n")
+    assert peer.received() == b""
+
+
+def test_bad_bytes_behind_a_full_transport_close_it_after_the_rest(full, monkeypatch):
+    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    full.send(encode_get("t", "g", 0, 0, 100, 1) + encode_get("t", "g", 0, 0, 100, 2) + b"foo\r\n")
+    assert not full.transport.disconnecting
+    full.session.resumeProducing()
+    full.session.resumeProducing()
+    assert full.transport.disconnecting
+    assert len(full.answers()) == 2
+
+
+def test_a_malformed_frame_closes_and_a_malformed_field_is_answered(peer):
+    assert peer.ask_frame(encode_frame(RequestCode.MIN_OFFSET, 3, {})).remark == "extFields.topic is missing"
+    assert not peer.transport.disconnecting
+    peer.send(b"\0\0\0\5\0\0\0\1x")
+    assert peer.transport.disconnecting
+
+
+def test_an_unknown_code_is_answered(peer):
+    frame = peer.ask_frame(encode_frame(4711, 3, {}))
+    assert (frame.code, frame.opaque) == (3, 3)
+    assert "4711" in frame.remark
+
+
+def test_one_way_frames_are_never_answered(peer):
+    for code in (RequestCode.HEARTBEAT, RequestCode.MIN_OFFSET, 4711):
+        peer.send(encode_frame(code, 3, {}, flag=2))
+    assert peer.received() == b""
+
+
+def test_quit_closes_and_what_follows_is_not_answered(peer):
+    peer.send(b"version 1\r\nquit\r\nversion 2\r\n")
+    assert [answer.opaque for answer in peer.answers()] == [1]
+    assert peer.transport.disconnecting
+
+
+def test_closing_drops_pulls_that_wait_but_not_answers_that_are_due(peer, harness):
+    peer.send(pull("t", 0, 0, wait_ms=1000) + put("safe", 0))
+    peer.session.close()
+    harness.threads.run()
+    assert peer.received().startswith(b"result 200")
+    assert peer.transport.disconnecting
+
+
+def test_nothing_is_written_to_a_lost_connection(peer, harness):
+    peer.send(put("safe", 0) + pull("t", 0, 0, wait_ms=10))
+    peer.lose()
+    harness.threads.run()
+    harness.reactor.advance(1)
+    assert peer.received() == b""

@@ -1,0 +1,302 @@
+"""PULL: whole records, long polling without a busy loop, tag filter, bounds (docs/protocol.md)."""
+
+import pytest
+
+from metaq.broker.handlers import pull as pull_module
+from metaq.broker.session import MAX_PARKED_PULLS
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import iter_headers
+from metaq.protocol.remoting import PullReply, decode_runs
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.unit.broker.harness import batch, pull, put
+
+SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
+
+
+def reply(frame):
+    return PullReply.from_ext(frame.ext)
+
+
+def bodies(data):
+    return [bytes(data[header.start + 20 : header.end]) for header in iter_headers(data)]
+
+
+def filtered(frame):
+    """offset -> body of a filtered reply, without the attribute."""
+    found = {}
+    for offset, data in decode_runs(frame.body, reply(frame).runs):
+        for header in iter_headers(data):
+            body = bytes(data[header.start + 20 : header.end])
+            found[offset + header.start] = body[4 + int.from_bytes(body[:4], "big") :]
+    return found
+
+
+def test_a_pull_gives_whole_records_and_where_to_go_on(peer):
+    peer.send(b"".join(put("t", 0, b"body%d" % number) for number in range(5)))
+    peer.received()
+    frame = peer.ask_frame(pull("t", 0, 0, 70, sequence=7, opaque=9))
+    assert (frame.code, frame.opaque) == (SUCCESS, 9)
+    assert bodies(frame.body) == [b"body0", b"body1"]
+    assert reply(frame) == PullReply(50, 0, 125, 3, 7, 0)
+    assert bodies(peer.ask_frame(pull("t", 0, 50)).body) == [b"body2", b"body3", b"body4"]
+
+
+def test_a_record_larger_than_asked_for_comes_whole(peer):
+    peer.ask(put("t", 0, b"x" * 5000))
+    frame = peer.ask_frame(pull("t", 0, 0, 1))
+    assert len(frame.body) == 5020
+
+
+def test_no_pull_gives_more_than_max_transfer_size(peer):
+    peer.send(b"".join(put("t", 0, b"x" * 80) for _ in range(50)))
+    peer.received()
+    assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 1000
+
+
+def test_at_the_end_without_a_wait_there_is_nothing(peer):
+    peer.ask(put("t", 0))
+    frame = peer.ask_frame(pull("t", 0, 25))
+    assert frame.code == NOTHING
+    assert reply(frame) == PullReply(25, 0, 25, 0)
+
+
+@pytest.mark.parametrize(("offset", "bound"), [(-1, 0), (26, 25), ((1 << 63) - 1, 25)])
+def test_outside_the_log_the_nearest_bound_is_told(peer, offset, bound):
+    peer.ask(put("t", 0))
+    frame = peer.ask_frame(pull("t", 0, offset))
+    assert (frame.code, reply(frame).next_offset) == (MOVED, bound)
+
+
+def test_inside_a_record_the_start_of_the_segment_is_told(peer):
+    peer.send(put("t", 0) + put("t", 0))
+    peer.received()
+    frame = peer.ask_frame(pull("t", 0, 30))
+    assert (frame.code, reply(frame).next_offset) == (MOVED, 0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "code"),
+    [("nope", 0, ResponseCode.TOPIC_NOT_EXIST), ("t", 3, ResponseCode.TOPIC_NOT_EXIST)],
+)
+def test_a_partition_that_cannot_be_is_refused(peer, topic, partition, code):
+    assert peer.ask_frame(pull(topic, partition, 0, wait_ms=1000)).code == code
+
+
+def test_a_closed_partition_is_refused_also_to_pulls_that_wait(peer, harness):
+    peer.ask(put("t", 0))
+    peer.send(pull("t", 0, 25, wait_ms=1000))
+    harness.broker.partitions.close("t", 0, 0)
+    assert peer.ask_frame(pull("t", 0, 0)).code == ResponseCode.NO_PERMISSION
+    harness.reactor.advance(1)
+    (frame,) = peer.frames()
+    assert frame.code == ResponseCode.NO_PERMISSION
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_pull_is_answered_when_data_comes_after_the_put(peer, harness):
+    peer.ask(put("t", 0))
+    other = harness.connect()
+    peer.send(pull("t", 0, 25, wait_ms=1000))
+    other.ask(put("t", 1))
+    harness.turn()
+    assert peer.received() == b""
+    assert other.ask(put("t", 0, b"new")).code == 200
+    assert peer.received() == b""
+    harness.turn()
+    (frame,) = peer.frames()
+    assert bodies(frame.body) == [b"new"]
+
+
+def test_a_waiting_pull_is_answered_at_its_deadline(peer, harness):
+    peer.ask(put("t", 0))
+    peer.send(pull("t", 0, 25, wait_ms=500))
+    harness.reactor.advance(0.4)
+    assert peer.received() == b""
+    harness.reactor.advance(0.1)
+    (frame,) = peer.frames()
+    assert frame.code == NOTHING
+    assert len(harness.broker.parked) == 0
+
+
+def test_a_partition_without_data_is_waited_for(peer, harness):
+    peer.send(pull("t", 2, 0, wait_ms=500))
+    harness.connect().ask(put("t", 2, b"first"))
+    harness.turn()
+    (frame,) = peer.frames()
+    assert bodies(frame.body) == [b"first"]
+    assert reply(peer.ask_frame(pull("t", 1, 5))).next_offset == 0
+
+
+def test_safe_data_wakes_pulls_only_once_it_is_synced(peer, harness):
+    peer.send(pull("safe", 0, 0, wait_ms=500))
+    other = harness.connect()
+    other.send(put("safe", 0))
+    harness.turn()
+    assert peer.received() == b""
+    harness.threads.run()
+    harness.turn()
+    (frame,) = peer.frames()
+    assert len(frame.body) == 25
+
+
+def test_a_waiting_pull_holds_up_nothing_else(peer, harness):
+    peer.send(
+        pull("t", 0, 0, wait_ms=500) + b"version 1\r\n" + put("t", 1) + encode_frame(RequestCode.HEARTBEAT, 5, {})
+    )
+    raw = peer.received()
+    assert raw.count(b"result 200") == 2
+    assert b'"opaque":5' in raw
+
+
+def test_all_that_wait_are_woken_by_one_put_and_none_is_left(harness):
+    peers = [harness.connect() for _ in range(5)]
+    for peer in peers:
+        peer.send(pull("t", 0, 0, wait_ms=500) * 3)
+    harness.connect().ask(put("t", 0))
+    harness.turn()
+    assert [len(peer.frames()) for peer in peers] == [3] * 5
+    assert len(harness.broker.parked) == 0
+    assert harness.reactor.getDelayedCalls() == []
+
+
+def test_a_lost_connection_takes_its_waiting_pulls_with_it(peer, harness):
+    peer.send(pull("t", 0, 0, wait_ms=500) * 3)
+    assert len(harness.broker.parked) == 3
+    peer.lose()
+    assert len(harness.broker.parked) == 0
+    assert harness.reactor.getDelayedCalls() == []
+    harness.connect().ask(put("t", 0))
+    harness.turn()
+    assert peer.received() == b""
+
+
+def test_waiting_pulls_of_a_connection_are_bounded(peer, harness):
+    peer.send(pull("t", 0, 0, wait_ms=500) * (MAX_PARKED_PULLS + 2))
+    frames = peer.frames()
+    assert [frame.code for frame in frames] == [ResponseCode.SYSTEM_BUSY] * 2
+    assert len(harness.broker.parked) == MAX_PARKED_PULLS
+
+
+def test_a_wait_beyond_the_bound_is_refused(peer):
+    frame = peer.ask_frame(pull("t", 0, 0, wait_ms=60_001))
+    assert frame.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "waitMs" in frame.remark
+
+
+# --- filter -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tagged(peer):
+    """a a b a - b, each record with a body of one byte."""
+    for tag, body in (("a", b"1"), ("a", b"2"), ("b", b"3"), ("a", b"4"), (None, b"5"), ("b", b"6")):
+        assert peer.ask_frame(batch("t", 0, [body], tag=tag)).code == SUCCESS
+    return peer
+
+
+def test_only_records_with_the_tag_come_with_their_offsets(tagged):
+    frame = tagged.ask_frame(pull("t", 0, 0, tags=("a",)))
+    assert filtered(frame) == {0: b"1", 26: b"2", 78: b"4"}
+    assert reply(frame).runs == 2
+    assert reply(frame).next_offset == reply(frame).max_offset == 151
+
+
+def test_any_of_several_tags_will_do(tagged):
+    assert sorted(filtered(tagged.ask_frame(pull("t", 0, 0, tags=("a", "b")))).values()) == [
+        b"1",
+        b"2",
+        b"3",
+        b"4",
+        b"6",
+    ]
+
+
+def test_a_full_reply_goes_on_at_the_next_match(tagged):
+    frame = tagged.ask_frame(pull("t", 0, 0, 60, tags=("a",)))
+    assert filtered(frame) == {0: b"1", 26: b"2"}
+    assert reply(frame).next_offset == 78
+
+
+def test_the_first_match_comes_whatever_its_size(tagged):
+    assert filtered(tagged.ask_frame(pull("t", 0, 0, 1, tags=("b",)))) == {52: b"3"}
+
+
+def test_without_a_match_the_pull_goes_past_all_and_waits_at_the_end(tagged, harness):
+    tagged.send(pull("t", 0, 0, tags=("c",), wait_ms=500))
+    assert len(harness.broker.parked) == 1
+    assert harness.connect().ask(put("t", 0)).code == 200
+    harness.turn()
+    assert tagged.received() == b""
+    harness.connect().ask_frame(batch("t", 0, [b"7"], tag="c"))
+    harness.turn()
+    (frame,) = tagged.frames()
+    assert filtered(frame) == {176: b"7"}
+
+
+def test_without_a_match_the_deadline_tells_how_far_was_looked(tagged, harness):
+    frame = tagged.ask_frame(pull("t", 0, 0, tags=("c",)))
+    assert (frame.code, reply(frame).next_offset) == (NOTHING, 151)
+
+
+def test_a_long_way_without_a_match_is_gone_in_steps_with_others_served_between(peer, harness, monkeypatch):
+    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    peer.ask_frame(batch("t", 0, [b"x"] * 35, tag="a"))
+    peer.ask_frame(batch("t", 0, [b"hit"], tag="b"))
+    peer.send(pull("t", 0, 0, tags=("b",), wait_ms=500))
+    assert peer.received() == b""
+    assert len(peer.ask(b"version 1\r\n").text) > 0
+    harness.turn()
+    (frame,) = peer.frames()
+    assert filtered(frame) == {35 * 26: b"hit"}
+
+
+def test_a_filter_without_a_wait_answers_after_one_step(peer, monkeypatch):
+    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    peer.ask_frame(batch("t", 0, [b"x"] * 35, tag="a"))
+    frame = peer.ask_frame(pull("t", 0, 0, tags=("b",)))
+    assert (frame.code, reply(frame).next_offset) == (NOTHING, 260)
+
+
+def test_a_reply_has_a_bounded_number_of_runs(peer, monkeypatch):
+    monkeypatch.setattr(pull_module, "_MAX_RUNS", 3)
+    for number in range(10):
+        peer.ask_frame(batch("t", 0, [b"%d" % number], tag="ab"[number % 2]))
+    frame = peer.ask_frame(pull("t", 0, 0, tags=("a",)))
+    assert filtered(frame) == {0: b"0", 52: b"2", 104: b"4"}
+    assert reply(frame).next_offset == 156
+
+
+def test_runs_far_apart_are_read_one_by_one(tagged, monkeypatch):
+    monkeypatch.setattr(pull_module, "_SPAN_BYTES", 50)
+    assert filtered(tagged.ask_frame(pull("t", 0, 0, tags=("b",)))) == {52: b"3", 125: b"6"}
+
+
+# --- from the disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tags", [(), ("a",)])
+def test_what_is_not_in_the_page_cache_is_read_in_a_thread(tagged, harness, monkeypatch, tags):
+    log = harness.store.get("t", 0)
+    monkeypatch.setattr(type(log), "read", lambda *_: None)
+    tagged.send(pull("t", 0, 0, tags=tags))
+    assert tagged.received() == b""
+    harness.threads.run()
+    (frame,) = tagged.frames()
+    assert frame.code == SUCCESS
+    assert len(filtered(frame)) == 3 if tags else len(bodies(frame.body)) == 6
+
+
+def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
+    log = harness.store.get("t", 0)
+    monkeypatch.setattr(type(log), "read", lambda *_: None)
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(type(log), "read_blocking", fail)
+    tagged.send(pull("t", 0, 0))
+    harness.threads.run()
+    (frame,) = tagged.frames()
+    assert frame.code == ResponseCode.SYSTEM_ERROR
