@@ -1,0 +1,148 @@
+"""A broker as a process: its life in ZooKeeper, its clean stop, and one clear line for each way it cannot start."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.session import ZkSession
+from metaq.protocol.record import checksum
+from metaq.protocol.text import encode_get, encode_put, parse_put_result
+from tests.broker_process import RunningBroker, server_ini
+
+
+def put(topic, body=b"hello"):
+    return encode_put(topic, 0, 0, checksum(body), 1, body)
+
+
+@pytest.fixture
+def session(chroot):
+    with ZkSession(chroot) as session:
+        yield session
+
+
+def zookeeper_ini(tmp_path, chroot, topics, **more):
+    zookeeper = f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=1500\nzk.zkSessionTimeoutMs=2000"
+    return server_ini(tmp_path / "data", topics, zookeeper=zookeeper, **more)
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_broker_registers_its_topics_and_those_that_come_later(tmp_path, chroot, session):
+    topics = {"t": "numPartitions=3", "wild*": "", "nopub": "acceptPublish=false"}
+    view = ClusterView(session)
+    with RunningBroker(tmp_path, zookeeper_ini(tmp_path, chroot, topics, broker_id=7)) as broker:
+        master = view.brokers()[7].master
+        assert (master.host, master.port) == ("127.0.0.1", broker.port)
+        assert view.topic_partitions("t") == [(7, 0), (7, 1), (7, 2)]
+        assert view.topic_partitions("nopub") == []
+        assert view.topic_partitions("nopub", publish=False) == [(7, 0)]
+        assert view.topic_partitions("wildcat") == []
+        with broker.connect() as connection:
+            assert connection.ask(put("wildcat")).code == 200
+        wait_for(lambda: view.topic_partitions("wildcat") == [(7, 0)])
+        assert broker.stop() == 0
+    assert view.brokers() == {}
+
+
+def test_a_stopping_broker_leaves_zookeeper_first_and_serves_a_little_longer(tmp_path, chroot, session):
+    view = ClusterView(session)
+    with RunningBroker(tmp_path, zookeeper_ini(tmp_path, chroot, {"t": ""})) as broker, broker.connect() as connection:
+        broker.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not view.brokers())
+        assert view.topic_partitions("t") == []
+        assert connection.ask(put("t")).code == 200
+        broker.process.send_signal(signal.SIGTERM)  # a second one ends the grace
+        started = time.monotonic()
+        assert broker.process.wait(10) == 0
+        assert time.monotonic() - started < 1.2
+
+
+def test_a_restarted_broker_goes_on_at_the_same_offsets_with_higher_ids(tmp_path):
+    ini = server_ini(tmp_path / "data", {"t": ""})
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        first = parse_put_result(connection.ask(put("t")).text)
+        assert broker.stop() == 0
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        second = parse_put_result(connection.ask(put("t")).text)
+        assert (first[2], second[2]) == (0, 25)
+        assert first[0] < second[0]
+        assert len(connection.ask(encode_get("t", "g", 0, 0, 100, 1)).data) == 50
+        assert broker.stop() == 0
+
+
+def run_until_it_fails(tmp_path, ini):
+    """Exit code and stderr of a broker that cannot start."""
+    path = tmp_path / "bad.ini"
+    path.write_text(ini)
+    done = subprocess.run(
+        [sys.executable, "-m", "metaq.broker", str(path)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def ini(tmp_path):
+    return server_ini(tmp_path / "data", {"t": ""})
+
+
+def test_a_taken_port_is_one_line(tmp_path, ini):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = run_until_it_fails(tmp_path, ini.replace("serverPort=0", f"serverPort={port}"))
+    assert code == 1
+    assert text.startswith(f"metaq broker: serverPort={port}: cannot listen")
+    assert text.count("\n") == 1
+
+
+def test_a_data_path_that_cannot_be_used_is_one_line(tmp_path, ini):
+    (tmp_path / "data").write_text("a file")
+    code, text = run_until_it_fails(tmp_path, ini)
+    assert code == 1
+    assert text.startswith(f"metaq broker: dataPath={tmp_path / 'data'}: cannot be used")
+    assert text.count("\n") == 1
+
+
+def test_a_data_path_in_use_is_one_line(tmp_path, ini):
+    with RunningBroker(tmp_path, ini):
+        code, text = run_until_it_fails(tmp_path, ini)
+    assert code == 1
+    assert "in use by another broker" in text
+    assert text.count("\n") == 1
+
+
+def test_a_wrong_file_is_one_line(tmp_path, ini):
+    code, text = run_until_it_fails(tmp_path, ini.replace("numPartitions", "numPartition"))
+    assert code == 1
+    assert "did you mean numPartitions?" in text
+    assert text.count("\n") == 1
+
+
+def test_an_absent_zookeeper_is_one_line_with_its_address(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
+    code, text = run_until_it_fails(tmp_path, server_ini(tmp_path / "data", {"t": ""}, zookeeper=zookeeper))
+    assert code == 1
+    assert text.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port}")
+    assert text.count("\n") == 1
+
+
+def test_a_broker_id_in_use_names_the_other_broker(tmp_path, chroot):
+    ini = zookeeper_ini(tmp_path, chroot, {"t": ""})
+    with RunningBroker(tmp_path, ini) as broker:
+        code, text = run_until_it_fails(tmp_path, ini.replace(str(tmp_path / "data"), str(tmp_path / "other")))
+        assert code == 1
+        assert f"127.0.0.1:{broker.port}" in text
+        assert "brokerId" in text
+        assert broker.stop() == 0
