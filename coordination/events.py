@@ -27,8 +27,8 @@ class EventThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._once: set[Callable[[], None]] = set()
+        self._calls: deque[Callable[[], object]] = deque()
+        self._once: set[Callable[[], object]] = set()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -36,14 +36,14 @@ class EventThread:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         """Run `call` later. After close() it is dropped."""
         with self._changed:
             if not self._closed:
                 self._calls.append(call)
                 self._changed.notify()
 
-    def post_once(self, call: Callable[[], None]) -> None:
+    def post_once(self, call: Callable[[], object]) -> None:
         """As post(), unless an equal call is still waiting: a burst of events becomes one."""
         with self._changed:
             if not self._closed and call not in self._once:
@@ -51,7 +51,7 @@ class EventThread:
                 self._calls.append(call)
                 self._changed.notify()
 
-    def post_later(self, seconds: float, call: Callable[[], None]) -> None:
+    def post_later(self, seconds: float, call: Callable[[], object]) -> None:
         """Run `call` once after `seconds`."""
         timer = threading.Timer(seconds, self.post, [call])
         timer.daemon = True
@@ -73,7 +73,7 @@ class EventThread:
             except Exception:
                 log.exception("a coordination callback failed: %r", call)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         with self._changed:
             while not (self._calls or self._closed):
                 self._changed.wait()

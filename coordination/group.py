@@ -319,7 +319,7 @@ class GroupMembership:
     # --- rejoining --------------------------------------------------------------------------------------------------
 
     def _join_again(self) -> None:
-        if not self._leaving.is_set():
+        if not (self._leaving.is_set() or self._session.closed):
             self._register()
             log.warning("consumer %s has joined its group again on a new ZooKeeper session", self.consumer_id)
             self._notify_later()

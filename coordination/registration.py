@@ -28,8 +28,8 @@ _STALE_MARGIN = 2.0
 
 _POLL = 0.2
 
-_ATOMIC_TOPICS = 2_000
-"""Topics whose deletion fits into one transaction of 1 MB: three nodes each, names of at most 240 bytes are rare."""
+_ATOMIC_NODES = 2_000
+"""Nodes created or deleted in one transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class BrokerRegistration:
         self._checksum = config_checksum
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
+        self._session_id = 0  # of the session that holds the nodes
         self._stopping = threading.Event()
         self._lock = threading.RLock()
         self._again = PersistentTask(f"registration of broker {address.replica}", self._register_again, backoff)
@@ -120,7 +121,7 @@ class BrokerRegistration:
 
     def _register_topic(self, added: TopicRegistration) -> None:
         try:
-            self._register_topics(self._session.session_id, [added])
+            self._register_topics(self._session_id, [added])
         except CoordinationError:
             self._again.trigger()
             raise
@@ -131,7 +132,7 @@ class BrokerRegistration:
             self._checksum = config_checksum
             if self._registered and self.address.slave_id is None:
                 path = self._paths.master_config_checksum(self.address.broker_id)
-                self._write(self._session.session_id, [set_data(path, format_checksum(config_checksum))])
+                self._write(self._session_id, [set_data(path, format_checksum(config_checksum))])
 
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
@@ -162,7 +163,7 @@ class BrokerRegistration:
 
     def _register_again(self) -> None:
         with self._lock:
-            if self._registered:
+            if self._registered and not self._session.closed:
                 self._register_all()
                 log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
@@ -175,6 +176,7 @@ class BrokerRegistration:
             checksum = self._paths.master_config_checksum(self.address.broker_id)
             self._replace(session_id, {checksum: format_checksum(self._checksum)})
         self._register_topics(session_id, list(self._topics.values()))
+        self._session_id = session_id
 
     # --- the broker's own node --------------------------------------------------------------------------------------
 
@@ -227,20 +229,38 @@ class BrokerRegistration:
         }
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
-        """Pipelined: some round trips altogether, however many topics there are."""
-        parents = (self._paths.topic, self._paths.topic_pub, self._paths.topic_sub)
-        self._session.nodes.ensure(parent(topic.name) for topic in topics for parent in parents)
+        """Some round trips altogether, however many topics there are."""
+        self._ensure_parents(topics)
         wanted = {path: data for topic in topics for path, data in self._topic_nodes(topic).items()}
         unwanted = [path for path, data in wanted.items() if data is None]
         self._write(session_id, [delete(path) for path in unwanted], NoNodeError)
-        self._replace(session_id, {path: data for path, data in wanted.items() if data is not None})
+        created = [(path, data) for path, data in wanted.items() if data is not None]
+        for start in range(0, len(created), _ATOMIC_NODES):
+            self._replace(session_id, dict(created[start : start + _ATOMIC_NODES]))
+
+    def _ensure_parents(self, topics: Sequence[TopicRegistration]) -> None:
+        kinds = (
+            (self._paths.topics(), self._paths.topic),
+            (self._paths.topics_pub(), self._paths.topic_pub),
+            (self._paths.topics_sub(), self._paths.topic_sub),
+        )
+        known = self._session.nodes.children_many([parent for parent, _ in kinds])
+        missing = [
+            path(topic.name)
+            for (_, path), names in zip(kinds, map(set, known), strict=True)
+            for topic in topics
+            if topic.name not in names
+        ]
+        self._session.nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create the nodes; one that is there with another payload or of another session is made anew.
+        """Create the nodes, at once if none exists; one of another payload or session is made anew.
 
         Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5).
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
+        if not creations or self._session.nodes.write_atomically(session_id, creations) is None:
+            return
         failures = self._session.nodes.write(session_id, creations)
         existing = [path for path, failure in zip(wanted, failures, strict=True) if _is(failure, NodeExistsError)]
         nodes = zip(existing, self._session.nodes.get_many(existing), strict=True)
@@ -255,29 +275,30 @@ class BrokerRegistration:
 
         Too many topics for one transaction go first, for the same reason.
         """
-        topics = list(self._topics.values())
-        while len(topics) > _ATOMIC_TOPICS:
-            self._write(session_id, self._topic_deletions(topics[:_ATOMIC_TOPICS]), NoNodeError)
-            del topics[:_ATOMIC_TOPICS]
-        deletions = self._broker_deletions() + self._topic_deletions(topics)
-        failure = self._session.nodes.write_atomically(session_id, deletions)
-        if failure is not None:  # somebody removed one of the nodes
-            self._write(session_id, self._topic_deletions(topics) + self._broker_deletions(), NoNodeError)
-        self._remove_legacy_node(session_id)
+        checksum = self._paths.master_config_checksum(self.address.broker_id)
+        paths = [self._own_path(), checksum, *self._topic_paths()]
+        while len(paths) > _ATOMIC_NODES:
+            self._delete(session_id, paths[-_ATOMIC_NODES:])
+            del paths[-_ATOMIC_NODES:]
+        deleted = self._delete(session_id, paths)
+        if self._paths.master(self.address.broker_id) in deleted:
+            self._remove_legacy_node(session_id)
 
-    def _broker_deletions(self) -> list[Write]:
-        own = [delete(self._own_path())]
-        if self.address.slave_id is None:
-            own.append(delete(self._paths.master_config_checksum(self.address.broker_id)))
-        return own
+    def _topic_paths(self) -> list[str]:
+        topics = self._topics.values()
+        return [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
 
-    def _topic_deletions(self, topics: Sequence[TopicRegistration]) -> list[Write]:
-        return [delete(path) for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
+    def _delete(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Delete and return those that are ours: after an expiry another broker may have taken our place."""
+        nodes = zip(paths, self._session.nodes.get_many(paths), strict=True)
+        mine = [path for path, node in nodes if node and node.owner == session_id]
+        deletions = [delete(path) for path in mine]
+        if deletions and self._session.nodes.write_atomically(session_id, deletions) is not None:
+            self._write(session_id, deletions[::-1], NoNodeError)  # somebody removed one of them in this moment
+        return mine
 
     def _remove_legacy_node(self, session_id: int) -> None:
         """The persistent node of the broker id: deleted, or emptied while slaves are registered below it."""
-        if self.address.slave_id is not None:
-            return
         path = self._paths.broker(self.address.broker_id)
         if not self._write(session_id, [delete(path)], NoNodeError, NotEmptyError):
             self._write(session_id, [set_data(path, b"")], NoNodeError)

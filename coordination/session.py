@@ -150,6 +150,11 @@ class ZkSession:
         return self._session_id == session_id
 
     @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closing
+
+    @property
     def alive(self) -> bool:
         """Whether there is a session that has not expired as far as we know."""
         return self._session_id is not None

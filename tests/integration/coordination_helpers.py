@@ -1,5 +1,6 @@
 """What the coordination tests do to a real ZooKeeper."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,15 @@ def expire(session: ZkSession) -> None:
     twin.stop()  # and ends it
     twin.close()
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")
+
+
+@contextmanager
+def deaf(session: ZkSession) -> Iterator[None]:
+    """Keep the session's event thread busy, so that nobody hears what happens to the session meanwhile."""
+    gate = threading.Event()
+    session.events.post(lambda: gate.wait(20))
+    yield
+    gate.set()
 
 
 def tree(zk: KazooClient, path: str = "/") -> dict[str, tuple[bytes | None, bool]]:

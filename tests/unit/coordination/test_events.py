@@ -40,12 +40,12 @@ def run_all(events: EventThread) -> None:
 
 
 def test_calls_run_in_order_on_another_thread(events: EventThread):
-    seen: list[object] = []
+    seen: list[tuple[int, threading.Thread]] = []
     for number in range(3):
         events.post(lambda number=number: seen.append((number, threading.current_thread())))  # type: ignore[misc]
     run_all(events)
-    assert [number for number, _ in seen] == [0, 1, 2]  # type: ignore[misc]
-    assert threading.current_thread() not in {thread for _, thread in seen}  # type: ignore[misc]
+    assert [number for number, _ in seen] == [0, 1, 2]
+    assert threading.current_thread() not in {thread for _, thread in seen}
 
 
 def test_a_burst_of_equal_calls_becomes_one_and_a_later_one_runs_again(events: EventThread):
@@ -55,7 +55,7 @@ def test_a_burst_of_equal_calls_becomes_one_and_a_later_one_runs_again(events: E
     def call() -> None:
         seen.append(1)
 
-    events.post(lambda: gate.wait(DEADLINE) and None)
+    events.post(lambda: gate.wait(DEADLINE))
     for _ in range(5):
         events.post_once(call)
     gate.set()

@@ -1,0 +1,132 @@
+"""zk_paths.md, golden/zookeeper.json and the tree of a live cluster: all three must agree."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.group import GroupMembership, new_consumer_id
+from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.records import format_topics, parse_offset, parse_topics
+from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.session import ZkSession
+from metaq.coordination.znodes import create_ephemeral
+from tests.integration.coordination_helpers import session_at, tree
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = json.loads((ROOT / "tests/data/golden/zookeeper.json").read_text("utf-8"))["nodes"]
+ROW = re.compile(r"\| `R/([^`]+)` \| `[a-z_]+` \| (persistent|ephemeral) \|")
+PATTERNS = {
+    "<b>-<p>": r"\d+-\d+",
+    "<replica>": r"\d+-(?:m|s\d+)",
+    "<b>": r"\d+",
+    "<s>": r"\d+",
+    "<T>": "[^/]+",
+    "<G>": "[^/]+",
+    "<C>": "[^/]+",
+}
+
+GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
+"""Of a consumer id: ip, process id, milliseconds, number."""
+
+Tree = dict[str, tuple[bytes | None, bool]]
+
+
+def documented() -> list[tuple[re.Pattern[str], str]]:
+    """A pattern for each path of zk_paths.md, and its kind."""
+    rows = ROW.findall((ROOT / "zk_paths.md").read_text("utf-8"))
+    assert len(rows) > 20
+    compiled = []
+    for path, kind in rows:
+        pattern = re.escape(path)
+        for placeholder, expression in PATTERNS.items():
+            pattern = pattern.replace(re.escape(placeholder), expression)
+        compiled.append((re.compile(f"/meta/{pattern}"), kind))
+    return compiled
+
+
+@pytest.fixture
+def sessions(chroot: str) -> Iterator[list[ZkSession]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(session_at(chroot)) for _ in range(5)]
+
+
+def replicate(session: ZkSession) -> None:
+    """The nodes of an asynchronous slave of 1.x: a consumer without owner nodes and offsets (zookeeper.md §6)."""
+    group = "meta-slave-group"
+    session.nodes.ensure([session.paths.group_ids(group)])
+    path = session.paths.consumer(group, new_consumer_id(group))
+    session.nodes.write(session.session_id, [create_ephemeral(path, format_topics(["orders", "events"]))])
+
+
+@pytest.fixture
+def live(sessions: list[ZkSession]) -> Tree:
+    """The cluster of golden/zookeeper.json, made by metaq: a master, a slave, two consumers, one producer."""
+    topics = [TopicRegistration("orders", 3), TopicRegistration("events", 12)]
+    BrokerRegistration(sessions[0], BrokerAddress(0, None, "127.0.0.1", 28223), 1929209308).register(topics)
+    BrokerRegistration(sessions[1], BrokerAddress(0, 0, "127.0.0.1", 28224)).register(topics)
+    replicate(sessions[1])
+    members = [
+        GroupMembership(session, "g1", consumer_id, ["orders", "events"], lambda: None)
+        for session, consumer_id in ((sessions[2], None), (sessions[3], "c1"))
+    ]
+    for member in members:
+        member.join()
+    for node in GOLDEN:
+        _, found, place = node["path"].partition("/owners/")
+        if found and "/" in place:
+            member = members[1] if node["data"] == "g1_c1" else members[0]
+            assert member.claim(*place.split("/"))
+    offsets = {
+        tuple(place.split("/")): parse_offset(node["path"], node["data"].encode())
+        for node in GOLDEN
+        if "/" in (place := node["path"].partition("/offsets/")[2])
+    }
+    assert len(offsets) > 5
+    ZooKeeperOffsetStore(sessions[2]).commit("g1", offsets, members[0].session_id)  # type: ignore[arg-type]
+    ClusterView(sessions[4]).watch_topic("never-configured", lambda _topic: None)
+    return tree(sessions[4].zk)
+
+
+def test_each_node_of_a_live_cluster_is_documented_with_its_kind(live: Tree):
+    rows = documented()
+    leading = {"/meta", "/meta/brokers", "/meta/consumers/g1", "/meta/consumers/meta-slave-group"}
+    unexpected = {
+        path: ephemeral
+        for path, (_, ephemeral) in live.items()
+        if path not in leading
+        and ((ephemeral and "ephemeral") or "persistent") not in [kind for row, kind in rows if row.fullmatch(path)]
+    }
+    assert len(live) > 50
+    assert unexpected == {}
+
+
+def test_each_documented_path_exists_in_a_live_cluster(live: Tree):
+    assert [row.pattern for row, _ in documented() if not any(row.fullmatch(path) for path in live)] == []
+
+
+def test_the_tree_equals_that_recorded_from_java(live: Tree):
+    """Paths, kinds and payloads; generated ids and the orders that Java leaves open apart."""
+    java = {comparable(node["path"], node["data"], node["kind"] == "ephemeral") for node in GOLDEN}
+    ours = {comparable(path, data.decode() if data else None, ephemeral) for path, (data, ephemeral) in live.items()}
+    assert ours == java
+    assert len(live) == len(GOLDEN)
+
+
+def comparable(path: str, data: str | None, ephemeral: bool) -> tuple[str, object, bool]:
+    meaning: object = data and GENERATED.sub("_*", data)
+    if data and "/topics-" in path:
+        fields = json.loads(data)
+        meaning = (fields.pop("numParts"), fields.pop("broker"), str(fields))
+    elif data and "/consumers/" in path and "/ids/" in path:
+        meaning = tuple(sorted(parse_topics(path, data.encode())))
+    return GENERATED.sub("_*", path), meaning, ephemeral
+
+
+def test_offsets_of_the_live_tree_are_those_recorded(live: Tree, sessions: list[ZkSession]):
+    store = ZooKeeperOffsetStore(sessions[4])
+    assert store.load("g1", "orders", "0-1") == Offset(-5468918097748426752, 44)
