@@ -49,6 +49,12 @@ class CommandTable(click.Group):
         command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would make exit code 1 of it
+            raise click.exceptions.Exit(_reader_left()) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -91,8 +97,6 @@ def run(args: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except MetaqError as error:
         return _failed("metaq", str(error), EXIT_FAILED)
-    except BrokenPipeError:
-        return _reader_left()
     except OSError as error:
         # not a bug of ours but the user's file, disk or port: say which, without a traceback
         where = f"{error.filename}: " if error.filename else ""

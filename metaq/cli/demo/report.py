@@ -105,9 +105,10 @@ class Report:
 
     def carriers(self, outcome: Outcome, names: Mapping[str, str]) -> None:
         """Spark's figures beside those of pandas."""
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        title = "Mean departure delay by carrier"
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=title, title_style="bold")
         table.add_column("carrier", no_wrap=True)
-        for column in ("flights\nby Spark", "\nby pandas", "mean delay\nby Spark", "in minutes\nby pandas"):
+        for column in ("flights\nSpark", "flights\npandas", "minutes\nSpark", "minutes\npandas"):
             table.add_column(column, justify="right")
         table.add_column("")
         for carrier in sorted(outcome.by_pandas.keys() | outcome.by_spark.keys()):

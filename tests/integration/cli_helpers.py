@@ -1,0 +1,118 @@
+"""Runs `metaq` as users do: as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+METAQ = [sys.executable, "-m", "metaq"]
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+
+
+class Ran(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = 60.0) -> Ran:
+    """Run one command to its end."""
+    done = subprocess.run(
+        [*METAQ, *arguments], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout
+    )
+    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a command that goes on; in a session of its own, as from another terminal."""
+    return subprocess.Popen(
+        [*METAQ, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+
+
+def first_line(process: subprocess.Popen[bytes], seconds: float = START_SECONDS) -> str:
+    """The first line it prints; fails with what it said on stderr if it ends or is silent for that long."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], seconds)
+    line = process.stdout.readline().decode() if ready else ""
+    if not line:
+        process.kill()
+        _, said = process.communicate()
+        raise AssertionError(f"it printed no line within {seconds:g} s, but: {said.decode()}")
+    return line.strip()
+
+
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
+    """Send a signal and wait; the exit code."""
+    if process.poll() is None:
+        process.send_signal(number)
+    try:
+        process.communicate(timeout=STOP_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode
+
+
+def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait until `condition()` is true; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {seconds:g} s"
+        time.sleep(0.05)
+
+
+class Up(NamedTuple):
+    """A running `metaq up`."""
+
+    process: subprocess.Popen[bytes]
+    zookeeper: str
+    broker_ports: list[int]
+    data_dir: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"METAQ_ZK": self.zookeeper}
+
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 60.0) -> Ran:
+        """Run a command against this cluster."""
+        return run(*arguments, stdin=stdin, env=self.env, timeout=timeout)
+
+
+def start_up(data_dir: Path, topics: Sequence[str], *more: str) -> Up:
+    """`metaq up` on free ports, once it serves."""
+    named = [argument for topic in topics for argument in ("--topic", topic)]
+    process = start("up", "--data-dir", str(data_dir), "--port", "0", "--zookeeper-port", "0", *named, *more)
+    line = first_line(process)
+    zookeeper, *brokers = re.findall(r"127\.0\.0\.1:\d+", line)
+    return Up(process, zookeeper, [int(address.rpartition(":")[2]) for address in brokers], data_dir)
+
+
+def pids_of_children(pid: int) -> list[int]:
+    """Direct children of a process, whichever of its threads started them."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

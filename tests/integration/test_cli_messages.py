@@ -1,0 +1,191 @@
+"""produce, consume, topics, groups and brokers against a cluster started by `metaq up`."""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from .cli_helpers import Up, start, start_up, stop
+
+TOPICS = ["lines:2", "keyed:3", "tagged:1", "seek:2", "shared:2", "idle:1", "resume:1", "piped:1"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Up]:
+    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "5")
+    yield up
+    assert stop(up.process) == 0
+
+
+def consumed(cluster: Up, *arguments: str) -> list[str]:
+    ran = cluster.run("consume", *arguments)
+    assert ran.code == 0, ran.err
+    return ran.out.splitlines()
+
+
+def test_lines_of_stdin_come_back_from_all_partitions_in_order_within_each(cluster):
+    lines = [f"line {number}" for number in range(5000)]
+    ran = cluster.run("produce", "--topic", "lines", "--batch", "100", stdin="\n".join(lines).encode())
+    assert ran.code == 0, ran.err
+    assert re.fullmatch(r"sent 5,000 messages \(43\.9 kB\) to lines in .* s: .*/s\n", ran.err)
+    rows = [line.split("|") for line in consumed(cluster, "--topic", "lines", "--format", r"%p|%o|%s\n")]
+    assert sorted(row[2] for row in rows) == sorted(lines)
+    by_partition: dict[str, list[tuple[int, int]]] = {}
+    for partition, offset, text in rows:
+        by_partition.setdefault(partition, []).append((int(offset), int(text.split()[1])))
+    assert sorted(by_partition) == ["0-0", "0-1", "1-0", "1-1"]  # round robin reaches every one
+    assert all(found == sorted(found) for found in by_partition.values())
+
+
+def test_a_file_is_sent_and_the_summary_is_json_on_demand(cluster, tmp_path):
+    (tmp_path / "input").write_bytes(b"one\r\ntwo\n\nlast without a line end")
+    ran = cluster.run("produce", "--topic", "tagged", "--tag", "t1", "--json", str(tmp_path / "input"))
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["messages"] == 4
+    assert cluster.run("produce", "--topic", "tagged", "--tag", "t2", stdin=b"other").code == 0
+    assert sorted(consumed(cluster, "--topic", "tagged", "--tag", "t1")) == [
+        "",
+        "last without a line end",
+        "one",
+        "two",
+    ]
+    (row,) = map(json.loads, consumed(cluster, "--topic", "tagged", "--tag", "t2", "--json"))
+    assert (row["payload"], row["tag"], row["topic"]) == ("other", "t2", "tagged")
+
+
+def test_one_key_keeps_to_one_partition(cluster):
+    lines = "".join(f"k{number % 7}:payload:{number}\n" for number in range(200))
+    ran = cluster.run("produce", "--topic", "keyed", "--key-separator", ":", stdin=lines.encode())
+    assert ran.code == 0, ran.err
+    rows = [line.split("|") for line in consumed(cluster, "--topic", "keyed", "--format", r"%k|%p|%s\n")]
+    assert len(rows) == 200
+    assert all(payload.startswith("payload:") for _, _, payload in rows)
+    assert len({(key, partition) for key, partition, _ in rows}) == len({key for key, _, _ in rows}) == 7
+
+
+def test_a_line_without_its_separator_stops_and_says_what_was_acknowledged(cluster):
+    ran = cluster.run("produce", "--topic", "resume", "--key-separator", ":", "--batch", "2", stdin=b"a:1\na:2\nb\n")
+    assert ran.code == 1
+    assert "line b'b' has no ':'" in ran.err
+    assert "acknowledged: the first 2 lines; to resume: tail -n +3" in ran.err
+    assert consumed(cluster, "--topic", "resume") == ["1", "2"]
+
+
+def test_reading_may_begin_at_an_offset_a_time_or_the_end(cluster):
+    assert cluster.run("produce", "--topic", "seek", stdin=b"a\nb\nc\n").code == 0
+    rows = [line.split("|") for line in consumed(cluster, "--topic", "seek", "--format", r"%p|%o|%T|%s\n")]
+    partition, offset, stored, text = rows[1]
+    assert text == "b"
+    assert consumed(cluster, "--topic", "seek", "--partition", partition, "--from", offset) == ["b", "c"]
+    assert consumed(cluster, "--topic", "seek", "--count", "1") == ["a"]
+    assert consumed(cluster, "--topic", "seek", "--from", "latest") == []
+    assert consumed(cluster, "--topic", "seek", "--from", "1970-01-01T00:00:00Z") == ["a", "b", "c"]
+    assert consumed(cluster, "--topic", "seek", "--from", "2100-01-01T00:00:00Z") == []
+    assert int(stored) > 1_700_000_000_000
+
+
+def test_an_offset_inside_a_message_or_outside_the_partition_is_one_clear_line(cluster):
+    (row,) = map(json.loads, consumed(cluster, "--topic", "seek", "--count", "1", "--json"))
+    inside = cluster.run("consume", "--topic", "seek", "--partition", row["partition"], "--from", "3")
+    assert (inside.code, inside.err.count("\n")) == (1, 1)
+    assert "no message begins there, one does at 0" in inside.err
+    beyond = cluster.run("consume", "--topic", "seek", "--partition", row["partition"], "--from", "99999")
+    assert (beyond.code, beyond.err.count("\n")) == (1, 1)
+    assert "99999 is outside [0, " in beyond.err
+
+
+def test_following_without_a_group_ends_at_the_count_or_the_timeout(cluster):
+    assert cluster.run("produce", "--topic", "idle", stdin=b"x\ny\n").code == 0
+    assert cluster.run("consume", "--topic", "idle", "--follow", "--count", "2").out == "x\ny\n"
+    short = cluster.run("consume", "--topic", "idle", "--follow", "--count", "3", "--timeout", "0.5")
+    assert short.code == 1
+    assert short.out == "x\ny\n"
+    assert short.err == "metaq: only 2 of --count=3 messages came before --timeout=0.5 s\n"
+    assert cluster.run("consume", "--topic", "idle", "--follow", "--timeout", "0.5").code == 0
+
+
+def test_a_group_goes_on_where_it_stopped(cluster):
+    lines = [str(number) for number in range(100)]
+    assert cluster.run("produce", "--topic", "shared", stdin="\n".join(lines).encode()).code == 0
+    arguments = ("--topic", "shared", "--group", "audit", "--timeout", "20")
+    first = consumed(cluster, *arguments, "--count", "40")
+    second = consumed(cluster, *arguments, "--count", "60")
+    assert (len(first), len(second)) == (40, 60)
+    assert sorted(first + second, key=int) == lines
+    described = json.loads(cluster.run("groups", "describe", "audit", "--json").out)
+    assert described["members"] == []
+    assert [row["lag_messages"] for row in described["partitions"]] == [0, 0, 0, 0]
+
+
+def test_a_groups_offsets_are_moved_only_without_live_members(cluster):
+    assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "earliest").code == 0
+    described = json.loads(cluster.run("groups", "describe", "mover", "--json").out)
+    assert sum(row["lag_messages"] for row in described["partitions"]) == 100
+    assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--partition", "1-1", "--to", "latest").code == 0
+    described = json.loads(cluster.run("groups", "describe", "mover", "--json").out)
+    assert {row["partition"]: row["lag_messages"] for row in described["partitions"]}["1-1"] == 0
+    member = start("consume", "--topic", "shared", "--group", "mover", env=cluster.env)
+    try:
+        assert member.stdout is not None
+        assert member.stdout.readline()  # it is a member now
+        refused = cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "latest")
+        assert refused.code == 1
+        assert "live members" in refused.err
+        assert "stop them first" in refused.err
+    finally:
+        assert stop(member, signal.SIGINT) == 0
+    assert json.loads(cluster.run("groups", "list", "--json").out)
+
+
+def test_topics_and_brokers_tell_what_there_is(cluster):
+    listed = json.loads(cluster.run("topics", "list", "--json").out)
+    assert {row["topic"]: row["partitions"] for row in listed}["keyed"] == 6
+    described = json.loads(cluster.run("topics", "describe", "shared", "--json").out)["partitions"]
+    assert sum(row["messages"] for row in described) == 100
+    assert all(row["bytes"] == row["end_offset"] - row["first_offset"] for row in described)
+    assert [row["bytes"] > 0 for row in described] == [row["messages"] > 0 for row in described]
+    brokers = json.loads(cluster.run("brokers", "list", "--json").out)
+    assert [row["address"] for row in brokers] == [f"127.0.0.1:{port}" for port in cluster.broker_ports]
+    about = json.loads(cluster.run("brokers", "describe", "1", "--json").out)
+    assert (about["broker_id"], about["protocol"]) == ("1", "frames")
+    for table in (
+        ("topics", "list"),
+        ("topics", "describe", "shared"),
+        ("brokers", "list"),
+        ("brokers", "describe", "0"),
+    ):
+        ran = cluster.run(*table)
+        assert ran.code == 0
+        assert len(ran.out.splitlines()) > 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("consume", "--topic", "nowhere"), "topic 'nowhere' is published by no live broker"),
+        (("consume", "--topic", "lines", "--partition", "7-0"), "has no partition 7-0: choose from 0-0, 0-1, 1-0, 1-1"),
+        (("topics", "describe", "nowhere"), "topic 'nowhere' is published by no live broker"),
+        (("brokers", "describe", "9"), "broker 9 is not registered"),
+        (("groups", "describe", "nobody"), "group 'nobody' has no members and no offsets"),
+        (("groups", "seek", "g", "--topic", "lines", "--to", "999999"), "999999 is outside"),
+    ],
+)
+def test_what_does_not_exist_is_one_line_and_exit_code_1(cluster, arguments, said):
+    ran = cluster.run(*arguments)
+    assert ran.code == 1
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert ran.out == ""
+
+
+def test_a_reader_that_leaves_its_pipe_is_no_traceback(cluster):
+    assert cluster.run("produce", "--topic", "piped", stdin=b"more than a pipe holds\n" * 10_000).code == 0
+    process = start("consume", "--topic", "piped", env=cluster.env)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 141
+    assert said == b""

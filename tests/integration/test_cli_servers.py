@@ -1,0 +1,213 @@
+"""up, broker and zookeeper as processes: how they start, stop, die, and refuse bad input."""
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .cli_helpers import eventually, first_line, is_running, pids_of_children, run, start, start_up, stop
+
+UP = ("up", "--port", "0", "--zookeeper-port", "0")
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def nobody_listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def assert_one_line(ran, *said):
+    """Failed, with one line on stderr that names everything in `said`."""
+    assert ran.code not in (0, None), ran
+    assert ran.err.count("\n") == 1, ran.err
+    assert all(part in ran.err for part in said), ran.err
+    assert ran.out == ""
+
+
+def test_up_prints_one_line_serves_and_stops_everything_on_sigterm(tmp_path):
+    up = start_up(tmp_path / "data", ["trades:2"], "--brokers", "2")
+    children = pids_of_children(up.process.pid)
+    assert len(children) == 3  # ZooKeeper and two brokers
+    assert up.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    assert stop(up.process) == 0
+    assert not any(map(is_running, children))
+    assert all(map(nobody_listens, up.broker_ports))
+
+
+def test_up_stops_on_ctrl_c_and_keeps_its_messages_for_the_next_start(tmp_path):
+    first = start_up(tmp_path / "data", ["trades:1"])
+    assert first.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    assert stop(first.process, signal.SIGINT) == 0
+    second = start_up(tmp_path / "data", ["trades:1", "more:1"])
+    try:
+        assert second.run("consume", "--topic", "trades").out == "kept\n"
+    finally:
+        assert stop(second.process) == 0
+
+
+def test_brokers_and_zookeeper_do_not_outlive_a_killed_up(tmp_path):
+    up = start_up(tmp_path / "data", ["trades:1"], "--brokers", "2")
+    children = pids_of_children(up.process.pid)
+    assert len(children) == 3
+    stop(up.process, signal.SIGKILL)
+    eventually(lambda: not any(map(is_running, children)))
+    again = start_up(tmp_path / "data", ["trades:1"], "--brokers", "2")  # also over what the dead session left
+    assert stop(again.process) == 0
+
+
+def test_up_ends_with_an_error_when_a_broker_dies(tmp_path):
+    up = start_up(tmp_path / "data", ["trades:1"])
+    broker = next(
+        pid for pid in pids_of_children(up.process.pid) if b"metaq" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(broker, signal.SIGKILL)
+    _, said = up.process.communicate(timeout=30)
+    assert up.process.returncode == 1
+    assert re.fullmatch(r"metaq: broker 0 ended with exit code -9: .*broker\.log\)\n", said.decode())
+
+
+def test_zookeeper_prints_one_line_serves_and_stops_on_sigterm(tmp_path):
+    process = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "zk"))
+    address = re.fullmatch(r"zookeeper serves at (127\.0\.0\.1:\d+)", first_line(process))
+    assert address is not None
+    assert run("topics", "list", "--json", "--zk", address[1]).out == "[]\n"
+    (java,) = pids_of_children(process.pid)
+    assert stop(process) == 0
+    assert not is_running(java)
+
+
+def test_a_broker_runs_from_its_ini_and_stops_on_sigterm(zookeeper, tmp_path):
+    ini = tmp_path / "server.ini"
+    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0))
+    process = start("broker", "-f", str(ini))
+    assert "127.0.0.1:" in first_line(process)
+    assert [
+        row["broker"] for row in json.loads(run("brokers", "list", "--json", "--zk", zookeeper.connect_string).out)
+    ] == [5]
+    assert stop(process) == 0
+    assert run("brokers", "list", "--json", "--zk", zookeeper.connect_string).out == "[]\n"
+
+
+def server_ini(directory, connect_string, port, more=""):
+    return (
+        f"[system]\nbrokerId=5\nhostName=127.0.0.1\nserverPort={port}\nnumPartitions=1\ndataPath={directory}/data\n"
+        "unflushThreshold=0\nunflushInterval=10000\nmaxSegmentSize=1073741824\nmaxTransferSize=1048576\n"
+        f"{more}[zookeeper]\nzk.zkConnect={connect_string}\nzk.zkSyncTimeMs=100\n[topic=only]\n"
+    )
+
+
+# --- bad input: one line that names the thing and the remedy, and a non-zero exit -------------------------------------
+
+
+def test_port_in_use_of_up_is_one_clear_line(taken_port, tmp_path):
+    for option, arguments in {
+        "--port": ("up", "--zookeeper-port", "0", "--port", str(taken_port)),
+        "--zookeeper-port": ("up", "--port", "0", "--zookeeper-port", str(taken_port)),
+    }.items():
+        ran = run(*arguments, "--data-dir", str(tmp_path / "data"))
+        assert_one_line(ran, f"{option}={taken_port}", "choose another port")
+
+
+def test_port_in_use_of_zookeeper_is_one_clear_line(taken_port, tmp_path):
+    ran = run("zookeeper", "--port", str(taken_port), "--data-dir", str(tmp_path / "zk"))
+    assert_one_line(ran, f"--port={taken_port}", "choose another port")
+
+
+def test_port_in_use_of_a_broker_is_one_clear_line(taken_port, zookeeper, tmp_path):
+    ini = tmp_path / "server.ini"
+    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, taken_port))
+    ran = run("broker", "-f", str(ini))
+    assert ran.code == 1
+    last = ran.err.splitlines()[-1]
+    assert str(taken_port) in last
+    assert "Traceback" not in ran.err
+
+
+def test_data_directory_in_use_is_one_clear_line_and_the_owner_goes_on(tmp_path):
+    up = start_up(tmp_path / "data", ["trades:1"])
+    try:
+        second = run(*UP, "--data-dir", str(tmp_path / "data"))
+        assert_one_line(second, f"--data-dir={tmp_path / 'data'}", "choose another directory")
+        assert up.run("produce", "--topic", "trades", stdin=b"still here\n").code == 0
+    finally:
+        assert stop(up.process) == 0
+
+
+def test_data_directory_of_a_running_broker_is_refused_to_another(zookeeper, tmp_path):
+    ini = tmp_path / "server.ini"
+    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0))
+    first = start("broker", "-f", str(ini))
+    try:
+        first_line(first)
+        ran = run("broker", "-f", str(ini))
+        assert ran.code == 1
+        assert str(tmp_path / "data") in ran.err.splitlines()[-1]
+        assert "Traceback" not in ran.err
+    finally:
+        assert stop(first) == 0
+
+
+def test_data_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for command in (UP, ("zookeeper", "--port", "0")):
+        ran = run(*command, "--data-dir", str(tmp_path / "file" / "data"))
+        assert_one_line(ran, "--data-dir=", "cannot be written", "choose another directory")
+
+
+def test_topic_with_a_slash_is_one_clear_line(tmp_path):
+    ran = run(*UP, "--data-dir", str(tmp_path / "data"), "--topic", "a/b:2")
+    assert_one_line(ran, "--topic", "'a/b'", "use a name without '/'")
+
+
+def test_unknown_key_in_server_ini_is_one_clear_line_with_a_suggestion(zookeeper, tmp_path):
+    ini = tmp_path / "server.ini"
+    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0, more="numPartition=3\n"))
+    ran = run("broker", "-f", str(ini))
+    assert_one_line(ran, "numPartition", "numPartitions")
+
+
+def fake_java(directory, says):
+    java = directory / "java"
+    java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    java.chmod(java.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": str(directory), "JAVA_HOME": ""}
+
+
+def test_wrong_or_missing_java_is_one_clear_line(tmp_path):
+    old = fake_java(tmp_path, 'java version "1.8.0_292"')
+    empty = {"PATH": str(tmp_path / "nothing"), "JAVA_HOME": ""}
+    for command in (UP, ("zookeeper", "--port", "0")):
+        ran = run(*command, "--data-dir", str(tmp_path / "data"), env=old)
+        assert_one_line(ran, "version 8", "Java 17", "apt-get install openjdk-17")
+        ran = run(*command, "--data-dir", str(tmp_path / "data"), env=empty)
+        assert_one_line(ran, "Java 17", "apt-get install openjdk-17")
+
+
+def test_unreachable_zookeeper_is_one_clear_line(tmp_path):
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
+        commands = (
+            ("produce", "--topic", "t"),
+            ("consume", "--topic", "t"),
+            ("consume", "--topic", "t", "--group", "g"),
+            ("topics", "list"),
+            ("groups", "list"),
+            ("brokers", "list"),
+        )
+        with ThreadPoolExecutor(len(commands)) as pool:
+            for ran in pool.map(lambda command: run(*command, "--zk", nowhere, stdin=b"x\n"), commands):
+                assert_one_line(ran, nowhere)
