@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from twisted.internet.defer import Deferred
+
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import ResponseCode
-from twisted.internet.defer import Deferred
 
 __all__ = ["Answer", "Bytes", "answer_frame"]
 

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
 from metaq.protocol.errors import (
     ChecksumMismatch,
     InvalidName,
@@ -34,8 +37,6 @@ from metaq.protocol.text import (
     Version,
     encode_result,
 )
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from .answers import Answer, Bytes, answer_frame
 from .broker import Broker

@@ -12,11 +12,12 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from metaq.protocol.errors import MetaqError
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
+
+from metaq.protocol.errors import MetaqError
 
 from .broker import Broker
 from .config import BrokerConfig, TopicConfig, read_config

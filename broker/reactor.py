@@ -20,13 +20,14 @@ class ReactorTime(Protocol):
     """Monotonic seconds and delayed calls. Twisted's task.Clock is one."""
 
     def seconds(self) -> float: ...
-    def callLater(self, delay: float, function: Callable[..., Any], *args: Any) -> Timer: ...  # noqa: N802
+    def callLater(self, delay: float, function: Callable[..., Any], /, *args: Any) -> Any:  # noqa: N802
+        """Returns a Timer (Any: Twisted declares its own type)."""
 
 
 class Reactor(ReactorTime, Protocol):
     """Time, and calls from other threads."""
 
-    def callFromThread(self, function: Callable[..., Any], *args: Any) -> object: ...  # noqa: N802
+    def callFromThread(self, function: Callable[..., Any], /, *args: Any) -> object: ...  # noqa: N802
 
 
 class Transport(Protocol):

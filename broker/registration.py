@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, cast
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from .config import BrokerConfig, TopicConfig
 from .reactor import Reactor

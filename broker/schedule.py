@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cronsim import CronSim, CronSimError
+
 from metaq.protocol.errors import ConfigError
 
 __all__ = ["Schedule", "parse_schedule"]

@@ -12,13 +12,14 @@ import socket
 from collections.abc import Iterable
 from typing import Any, cast
 
-from metaq.protocol.errors import ConfigError
-from metaq.protocol.record import Buffer
 from twisted.internet import tcp
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.record import Buffer
 
 from .broker import Broker
 from .dispatch import Dispatcher

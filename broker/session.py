@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Get, Put, Quit
-from twisted.internet.defer import Deferred
-from twisted.internet.protocol import Protocol, connectionDone
-from twisted.python.failure import Failure
 
 from .answers import Answer, Bytes
 from .dispatch import Dispatcher

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from metaq.protocol.frames import Frame, FrameReader
 from metaq.protocol.text import Answer, AnswerReader
@@ -132,7 +133,7 @@ class Connection:
             found += self._answers.receive(self._receive())
         return found
 
-    def ask(self, data: bytes) -> Answer:
+    def ask(self, data: bytes) -> Any:
         """Send one text command, return its answer."""
         self.send(data)
         return self.answers(1)[0]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
 from metaq.protocol.errors import OffsetOutOfRange, PartitionNotFound
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER_BYTES
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from ..answers import Answer, Bytes
 from ..broker import Broker

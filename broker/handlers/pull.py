@@ -11,13 +11,14 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.remoting import PullReply, PullRequest, encode_runs
 from metaq.protocol.statuses import ResponseCode
-from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from ..answers import Bytes, answer_frame
 from ..broker import Broker

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from twisted.internet.defer import Deferred
+
 from metaq.protocol.errors import ChecksumMismatch, MetaqError
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.remoting import SendReply
 from metaq.protocol.text import NO_CHECKSUM, Put
-from twisted.internet.defer import Deferred
 
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker

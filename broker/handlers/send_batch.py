@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from twisted.internet.defer import Deferred
+
 from metaq.protocol.errors import MetaqError, PartitionClosed
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES
 from metaq.protocol.remoting import SendBatchRequest, SendReply, split_batch
-from twisted.internet.defer import Deferred
 
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker

@@ -29,8 +29,8 @@ class Producer(threading.Thread):
         self.topic, self.number, self.round = topic, number, round_number
         self.partition = number % PARTITIONS
         self.connection = broker.connect()
-        self.acknowledged = {}  # offset -> body
-        self.failure = None
+        self.acknowledged: dict[int, bytes] = {}  # offset -> body
+        self.failure: Exception | None = None
 
     def run(self):
         try:
@@ -88,7 +88,7 @@ def batch_frame(topic, partition, bodies):
 
 def read_partition(broker, topic, partition, offset=0):
     """offset -> (body, id) of all records; every checksum is verified."""
-    found = {}
+    found: dict[int, tuple[bytes, int]] = {}
     with broker.connect() as connection:
         while True:
             request = PullRequest(topic, partition, offset, 1 << 20)
@@ -108,9 +108,11 @@ def read_partition(broker, topic, partition, offset=0):
 
 @pytest.mark.timeout(240)
 def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_twenty_times(tmp_path):
-    acknowledged = {(topic, partition): {} for topic in TOPICS for partition in range(PARTITIONS)}
+    acknowledged: dict[tuple[str, int], dict[int, bytes]] = {
+        (topic, partition): {} for topic in TOPICS for partition in range(PARTITIONS)
+    }
     read_up_to = dict.fromkeys(acknowledged, 0)
-    ids_seen = set()
+    ids_seen: set[int] = set()
     ini = server_ini(tmp_path / "data", TOPICS)
     for number in range(ROUNDS + 1):
         with RunningBroker(tmp_path, ini) as broker:

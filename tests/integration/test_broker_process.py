@@ -42,6 +42,7 @@ def test_a_broker_registers_its_topics_and_those_that_come_later(tmp_path, chroo
     view = ClusterView(session)
     with RunningBroker(tmp_path, zookeeper_ini(tmp_path, chroot, topics, broker_id=7)) as broker:
         master = view.brokers()[7].master
+        assert master is not None
         assert (master.host, master.port) == ("127.0.0.1", broker.port)
         assert view.topic_partitions("t") == [(7, 0), (7, 1), (7, 2)]
         assert view.topic_partitions("nopub") == []

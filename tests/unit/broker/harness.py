@@ -21,7 +21,7 @@ from metaq.protocol.frames import Frame, FrameReader, encode_frame
 from metaq.protocol.record import checksum, encode_body, encode_record
 from metaq.protocol.remoting import PullRequest, SendBatchRequest
 from metaq.protocol.statuses import RequestCode
-from metaq.protocol.text import Answer, AnswerReader, encode_put
+from metaq.protocol.text import AnswerReader, encode_put
 
 NOW = 1_700_000_000.0
 
@@ -108,14 +108,14 @@ class Peer:
 
     def received(self) -> bytes:
         """What came since the last call."""
-        data = self.transport.value()
+        data: bytes = self.transport.value()
         self.transport.clear()
         return data
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Any]:
         return self._answers.receive(self.received())
 
-    def ask(self, data: bytes) -> Answer:
+    def ask(self, data: bytes) -> Any:
         self.send(data)
         (answer,) = self.answers()
         return answer

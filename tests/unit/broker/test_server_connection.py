@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -78,7 +79,8 @@ class Producer:
 
 
 def connection(*room, broken=False):
-    made = Connection(Socket(*room, broken=broken), object(), ("127.0.0.1", 1), None, 0, Descriptors())
+    fake: Any = Socket(*room, broken=broken)
+    made = Connection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
     made.registerProducer(Producer(), True)
     return made
 

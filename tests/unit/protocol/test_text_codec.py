@@ -146,6 +146,7 @@ def test_the_fast_way_for_puts_says_the_same_as_the_general_one_or_leaves_it_alo
     if put is None:
         assert end == 0
     else:
+        assert isinstance(command, Put)
         assert put == command._replace(body=raw[-length:] if length else b"")
         assert end == len(raw)
 
