@@ -1,0 +1,213 @@
+"""Topics as DataFrames: real Spark, real brokers."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from metaq import Producer
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.client.values import TopicPartition
+from metaq.spark_connector import register
+from metaq.spark_connector.schema import SPARK_SCHEMA
+
+from .cli_helpers import Up, start_up, stop
+
+TOPICS = ["read:2", "tagged:1", "empty:1", "group:2", "explicit:2", "later:1", "out:2", "a:1", "b:1", "text:2"]
+PARTITIONS = 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Up]:
+    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "5", "--flush", "async")
+    yield up
+    assert stop(up.process) == 0
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def producer(cluster) -> Iterator[Producer]:
+    with Producer(cluster.zookeeper) as shared:
+        yield shared
+
+
+def read(spark: SparkSession, cluster: Up, topics: str, **options: str) -> DataFrame:
+    given = {"zookeeper": cluster.zookeeper, "subscribe": topics} | options
+    return spark.read.format("metaq").options(**given).load()
+
+
+def values(frame: DataFrame) -> list[str]:
+    return sorted(row.value for row in frame.select(frame.value.cast("string")).collect())
+
+
+def send_numbered(producer: Producer, topic: str, count: int, first: int = 0) -> list[str]:
+    """Messages spread over all partitions, in batches of 10; their payloads."""
+    payloads = [f"{number:06d}" for number in range(first, first + count)]
+    for begin in range(0, count, 10):
+        producer.send_batch(topic, [payload.encode() for payload in payloads[begin : begin + 10]])
+    return payloads
+
+
+def test_a_topic_is_read_completely_with_its_places_in_order(spark, cluster, producer):
+    sent = send_numbered(producer, "read", 2000)
+    frame = read(spark, cluster, "read", **{"metaq.fetch.bytes": "4096"})
+    assert frame.schema == SPARK_SCHEMA
+    rows = frame.collect()
+    assert sorted(bytes(row.value).decode() for row in rows) == sent
+    assert {(row.broker, row.partition) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert {row.topic for row in rows} == {"read"}
+    assert all(row.key is None and row.tag is None and row.timestamp is not None for row in rows)
+    for place in {(row.broker, row.partition) for row in rows}:
+        offsets = [row.offset for row in rows if (row.broker, row.partition) == place]
+        assert offsets == sorted(offsets)
+        assert len({row.id for row in rows if (row.broker, row.partition) == place}) == len(offsets)
+
+
+def test_text_protocol_reads_the_same(spark, cluster, producer):
+    sent = send_numbered(producer, "text", 500)
+    assert values(read(spark, cluster, "text", **{"metaq.protocol": "text", "metaq.fetch.bytes": "4096"})) == sent
+
+
+def test_keys_tags_and_attributes_are_columns(spark, cluster, producer):
+    producer.send("tagged", b"x", tag="buy", keys=["o-1", "o-2"], attribute="old")
+    producer.send("tagged", b"y")
+    rows = read(spark, cluster, "tagged").orderBy("offset").select("key", "value", "tag", "attribute").collect()
+    assert [tuple(row) for row in rows] == [(b"o-1 o-2", b"x", "buy", "old"), (None, b"y", None, None)]
+
+
+def test_several_topics_are_one_frame_and_an_empty_one_is_empty(spark, cluster, producer):
+    assert read(spark, cluster, "empty").count() == 0
+    producer.send("a", b"from a")
+    producer.send("b", b"from b")
+    assert values(read(spark, cluster, "a,b,empty")) == ["from a", "from b"]
+
+
+def test_reading_starts_at_a_groups_offsets(spark, cluster, producer):
+    before = send_numbered(producer, "group", 100)
+    with Cluster(cluster.zookeeper) as asked:
+        partitions = asked.partitions("group")
+        ends = {each: end_of(asked, each) for each in partitions}
+        asked.commit("spark-group", ends)
+    after = send_numbered(producer, "group", 50, first=100)
+    assert values(read(spark, cluster, "group", startingOffsets="committed", group="spark-group")) == after
+    assert values(read(spark, cluster, "group", startingOffsets="committed", group="never-seen")) == before + after
+
+
+def end_of(asked: Cluster, partition: TopicPartition) -> int:
+    return partition_bounds(asked.connection(partition.broker), partition).end
+
+
+def test_explicit_offsets_bound_what_is_read(spark, cluster, producer):
+    send_numbered(producer, "explicit", 200)
+    rows = read(spark, cluster, "explicit").select("broker", "partition", "offset").collect()
+    names = sorted({f"{row.broker}-{row.partition}" for row in rows})
+    assert len(names) == 2 * PARTITIONS
+    offsets = sorted(row.offset for row in rows if (row.broker, row.partition) == (0, 0))
+    start = json.dumps({"explicit": {name: offsets[5] if name == "0-0" else -1 - 1 for name in names}})
+    end = json.dumps({"explicit": {name: offsets[9] if name == "0-0" else -1 for name in names}})
+    found = read(spark, cluster, "explicit", startingOffsets=start, endingOffsets=end)
+    assert found.where("broker = 0 and partition = 0").count() == 4
+    assert found.where("not (broker = 0 and partition = 0)").count() == len(rows) - len(offsets)
+
+
+def test_the_end_is_fixed_when_the_query_is_planned(spark, cluster, producer):
+    send_numbered(producer, "later", 10)
+    planned = read(spark, cluster, "later").rdd  # planned here
+    send_numbered(producer, "later", 10, first=10)
+    assert planned.count() == 10
+    assert read(spark, cluster, "later").count() == 20
+
+
+def test_a_frame_is_written_and_read_back(spark, cluster):
+    frame = spark.range(1000).select(
+        sql.concat(sql.lit("k"), sql.col("id") % 10).alias("key"),
+        sql.col("id").cast("string").alias("value"),
+        sql.lit("t").alias("tag"),
+    )
+    frame.write.format("metaq").options(zookeeper=cluster.zookeeper, topic="out").mode("append").save()
+    back = read(spark, cluster, "out")
+    assert values(back) == sorted(str(number) for number in range(1000))
+    assert back.where("tag = 't'").count() == 1000
+    places = back.groupBy("key").agg(sql.countDistinct("broker", "partition").alias("places")).collect()
+    assert len(places) == 10
+    assert {row.places for row in places} == {1}
+
+
+def test_rows_may_name_their_topic(spark, cluster):
+    frame = spark.createDataFrame([("a", "row for a"), ("b", "row for b")], "topic string, value string")
+    frame.write.format("metaq").option("zookeeper", cluster.zookeeper).mode("append").save()
+    assert "row for a" in values(read(spark, cluster, "a"))
+    assert "row for b" in values(read(spark, cluster, "b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, committed"),
+        ({"startingOffset": "earliest"}, "startingoffset=earliest: is no option here: did you mean startingOffsets"),
+        ({"subscribe": "a/b"}, "use a name without '/'"),
+        ({"subscribe": "nowhere"}, "topic 'nowhere' is published by no live broker"),
+        ({"startingOffsets": '{"read":{"0-0":0}}'}, "3 missing"),
+        (
+            {"startingOffsets": json.dumps({"read": dict.fromkeys(("0-0", "0-1", "1-0", "1-1"), 10**9)})},
+            "failOnDataLoss",
+        ),
+    ],
+)
+def test_a_wrong_option_fails_on_the_driver_before_any_task(spark, cluster, options, said):
+    before = job_ids(spark)
+    with pytest.raises(AnalysisException) as refused:
+        read(spark, cluster, "read", **options).collect()
+    assert said in str(refused.value)
+    assert len(job_ids(spark)) == len(before) + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "said"),
+    [
+        ({"topic": "a/b"}, "append", "use a name without '/'"),
+        ({}, "append", "set the option, or add a column topic"),
+        ({"topic": "out"}, "overwrite", "a topic can only be appended to"),
+    ],
+)
+def test_a_wrong_write_fails_on_the_driver_before_any_task(spark, cluster, options, mode, said):
+    before = job_ids(spark)
+    writer = spark.range(1).selectExpr("'x' as value").write.format("metaq").option("zookeeper", cluster.zookeeper)
+    with pytest.raises(AnalysisException, match=said):
+        writer.options(**options).mode(mode).save()
+    assert len(job_ids(spark)) == len(before) + 1
+
+
+def job_ids(spark: SparkSession) -> list[int]:
+    """All jobs that Spark has started so far, one of them by this call."""
+    spark.range(1).collect()
+    return list(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+def test_a_null_value_fails_the_write_and_says_which_column(spark, cluster):
+    frame = spark.createDataFrame([(None,)], "value string")
+    with pytest.raises(PythonException, match="column value is null"):
+        frame.write.format("metaq").options(zookeeper=cluster.zookeeper, topic="out").mode("append").save()
