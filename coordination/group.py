@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _STALE_MARGIN = 2.0
 """Seconds that the server may take beyond the session timeout to remove the node of a dead session."""
 
+_LEAVE_TIMEOUT = 5.0
+"""Seconds that leave() gives to a rejoining under way."""
+
 _POLL = 0.2
 
 _counter = itertools.count(1)
@@ -131,11 +134,11 @@ class GroupMembership:
     def leave(self) -> None:
         """Give up all claims and the membership, in one step for the others. Idempotent.
 
-        Without ZooKeeper or its session it only logs: the nodes are ephemeral and end with the session.
+        Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
         self._session.off_session(self._session_changed)
         self._leaving.set()
-        self._again.close(self._session.session_timeout)
+        self._again.close(_LEAVE_TIMEOUT)
         with self._lock:
             watchers, self._watchers = list(self._watchers.values()), {}
             session_id, self._joined = self._joined, None
@@ -145,6 +148,7 @@ class GroupMembership:
         if session_id is None:
             return
         try:
+            self._session.require_connection()
             self._remove(session_id, held)
         except CoordinationError as error:
             log.warning("%s could not leave, its nodes end with its session: %s", self.consumer_id, error)
@@ -321,6 +325,9 @@ class GroupMembership:
     def _join_again(self) -> None:
         if not (self._leaving.is_set() or self._session.closed):
             self._register()
+            if self._leaving.is_set():  # it began before leave(), which did not wait for its end
+                self._remove(self.session_id, [])
+                return
             log.warning("consumer %s has joined its group again on a new ZooKeeper session", self.consumer_id)
             self._notify_later()
 

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _STALE_MARGIN = 2.0
 """Seconds that the server may take beyond the session timeout to remove the nodes of a dead session."""
 
+_STOP_TIMEOUT = 5.0
+"""Seconds that unregister() gives to a registration under way."""
+
 _POLL = 0.2
 
 _ATOMIC_NODES = 2_000
@@ -137,16 +140,17 @@ class BrokerRegistration:
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
 
-        Without ZooKeeper or its session it only logs: the nodes are ephemeral and end with the session.
+        Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
         self._session.off_session(self._session_changed)
         self._stopping.set()  # ends the wait for another broker's node
-        self._again.close(self._session.session_timeout)
+        self._again.close(_STOP_TIMEOUT)
         with self._lock:
             if not self._registered:
                 return
             self._registered = False
             try:
+                self._session.require_connection()
                 self._unregister_all(self._session.session_id)
             except CoordinationError as error:
                 log.warning("broker %s could not unregister, its nodes end with its session: %s", self._name, error)

@@ -174,6 +174,11 @@ class ZkSession:
         since = self._suspended_at
         return 0.0 if since is None else self._clock() - since
 
+    def require_connection(self) -> None:
+        """Raise CoordinationUnavailable while no server is connected: for steps that are not worth waiting for one."""
+        if not self.connected:
+            raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")
+
     def on_session(self, callback: Callable[[SessionEvent], None]) -> None:
         """Have `callback` called on the event thread at every later change; it may use ZooKeeper, but not for long."""
         with self._lock:

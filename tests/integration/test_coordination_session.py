@@ -10,7 +10,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.group import GroupMembership
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.watches import ChildrenWatcher
 from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
@@ -85,6 +87,23 @@ def test_closing_is_bounded_when_no_server_answers(own_server: EmbeddedZooKeeper
     started = time.monotonic()
     session.close(timeout=3.0)
     assert time.monotonic() - started < 8
+
+
+def test_leaving_does_not_wait_for_a_zookeeper_that_is_away(own_server: EmbeddedZooKeeper, caplog):
+    with session_at(own_server.connect_string, timeout=30.0) as session:
+        broker = BrokerRegistration(session, BrokerAddress(0, None, "127.0.0.1", 8123))
+        broker.register([TopicRegistration("t", 1)])
+        member = GroupMembership(session, "g", "c1", ["t"], lambda: None)
+        member.join()
+        own_server.stop()
+        wait_for(lambda: not session.connected, "the loss of the connection")
+        started = time.monotonic()
+        member.leave()
+        broker.unregister()
+        assert time.monotonic() - started < 2
+        assert "g_c1 could not leave" in caplog.text
+        assert "broker 0-m could not unregister" in caplog.text
+        session.close(timeout=2.0)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
