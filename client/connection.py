@@ -26,19 +26,20 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
-from metaq.protocol.frames import Frame, FrameReader, encode_frame
+from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
 
 from .config import ConnectionConfig, Protocol
+from .reply_reader import ReplyReader, SentReply
 
 __all__ = ["Connection", "Endpoint", "OnDone", "Reply", "Waiter", "open_connection"]
 
 log = logging.getLogger(__name__)
 
-Reply = Frame | Answer
+Reply = Frame | SentReply | Answer
 OnDone = Callable[[Reply | None, MetaqError | None], None]
 """Called once, on the thread that reads (or that finds the connection broken): it must not block."""
 Build = Callable[[int], Sequence[Buffer]]
@@ -132,14 +133,14 @@ class Connection:
         self,
         sock: socket.socket,
         endpoint: Endpoint,
-        reader: FrameReader | AnswerReader,
+        reader: ReplyReader | AnswerReader,
         config: ConnectionConfig,
         peer_version: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
         self.peer_version = peer_version
-        self.speaks_frames = isinstance(reader, FrameReader)
+        self.speaks_frames = isinstance(reader, ReplyReader)
         self._sock = sock
         self._fileno = sock.fileno()
         self._reader = reader
@@ -352,8 +353,9 @@ class Connection:
         if not data:
             self._fail(BrokerUnavailable(f"{self.endpoint} closed the connection"))
             return
-        self._adapt(len(data))
-        self._last_traffic = self._clock()
+        received = len(data)
+        if received == self._receive_bytes or received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
+            self._adapt(received)
         try:
             replies = self._reader.receive(data)
         except RemoteProtocolError as error:
@@ -363,19 +365,19 @@ class Connection:
             pending = self._pending.pop(reply.opaque, None)
             if pending is not None:  # else: an answer after its deadline
                 _complete(pending, reply, None)
-        self._expire()
+        now = self._last_traffic = self._clock()
+        if now >= self._next_expiry:
+            self._expire()
 
     def _adapt(self, received: int) -> None:
         """Large replies need few system calls, small ones no large buffer."""
         if received == self._receive_bytes:
             self._receive_bytes = min(received * 4, self._config.max_receive_bytes)
-        elif received < self._receive_bytes >> 4 and self._receive_bytes > _FIRST_RECEIVE_BYTES:
+        else:
             self._receive_bytes >>= 1
 
     def _expire(self) -> None:
         now = self._clock()
-        if now < self._next_expiry:
-            return
         self._next_expiry = now + _TICK
         for opaque, pending in list(self._pending.items()):
             if pending.deadline <= now and self._pending.pop(opaque, None) is not None:
@@ -390,8 +392,11 @@ class Connection:
             try:
                 if len(buffers) > 1 and sum(map(len, buffers)) > _SMALL_BYTES:
                     self._send_scattered(buffers, deadline)
-                else:
-                    self._send_one(buffers[0] if len(buffers) == 1 else b"".join(buffers), deadline)
+                    return
+                data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+                sent = self._try_send(self._sock.send, data, deadline)
+                if sent < len(data):
+                    self._send_rest(memoryview(data)[sent:], deadline)
                 return
             except OSError as error:
                 failure = BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}")
@@ -399,12 +404,9 @@ class Connection:
                 failure = BrokerUnavailable(str(error))
         self._fail(failure)
 
-    def _send_one(self, data: Buffer, deadline: float) -> None:
-        sent = self._try_send(self._sock.send, data, deadline)
-        if sent < len(data):
-            rest = memoryview(data)
-            while sent < len(data):
-                sent += self._try_send(self._sock.send, rest[sent:], deadline)
+    def _send_rest(self, rest: memoryview, deadline: float) -> None:
+        while rest:
+            rest = rest[self._try_send(self._sock.send, rest, deadline) :]
 
     def _send_scattered(self, buffers: Sequence[Buffer], deadline: float) -> None:
         for start in range(0, len(buffers), _MAX_IOV):
@@ -530,7 +532,7 @@ def open_connection(
         sock.close()
         raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
     frames = protocol == "auto" and FRAMES_MARK in version.split()
-    reader = FrameReader() if frames else AnswerReader()
+    reader = ReplyReader() if frames else AnswerReader()
     return Connection(sock, endpoint, reader, config, version, clock)
 
 

@@ -168,7 +168,7 @@ class Fetcher:
             if isinstance(reply, Frame):
                 pause_ms = self._take_frame(state, generation, reply, connection.endpoint)
             elif isinstance(reply, Value):
-                pause_ms = self._take_value(state, generation, bytes(reply.data))
+                pause_ms = self._take_value(state, generation, reply.data)
             elif isinstance(reply, Result):
                 pause_ms = self._take_result(state, generation, reply, connection.endpoint)
             else:
@@ -202,7 +202,7 @@ class Fetcher:
         elif reply.runs:
             self._add_runs(state, generation, reply, frame.body)
         elif frame.body or reply.next_offset != state.fetch_offset:
-            self._add(state, generation, Chunk(bytes(frame.body), state.fetch_offset, reply.next_offset))
+            self._add(state, generation, Chunk.of(frame.body, state.fetch_offset, reply.next_offset))
         return 0
 
     def _add_runs(self, state: PartitionState, generation: int, reply: PullReply, body: memoryview) -> None:
@@ -210,10 +210,10 @@ class Fetcher:
         runs = decode_runs(body, reply.runs)
         ends = [offset for offset, _ in runs[1:]] + [reply.next_offset]
         for (offset, records), end in zip(runs, ends, strict=True):
-            self._add(state, generation, Chunk(bytes(records), offset, end))
+            self._add(state, generation, Chunk.of(records, offset, end))
 
     def _add(self, state: PartitionState, generation: int, chunk: Chunk) -> None:
-        if chunk.end_offset < chunk.offset + len(chunk.data):
+        if chunk.end_offset < chunk.offset + chunk.bytes_left:
             raise RemoteProtocolError(f"{state.partition.topic} {state.partition}: an answer ends before its data")
         if state.add(generation, chunk):
             self._arrivals.put(state)
@@ -225,9 +225,9 @@ class Fetcher:
             raise RemoteProtocolError(f"{where}: the broker moves the position {offset} to itself")
         if state.fetch_offset:  # 0 is how "earliest" begins
             log.warning("%s: position %d is not readable, going on at %d", where, state.fetch_offset, offset)
-        self._add(state, generation, Chunk(b"", offset, offset))
+        self._add(state, generation, Chunk.of(b"", offset, offset))
 
-    def _take_value(self, state: PartitionState, generation: int, data: bytes) -> int:
+    def _take_value(self, state: PartitionState, generation: int, data: memoryview) -> int:
         """Text: a slice of the log; its last record is usually cut."""
         complete = 0
         for header in iter_headers(data):
@@ -238,8 +238,7 @@ class Fetcher:
             return self._idle_pause(state)
         state.fetch_bytes = self._config.fetch_max_bytes
         state.idle_ms = 0
-        data = data[:complete] if complete < len(data) else data
-        self._add(state, generation, Chunk(data, state.fetch_offset, state.fetch_offset + complete))
+        self._add(state, generation, Chunk.of(data[:complete], state.fetch_offset, state.fetch_offset + complete))
         return 0
 
     def _take_result(self, state: PartitionState, generation: int, result: Result, endpoint: Endpoint) -> int:

@@ -93,11 +93,11 @@ class Handout:
         if messages:
             state.last_id = messages[-1].id
             state.damage = 0
-        if len(messages) < limit and chunk.start < len(chunk.data) and not messages:
+        if len(messages) < limit and chunk.bytes_left and not messages:
             raise CorruptRecord(
                 f"{state.partition.topic}-{state.partition}", chunk.offset, "its length cannot be right"
             )
-        if chunk.start >= len(chunk.data):
+        if not chunk.bytes_left:
             state.position = chunk.end_offset
             state.drop_chunk(chunk)
             self._current = None

@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..backoff import Backoff
 from ..values import TopicPartition
 
@@ -26,14 +28,38 @@ UNKNOWN_MESSAGE_ID = -1
 class Chunk:
     """Fetched records that lie back to back in the partition; nothing is checked yet.
 
-    offset: of data[start]. start: where the next record to hand out begins in `data`. end_offset: the position once the
-    chunk is used up; it may lie behind the last record, where the broker skipped others (tag filter).
+    They are data[start:end], where `data` is what was received and is never copied; start moves with each record handed
+    out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
+    where the broker skipped others (tag filter).
     """
 
     data: bytes
+    start: int
+    end: int
     offset: int
     end_offset: int
-    start: int = 0
+
+    @classmethod
+    def of(cls, records: memoryview | bytes, offset: int, end_offset: int) -> Chunk:
+        """The chunk of these records, which begin at `offset`. A view into bytes is not copied."""
+        if isinstance(records, bytes):
+            return cls(records, 0, len(records), offset, end_offset)
+        whole = records.obj
+        if not isinstance(whole, bytes) or not records.contiguous:
+            return cls.of(bytes(records), offset, end_offset)
+        start = _address(records) - _address(whole)
+        return cls(whole, start, start + len(records), offset, end_offset)
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes not handed out yet."""
+        return self.end - self.start
+
+
+def _address(buffer: memoryview | bytes) -> int:
+    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
+    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
+    return address
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +113,7 @@ class PartitionState:
             if generation != self.generation or not self.active or self.revoking:
                 return False
             self.chunks.append(chunk)
-            self.buffered_bytes += len(chunk.data)
+            self.buffered_bytes += chunk.bytes_left
             self.fetch_offset = chunk.end_offset
             return True
 
@@ -101,7 +127,7 @@ class PartitionState:
         with self.lock:
             if self.chunks and self.chunks[0] is chunk:
                 self.chunks.popleft()
-                self.buffered_bytes -= len(chunk.data)
+                self.buffered_bytes = sum(each.bytes_left for each in self.chunks)
 
     def deactivate(self) -> None:
         """The partition is lost: drop everything fetched."""

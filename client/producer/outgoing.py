@@ -157,6 +157,9 @@ _JOIN_BELOW_BYTES = 64 * 1024
 
 def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
+    first = batch[0]
+    if len(batch) == 1 and isinstance(first, OutgoingBatch):
+        return _body(first.sizes.astype(">u4").tobytes(), list(first.parts()), first.size, first.count)
     sizes: list[int] = []
     parts: list[Buffer] = []
     for outgoing in batch:
@@ -167,10 +170,12 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
             body = outgoing.body
             sizes.append(outgoing.size)
             parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
-    table = np.array(sizes, dtype=">u4").tobytes()
-    if sum(sizes) < _JOIN_BELOW_BYTES * len(sizes):
-        return [table + b"".join(parts)]
-    return [table, *parts]
+    return _body(np.array(sizes, dtype=">u4").tobytes(), parts, sum(sizes), len(sizes))
+
+
+def _body(table: bytes, parts: list[Buffer], size: int, count: int) -> list[Buffer]:
+    parts.insert(0, table)
+    return [b"".join(parts)] if size < _JOIN_BELOW_BYTES * count else parts
 
 
 def finish_batch(batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from isal.isal_zlib import crc32
 
@@ -231,15 +231,18 @@ class Producer:
     ) -> OutgoingBatch:
         flag, text = attributes
         flags = [flag] * len(items)
-        bodies: list[Buffer] = []
-        for index, item in enumerate(items):
-            if isinstance(item, Message):
-                flags[index] = item.flag
-                bodies.append(item.body)
-            elif isinstance(item, Buffer):
-                bodies.append(encode_body(item, flag, text) if flag else item)
-            else:
-                raise _no_buffer(item)
+        if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
+            bodies = cast(list[Buffer], items)
+        else:
+            bodies = []
+            for index, item in enumerate(items):
+                if isinstance(item, Message):
+                    flags[index] = item.flag
+                    bodies.append(item.body)
+                elif isinstance(item, Buffer):
+                    bodies.append(encode_body(item, flag, text) if flag else item)
+                else:
+                    raise _no_buffer(item)
         if max(map(len, bodies)) > MAX_BODY_BYTES:
             raise _too_large(max(map(len, bodies)))
         checksums = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]

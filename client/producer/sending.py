@@ -10,7 +10,7 @@ from functools import partial
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
-from metaq.protocol.remoting import SendBatchRequest, SendReply
+from metaq.protocol.remoting import SendBatchRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
@@ -19,6 +19,7 @@ from ..connection import Connection, Endpoint, Reply
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success, text_error
+from ..reply_reader import SentReply
 from ..values import SendResult, TopicPartition
 from .batching import Accumulator
 from .outgoing import Outgoing, encode_batch, finish_batch
@@ -57,11 +58,14 @@ class Sender:
     def transmit(self, accumulator: Accumulator, batch: list[Outgoing], caller: Outgoing | None = None) -> None:
         """Send `batch`. caller: the message whose thread this is and which is going to drive the connection."""
         now = self._clock()
-        deadline = min(now + self._request_timeout, max(outgoing.deadline for outgoing in batch))
+        last = batch[0].deadline if len(batch) == 1 else max(outgoing.deadline for outgoing in batch)
+        deadline = min(now + self._request_timeout, last)
         try:
             connection = self._connection(accumulator.partition, deadline - now)
             accumulator.connection = connection
-            background = any(each.driver is not connection and each is not caller for each in batch)
+            background = (len(batch) > 1 or batch[0] is not caller) and any(
+                each.driver is not connection and each is not caller for each in batch
+            )
             if connection.speaks_frames:
                 self._send_frame(connection, accumulator, batch, deadline, background)
             else:
@@ -104,23 +108,20 @@ class Sender:
         error: MetaqError | None,
     ) -> None:
         partition = accumulator.partition
-        if isinstance(reply, Frame):
-            if is_success(reply):
-                try:
-                    first_id, _, offset = SendReply.from_ext(reply.ext)
-                except RemoteProtocolError as wrong:
-                    error = BrokerUnavailable(f"{endpoint} answered a send with something else: {wrong}")
-                else:
-                    if len(batch) == 1:
-                        batch[0].succeed_native(first_id, partition, offset)
-                    else:
-                        finish_batch(batch, first_id, partition, offset)
-                    self._on_finished(accumulator, batch)
-                    return
+        if type(reply) is SentReply:
+            if len(batch) == 1:
+                batch[0].succeed_native(reply.message_id, partition, reply.offset)
             else:
-                error = frame_error(reply, partition, endpoint)
-        assert error is not None
-        self._on_failed(accumulator, batch, error)
+                finish_batch(batch, reply.message_id, partition, reply.offset)
+            self._on_finished(accumulator, batch)
+        else:
+            self._on_failed(accumulator, batch, error or _refusal(reply, partition, endpoint))
+
+
+def _refusal(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> MetaqError:
+    if isinstance(reply, Frame) and not is_success(reply):
+        return frame_error(reply, partition, endpoint)
+    return BrokerUnavailable(f"{endpoint} answered a send with something else: {reply!r}")
 
 
 def _batch(partition: TopicPartition, batch: list[Outgoing], opaque: int) -> Sequence[Buffer]:

@@ -210,7 +210,7 @@ def test_requests_larger_than_the_socket_buffers_arrive(broker, connection):
     def build(opaque):
         return encode_frame(RequestCode.SEND, opaque, header, len(body)), body
 
-    assert connection.call(build, 20).code == 0
+    assert connection.call(build, 20).offset == 0
     assert len(broker.bodies("t", 0)[0]) == len(body)
 
 

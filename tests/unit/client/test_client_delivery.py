@@ -27,7 +27,7 @@ def record(payload, identity=1, **attributes):
 
 def chunk_of(*records, offset=1000, end=None):
     data = b"".join(records)
-    return Chunk(data, offset, offset + len(data) if end is None else end)
+    return Chunk.of(data, offset, offset + len(data) if end is None else end)
 
 
 def damaged(raw):
@@ -43,7 +43,22 @@ def test_every_message_comes_once_in_order_with_its_offset(payloads, limit):
         messages += got
     assert [(message.id, message.payload) for message in messages] == list(enumerate(payloads))
     assert [message.offset for message in messages] == [1000, *(message.next_offset for message in messages)][:-1]
-    assert (chunk.start, chunk.offset) == (len(chunk.data), chunk.end_offset)
+    assert (chunk.bytes_left, chunk.offset) == (0, chunk.end_offset)
+
+
+def test_records_inside_a_larger_buffer_are_read_where_they_are():
+    raw = b"in front" + record(b"a") + record(b"b") + record(b"of another answer")
+    view = memoryview(raw)[8 : 8 + 42]
+    chunk = Chunk.of(view, 1000, 1042)
+    assert chunk.data is raw
+    assert [(message.offset, message.payload) for message in take_messages(chunk, HERE, 10)] == [
+        (1000, b"a"),
+        (1021, b"b"),
+    ]
+    assert [m.payload for m in take_messages(Chunk.of(memoryview(bytearray(raw))[8:50], 0, 42), HERE, 10)] == [
+        b"a",
+        b"b",
+    ]
 
 
 def test_a_cut_last_record_is_left_out():
@@ -75,7 +90,7 @@ def test_only_messages_with_a_wanted_tag_are_given():
         record(b"5", tag="a"),
     )
     assert [message.payload for message in take_messages(chunk, HERE, 10, {"a", "c"})] == [b"1", b"4", b"5"]
-    assert chunk.start == len(chunk.data)
+    assert chunk.bytes_left == 0
 
 
 def test_an_arrow_batch_has_one_row_per_message():
@@ -163,7 +178,7 @@ def test_chunks_of_several_partitions_come_in_the_order_they_arrived():
 def test_what_the_broker_filtered_away_is_passed_over():
     bench = Bench(tags=frozenset({"x"}))
     bench.arrive(chunk_of(record(b"a", tag="x"), end=5000))
-    bench.arrive(Chunk(b"", 5000, 9000))
+    bench.arrive(Chunk.of(b"", 5000, 9000))
     assert bench.take() == [b"a"]
     bench.handout.acknowledge()
     assert bench.state.consumed == (9000, 1)
