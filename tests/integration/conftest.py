@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
 from metaq.coordination.embedded import EmbeddedZooKeeper
 
 _numbers = count()
