@@ -46,6 +46,8 @@ class ZooKeeperMetadata:
         self._listeners.append(listener)
 
     def close(self) -> None:
+        for topic in list(self._views):
+            self._cluster.unwatch(topic)
         self._session.close()
 
     def _watch(self, topic: str) -> TopicView:

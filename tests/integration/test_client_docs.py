@@ -1,0 +1,28 @@
+"""Every Python example of docs/client.md runs as it stands, on a real cluster."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client_cluster import running_brokers
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text("utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_has_examples():
+    assert len(EXAMPLES) >= 7
+
+
+@pytest.fixture(scope="module")
+def cluster(zookeeper, tmp_path_factory):
+    connect = f"{zookeeper.connect_string}/docs"
+    with running_brokers(connect, tmp_path_factory.mktemp("docs"), {"trades": 2}):
+        yield connect
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_runs(cluster, number, capsys):
+    source = EXAMPLES[number].replace("localhost:2181", cluster)
+    exec(compile(source, f"docs/client.md, example {number + 1}", "exec"), {})
