@@ -7,9 +7,10 @@ import random
 import sys
 import threading
 
+from twisted.internet import reactor
+
 from metaq.broker.config import read_config
 from metaq.broker.main import BrokerProcess
-from twisted.internet import reactor
 
 
 class AsRecorded(random.Random):

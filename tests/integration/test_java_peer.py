@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
-from metaq.coordination.embedded import EmbeddedZooKeeper
 
 from bench.javapeer import JavaBroker, JavaClient, JavaUnavailable, class_path
 from bench.processes import ProcessFailed
+from metaq.coordination.embedded import EmbeddedZooKeeper
 
 MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(50)]
 READABLE_AT_ONCE = {"unflushThreshold": 1}
