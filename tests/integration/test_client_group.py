@@ -53,6 +53,7 @@ class Polling:
     def end(self):
         self.stop.set()
         self.thread.join(10)
+        self.consumer.commit()  # what the last poll() returned has been dealt with
         self.consumer.close()
 
     def __enter__(self):

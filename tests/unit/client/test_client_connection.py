@@ -205,7 +205,7 @@ def test_more_requests_than_the_bound_fail_locally(broker):
 
 def test_requests_larger_than_the_socket_buffers_arrive(broker, connection):
     body = bytes(6 << 20)
-    header = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
+    header: dict[str, str | int] = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
 
     def build(opaque):
         return encode_frame(RequestCode.SEND, opaque, header, len(body)), body

@@ -1,6 +1,7 @@
 """From fetched bytes to messages, and what of them counts as consumed."""
 
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -127,7 +128,8 @@ class NotedFetcher:
 
 class Bench:
     def __init__(self, tags=None):
-        self.arrivals, self.fetcher = SimpleQueue(), NotedFetcher()
+        self.arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
+        self.fetcher: Any = NotedFetcher()
         self.handout = Handout(self.arrivals, self.fetcher, tags)
         self.state = self.new_state(HERE)
 

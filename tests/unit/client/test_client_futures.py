@@ -3,10 +3,15 @@
 import asyncio
 import threading
 from concurrent import futures
+from typing import Any
 
 import pytest
 
 from metaq.client.producer.futures import SendFuture
+
+
+def new_future() -> SendFuture[Any]:
+    return SendFuture()
 
 
 def in_thread(action):
@@ -16,7 +21,7 @@ def in_thread(action):
 
 
 def test_result_is_returned_at_once_when_it_is_there():
-    future = SendFuture()
+    future = new_future()
     future.set_result(7)
     assert future.done()
     assert future.result(0) == 7
@@ -24,14 +29,14 @@ def test_result_is_returned_at_once_when_it_is_there():
 
 
 def test_an_exception_is_raised():
-    future = SendFuture()
+    future = new_future()
     future.set_exception(KeyError("x"))
     with pytest.raises(KeyError):
         future.result(0)
 
 
 def test_result_waits_for_another_thread():
-    future = SendFuture()
+    future = new_future()
     waiting = []
     thread = in_thread(lambda: waiting.append(future.result(5)))
     while not future._made_condition:  # the thread is about to wait
@@ -43,17 +48,18 @@ def test_result_waits_for_another_thread():
 
 def test_result_gives_up_after_its_timeout():
     with pytest.raises(futures.TimeoutError):
-        SendFuture().result(0)
+        new_future().result(0)
 
 
 def test_a_send_cannot_be_cancelled():
-    future = SendFuture()
+    future = new_future()
     assert not future.cancel()
     assert future.running()
 
 
 def test_callbacks_run_once_whether_added_before_or_after():
-    future, seen = SendFuture(), []
+    future = new_future()
+    seen: list[Any] = []
     future.add_done_callback(lambda done: seen.append(("before", done.result())))
     future.set_result(1)
     future.add_done_callback(lambda done: seen.append(("after", done.result())))
@@ -61,7 +67,8 @@ def test_callbacks_run_once_whether_added_before_or_after():
 
 
 def test_a_failing_callback_does_not_stop_the_others(caplog):
-    future, seen = SendFuture(), []
+    future = new_future()
+    seen: list[Any] = []
     future.add_done_callback(lambda done: 1 / 0)
     future.add_done_callback(seen.append)
     future.set_result(1)
@@ -70,12 +77,18 @@ def test_a_failing_callback_does_not_stop_the_others(caplog):
 
 
 def test_wait_and_as_completed_work():
-    first, second, third = SendFuture(), SendFuture(), SendFuture()
+    first, second, third = new_future(), new_future(), new_future()
     first.set_result(1)
     done, pending = futures.wait([first, second], timeout=0)
     assert (done, pending) == ({first}, {second})
-    thread = in_thread(lambda: (second.set_result(2), third.set_exception(OSError())))
-    assert set(futures.as_completed([first, second, third], timeout=5)) == {first, second, third}
+
+    def finish() -> None:
+        second.set_result(2)
+        third.set_exception(OSError())
+
+    thread = in_thread(finish)
+    everything: list[futures.Future[Any]] = [first, second, third]
+    assert set(futures.as_completed(everything, timeout=5)) == {first, second, third}
     thread.join(5)
     done, pending = futures.wait([second, third], timeout=5, return_when=futures.FIRST_EXCEPTION)
     assert third in done
@@ -83,7 +96,7 @@ def test_wait_and_as_completed_work():
 
 def test_asyncio_can_wait_for_it():
     async def main():
-        future = SendFuture()
+        future = new_future()
         wrapped = asyncio.wrap_future(future)
         in_thread(lambda: future.set_result(5))
         return await asyncio.wait_for(wrapped, 5)
@@ -94,7 +107,7 @@ def test_asyncio_can_wait_for_it():
 def test_no_wake_up_is_lost_between_setting_and_waiting():
     """Many races of a setter and a waiter: each waiter returns."""
     for _ in range(300):
-        future = SendFuture()
+        future = new_future()
         thread = in_thread(lambda future=future: future.set_result(1))
         assert future.result(5) == 1
         thread.join()

@@ -20,7 +20,7 @@ def test_every_partition_is_taken_in_turn():
 def test_two_topics_used_alternately_both_reach_every_partition():
     """1.x counts all topics together and then hits every second partition only."""
     selector = RoundRobinSelector()
-    seen = Counter()
+    seen: Counter[tuple[str, TopicPartition]] = Counter()
     for _ in range(6):
         seen["a", selector.select("a", PARTITIONS, b"")] += 1
         seen["b", selector.select("b", PARTITIONS, b"")] += 1

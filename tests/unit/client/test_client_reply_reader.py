@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from metaq.client.reply_reader import ReplyReader, SentReply
 from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.frames import RESPONSE, FrameReader, encode_frame
+from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
 from metaq.protocol.remoting import OffsetReply, SendReply
 
 
@@ -58,8 +58,9 @@ def test_bytes_of_another_answer_are_not_taken_for_a_send():
     reader = ReplyReader()
     pieces = [raw[:start], raw[start : start + len(sent())], raw[start + len(sent()) :]]
     found = [frame for piece in pieces for frame in reader.receive(piece)]
-    assert len(found) == 1
-    assert bytes(found[0].body) == b"in front" + sent() + b"behind"
+    (frame,) = found
+    assert isinstance(frame, Frame)
+    assert bytes(frame.body) == b"in front" + sent() + b"behind"
 
 
 def test_lengths_that_cannot_be_are_refused():

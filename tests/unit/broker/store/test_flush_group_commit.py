@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from metaq.broker.store.flush import AsyncFlush, GroupCommit, flush_policy
 from metaq.broker.store.harness import Answers, StoreHarness
 from metaq.broker.store.index import UNIT

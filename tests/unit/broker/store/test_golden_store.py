@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.partition_log import PartitionLog

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from metaq.broker.store.files import OpenFile, OpenFiles, default_open_limit
 from metaq.broker.store.testing import FaultyFiles
 

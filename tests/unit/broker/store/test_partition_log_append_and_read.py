@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import UNIT

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from metaq.broker.store.batch import encode_puts, stamp_batch
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+
 from metaq.broker.store.harness import Answers, StoreHarness
 from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import LogReadOnly, StoreError

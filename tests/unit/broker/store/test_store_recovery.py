@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.broker.store.scan import ID_EPOCH_MS, bound_java_times, find_record, id_time_ms

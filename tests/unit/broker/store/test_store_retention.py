@@ -6,6 +6,7 @@ import os
 import zipfile
 
 import pytest
+
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.retention import Action, DeletePolicy, SegmentAge, count_expired, parse_delete_policy
 from metaq.broker.store.testing import check_invariants
