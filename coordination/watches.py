@@ -103,6 +103,8 @@ class ChildrenWatcher:
             self._read_later(error)
 
     def _read_later(self, error: Exception) -> None:
+        if self._closed or self._session.closed:
+            return  # closed while the change was on its way: nobody follows it any more
         log.warning(
             "a change of ZooKeeper node %s could not be followed, again in %g s: %s %s",
             self.path,

@@ -41,6 +41,8 @@ class Answer:
 class FakeSession:
     """Its event thread is a queue that `run()` empties."""
 
+    closed = False
+
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.queue: deque[Callable[[], None]] = deque()
@@ -207,6 +209,17 @@ def test_a_listener_that_could_not_follow_is_called_again_later(session, caplog)
     session.answer(["b"])
     assert calls == [["a"], ["b"]]
     assert "slow" in caplog.text
+
+
+def test_a_listener_that_fails_because_the_session_was_closed_is_not_called_again_and_nothing_is_logged(session, caplog):
+    def on_change(_path: str, _children: list[str]) -> None:
+        session.closed = True
+        raise CoordinationUnavailable("closed")
+
+    start(session, on_change)
+    session.answer(["a"])
+    assert session.later == []
+    assert caplog.text == ""
 
 
 def test_a_closed_watcher_delivers_nothing_and_hears_nothing(session):
