@@ -1,0 +1,74 @@
+"""The demo as users run it, on a part of its input; and what it leaves behind when it is interrupted."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from .cli_helpers import eventually, is_running, run, start, stop
+
+SHORT = ("demo", "--flights", "20000", "--rate", "3000")
+
+
+def processes_below(directory: Path) -> list[int]:
+    """Processes whose command line names `directory`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has just ended
+            if str(directory).encode() in command:
+                found.append(int(entry.name))
+    return [pid for pid in found if is_running(pid)]
+
+
+def test_the_demo_loses_nothing_and_says_so(tmp_path):
+    ran = run(*SHORT, env={"TMPDIR": str(tmp_path)}, timeout=240)
+    assert ran.code == 0, ran.out + ran.err
+    figures = dict(re.findall(r"│ (\w[\w ]*?) +│ +(.*?) +│", ran.out))
+    assert figures["sent"] == "20,000 messages"
+    assert figures["lost"] == figures["out of order"] == "0"
+    assert figures["lag"].split() == ["0-0:", "0", "0-1:", "0", "0-2:", "0", "0-3:", "0"] + [
+        word for number in range(4) for word in (f"1-{number}:", "0")
+    ]
+    assert re.search(r"c3 joins: \d\.\d\d s", ran.out)
+    assert re.search(r"c1 is killed by SIGKILL .*: \d\.\d\d s", ran.out)
+    assert len(re.findall(r" equal ", ran.out)) >= 14  # carriers
+    assert "differs" not in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 100
+    assert list(tmp_path.iterdir()) == []
+    assert processes_below(tmp_path) == []
+
+
+def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path):
+    process = start("demo", env={"TMPDIR": str(tmp_path)})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if b"c1 and c2 start" in line:
+            break
+    assert len(processes_below(tmp_path)) >= 4  # ZooKeeper's and the brokers' files, the consumers' histories
+    assert stop(process, signal.SIGINT) == 130
+    eventually(lambda: not processes_below(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_demo_leaves_no_process_behind(tmp_path):
+    process = start("demo", env={"TMPDIR": str(tmp_path)})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if b"c1 and c2 start" in line:
+            break
+    assert len(processes_below(tmp_path)) >= 4
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    eventually(lambda: not processes_below(tmp_path))
+
+
+def test_the_demo_needs_its_data_directory_for_itself(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    ran = run("demo", "--data-dir", str(tmp_path / "file" / "x"))
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "--data-dir" in ran.err
