@@ -211,7 +211,7 @@ def test_a_listener_that_could_not_follow_is_called_again_later(session, caplog)
     assert "slow" in caplog.text
 
 
-def test_a_listener_that_fails_because_the_session_was_closed_is_not_called_again_and_nothing_is_logged(session, caplog):
+def test_a_listener_that_fails_after_the_session_was_closed_is_neither_called_again_nor_logged(session, caplog):
     def on_change(_path: str, _children: list[str]) -> None:
         session.closed = True
         raise CoordinationUnavailable("closed")
