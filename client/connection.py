@@ -152,7 +152,7 @@ class Connection:
         self._mutex = threading.Lock()
         self._reading = False
         self._followers: dict[Waiter, None] = {}
-        self._orphans = False  # a caller gave up waiting; its request is still under way
+        self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
         self._background: SimpleQueue[None] | None = None
         self._failure: MetaqError | None = None
         self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
@@ -194,7 +194,7 @@ class Connection:
             self._complete_all()
             return
         self._send(buffers, deadline)
-        if background and not self._reading:
+        if (background or self._orphans) and not self._reading:
             self._wake_background()
 
     def submit_all(
@@ -209,7 +209,7 @@ class Connection:
             self._complete_all()
             return
         self._send(buffers, deadline)
-        if background and not self._reading:
+        if (background or self._orphans) and not self._reading:
             self._wake_background()
 
     def call(self, build: Build, timeout: float | None = None) -> Reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import random
 
@@ -85,6 +85,8 @@ class ConnectionPool:
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
+        if link.cause:  # looked at without the lock: the housekeeping thread may hold it while it tries
+            raise _is_down(link)
         if not link.lock.acquire(timeout=max(0.0, timeout)):
             raise RequestTimedOut(f"no connection to {endpoint} in time: another thread is still trying")
         try:
@@ -99,6 +101,11 @@ class ConnectionPool:
             self._down -= {endpoint}
         if link is not None and link.connection is not None:
             link.connection.close()
+
+    def forget_all_down_but(self, wanted: Collection[Endpoint]) -> None:
+        """Stop trying to reach brokers that are down and not among `wanted` (they are not registered any more)."""
+        for endpoint in self._down.difference(wanted):
+            self.forget(endpoint)
 
     def close(self) -> None:
         """Close all connections and end the housekeeping thread. Idempotent."""
@@ -133,7 +140,7 @@ class ConnectionPool:
         if connection is not None and not connection.closed:
             return connection
         if link.cause:
-            raise BrokerUnavailable(f"{link.cause} (trying again in the background)")
+            raise _is_down(link)
         return self._connect(link, timeout)
 
     def _connect(self, link: _Link, timeout: float) -> Connection:
@@ -202,3 +209,7 @@ class ConnectionPool:
         log.info("%s can be reached again", link.endpoint)
         for listener in self._listeners:
             listener(link.endpoint)
+
+
+def _is_down(link: _Link) -> BrokerUnavailable:
+    return BrokerUnavailable(f"{link.cause} (trying again in the background)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -93,6 +93,10 @@ class Fetcher:
             state.pulling = True
             generation = state.generation
         self._pull(state, generation)
+
+    def brokers_are(self, endpoints: Collection[Endpoint]) -> None:
+        """These brokers are registered now: give up on others that cannot be reached."""
+        self._pool.forget_all_down_but(endpoints)
 
     def _has_room(self, state: PartitionState) -> bool:
         return (

@@ -191,6 +191,7 @@ class GroupMember:
             return Event.SESSION_LOST
         snapshot = self._membership.snapshot()
         self._brokers = snapshot.brokers
+        self._forget_gone_brokers()
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
         for topic, consumers in snapshot.consumers.items():
@@ -199,6 +200,12 @@ class GroupMember:
             names = self._strategy(me, consumers, snapshot.partitions[topic])
             wanted.update(TopicPartition.parse(topic, name) for name in names)
         return self._compare(wanted)
+
+    def _forget_gone_brokers(self) -> None:
+        live = [nodes.master for nodes in self._brokers.values() if nodes.master is not None]
+        slaves = [slave for nodes in self._brokers.values() for slave in nodes.slaves]
+        assert self._fetcher is not None
+        self._fetcher.brokers_are({Endpoint(each.host, each.port) for each in (*live, *slaves)})
 
     def _compare(self, wanted: set[TopicPartition]) -> Event:
         owned = self.owned

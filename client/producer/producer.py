@@ -87,6 +87,7 @@ class Producer:
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
         self._closing = False
+        self._metadata.on_change(self._view_changed)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -276,6 +277,7 @@ class Producer:
             # from here on a request sent for this message on this connection needs no background reader
             outgoing.driver = connection
             connection.drive(outgoing, outgoing.deadline)
+            outgoing.driver = None
         else:
             outgoing.park_until_done(outgoing.deadline, self._clock)
         if not outgoing.done:
@@ -389,6 +391,10 @@ class Producer:
         except Exception as error:  # a selector of the user's: the message gets its error
             outgoing.fail(error)
             return None
+
+    def _view_changed(self, topic: str) -> None:
+        """Any thread. A view lists all brokers that are registered, not only those of its topic."""
+        self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
 
     def _linger(self, accumulator: Accumulator) -> None:
         self._timers.call_later(self._config.linger_ms / 1000, partial(self._outbox.flush_lingering, accumulator))

@@ -1,11 +1,14 @@
 """Producer and consumer together on real brokers: nothing acknowledged is lost; positions, filters, protocols."""
 
 import time
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, Lag, Producer, ProducerConfig, TopicPartition
+from metaq import Consumer, ConsumerConfig, Lag, Producer, ProducerConfig, SendResult, TopicPartition
 from metaq.protocol.errors import CoordinationUnavailable, NoPartition, NotOwner
 from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, read_until_quiet, running_brokers
 
@@ -38,11 +41,16 @@ def consumer(brokers, protocol):
 
 
 def test_nothing_acknowledged_is_lost_when_one_of_two_brokers_is_killed_under_load(chroot, tmp_path):
-    acknowledged = set()
+    acknowledged: set[int] = set()
+
+    def note(number: int, future: Future[SendResult]) -> None:
+        if future.exception() is None:
+            acknowledged.add(number)
+
     with running_brokers(chroot, tmp_path, {"t": 2}, count=2) as brokers, Producer(chroot) as producer:
         for number in range(6000):
             future = producer.send_async("t", b"%d" % number)
-            future.add_done_callback(lambda done, number=number: done.exception() or acknowledged.add(number))
+            future.add_done_callback(partial(note, number))
             if number == 2000:
                 producer.flush()
             if number == 2500:
@@ -161,7 +169,7 @@ def test_start_latest_skips_what_is_there(brokers, producer, protocol):
 
 def test_arrow_batches_hold_the_same_messages(producer, consumer):
     producer.send_batch("t", [b"%d" % number for number in range(10)], tag="x")
-    rows = []
+    rows: list[dict[str, Any]] = []
     while len(rows) < 10:
         rows += consumer.poll_arrow(timeout=5).to_pylist()
     assert [row["payload"] for row in rows] == [b"%d" % number for number in range(10)]

@@ -115,7 +115,7 @@ def test_no_message_is_lost_and_none_repeated_by_orderly_rebalances(brokers, pro
     assert set(counted) == {b"%d" % number for number in range(4000)}
     assert [payload for payload, times in counted.items() if times > 1] == []
     for each in members:
-        by_partition = {}
+        by_partition: dict[TopicPartition, list[int]] = {}
         for message in each.messages:
             by_partition.setdefault(message.partition, []).append(message.offset)
         assert all(offsets == sorted(offsets) for offsets in by_partition.values())

@@ -1,6 +1,7 @@
 """The outbox: one request under way per partition, and what gathers meanwhile goes as the next."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ class Sent:
     """An outbox whose requests are only noted; the test answers them."""
 
     def __init__(self, **config):
-        self.batches = []
-        self.lingering = []
+        self.batches: list[tuple[Accumulator, list[Outgoing]]] = []
+        self.lingering: list[Accumulator] = []
         self.now = 0.0
         self.outbox = Outbox(
             ProducerConfig(**config),
@@ -95,7 +96,8 @@ def test_a_message_larger_than_a_batch_goes_alone():
 
 def test_over_the_text_protocol_messages_with_a_key_go_one_by_one():
     accumulator = Accumulator(HERE)
-    accumulator.connection = SimpleNamespace(speaks_frames=False)
+    text_only: Any = SimpleNamespace(speaks_frames=False)
+    accumulator.connection = text_only
     plain, keyed, also_keyed = [message(), message()], message(key="k"), message(key="k")
     for outgoing in (*plain, keyed, also_keyed):
         accumulator.put(outgoing)

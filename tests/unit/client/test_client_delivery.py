@@ -129,8 +129,9 @@ class NotedFetcher:
 class Bench:
     def __init__(self, tags=None):
         self.arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
-        self.fetcher: Any = NotedFetcher()
-        self.handout = Handout(self.arrivals, self.fetcher, tags)
+        self.fetcher = NotedFetcher()
+        fetcher: Any = self.fetcher
+        self.handout = Handout(self.arrivals, fetcher, tags)
         self.state = self.new_state(HERE)
 
     def new_state(self, partition):

@@ -11,6 +11,7 @@ from metaq.client.consumer.fetcher import LATEST, Fetcher
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.lookups import lag_behind, max_offset, message_counts, min_offset, offset_at_time
+from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
@@ -28,7 +29,7 @@ class Reader:
 
     def __init__(self, broker, protocol="auto", tags=None, config=FAST):
         self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
-        self.arrivals = SimpleQueue()
+        self.arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
         self.broker = broker
         tags = frozenset(tags) if tags else None
         self.fetcher = Fetcher(
@@ -39,7 +40,8 @@ class Reader:
 
     def read(self, count, seconds=10.0):
         """The next `count` messages."""
-        found, deadline = [], time.monotonic() + seconds
+        found: list[Message] = []
+        deadline = time.monotonic() + seconds
         while len(found) < count:
             found += self.handout.take(count - len(found))
             if len(found) < count:
@@ -204,7 +206,7 @@ def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, protoc
     reader.fetcher.open(reader.state, 0)
     assert reader.payloads(4) == [b"0", b"3", b"6", b"9"]
     reader.handout.acknowledge()
-    assert reader.state.consumed[0] == broker.log("t", 0).end
+    assert reader.state.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[9])
     reader.close()
 
 
@@ -230,7 +232,7 @@ def test_lag_is_counted_in_messages_where_the_broker_can(broker, connection, pro
     assert lag_behind(connection, HERE, 21) == Lag(2 if protocol == "auto" else None, 42)
     assert lag_behind(connection, HERE, 63) == Lag(0 if protocol == "auto" else None, 0)
     counts = message_counts(connection, HERE, 21)
-    assert counts is None if protocol == "text" else (counts.total, counts.before) == (3, 1)
+    assert (counts and counts[:2]) == (None if protocol == "text" else (3, 1))
 
 
 def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, protocol):

@@ -1,6 +1,8 @@
 """The rebalance state machine: its table, and the member that carries it out, with a group in memory."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -144,23 +146,32 @@ class World:
     """One member whose events the test feeds; nothing runs by itself."""
 
     def __init__(self, *partitions, wants_notice=False):
-        self.membership, self.store = MemoryMembership(*partitions), MemoryStore()
-        self.timers, self.opened, self.moved, self.out, self.woken = [], [], [], set(), 0
-        self.committer = OffsetCommitter(self.store, "g")
+        self.membership = MemoryMembership(*partitions)
+        self.store = MemoryStore()
+        membership, store = cast(Any, self.membership), cast(Any, self.store)
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.opened: list[tuple[str, int]] = []
+        self.moved: list[tuple[str, int]] = []
+        self.out: set[TopicPartition] = set()
+        self.woken = 0
+        handout: Any = SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states))
+        timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
+        self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
-            self.membership,
-            self.store,
+            membership,
+            store,
             self.committer,
-            SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states)),
+            handout,
             ConsumerConfig(),
             range_assignment,
             0,
-            SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action))),
+            timers,
             wake=self.wake,
             wants_notice=wants_notice,
             clock=lambda: 0.0,
         )
-        self.member._fetcher = SimpleNamespace(open=self.open, move=self.move)
+        fetcher: Any = SimpleNamespace(open=self.open, move=self.move, brokers_are=lambda endpoints: None)
+        self.member._fetcher = fetcher
 
     def wake(self):
         self.woken += 1
@@ -181,6 +192,9 @@ class World:
         while not self.member._events.empty():
             self.member.take(self.member._events.get())
 
+    def state(self) -> State:
+        return self.member.state
+
     def owned(self):
         return [str(partition) for partition in sorted(self.member.owned)]
 
@@ -190,7 +204,7 @@ class World:
 
 def test_a_lone_member_owns_everything_from_the_start_offset():
     world = World("0-0", "0-1").start()
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
     assert world.owned() == ["0-0", "0-1"]
     assert world.opened == [("0-0", 0), ("0-1", 0)]
 
@@ -208,7 +222,7 @@ def test_when_another_joins_its_share_is_committed_and_then_released():
     world.consume("0-1", 77)
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
     assert world.owned() == ["0-0"]
     assert world.membership.owners == {"0-0": "g_me"}
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
@@ -220,7 +234,7 @@ def test_messages_in_the_users_hands_are_waited_for_before_the_release():
     state = world.member.owned[TopicPartition("t", 0, 1)]
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.DRAINING
+    assert world.state() is State.DRAINING
     assert state.revoking
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
     world.consume("0-1", 99)  # the next poll() acknowledges …
@@ -228,7 +242,7 @@ def test_messages_in_the_users_hands_are_waited_for_before_the_release():
     assert (assigned.assigned, revoked.assigned) == (True, False)
     revoked.done()  # … and lets go
     world.queued()
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
     assert world.membership.owners == {"0-0": "g_me"}
     assert world.store.offsets["t", "0-1"] == Offset(5, 99)
     assert not state.active
@@ -246,14 +260,14 @@ def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
     world.member.notices.get()
     world.member.notices.get().done()  # too late: nothing happens
     world.queued()
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
 
 
 def test_a_partition_still_held_by_another_is_claimed_again_after_a_pause(caplog):
     world = World("0-0", "0-1")
     world.membership.owners = {"0-1": "g_slow"}
     world.start()
-    assert world.member.state is State.PLAN_LATER
+    assert world.state() is State.PLAN_LATER
     assert world.owned() == ["0-0"]  # what could be claimed is used meanwhile
     (pause, again) = world.timers[-1]
     assert pause <= ConsumerConfig().rebalance_min_seconds
@@ -261,7 +275,7 @@ def test_a_partition_still_held_by_another_is_claimed_again_after_a_pause(caplog
     del world.membership.owners["0-1"]
     again()
     world.queued()
-    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
     assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
 
 
@@ -271,13 +285,13 @@ def test_it_tries_for_ever_and_keeps_what_it_owns():
     world.member.take(Event.CHANGED)
     pauses = []
     for _ in range(50):
-        assert world.member.state is State.PLAN_LATER
+        assert world.state() is State.PLAN_LATER
         assert world.owned() == ["0-0"]
         seconds, again = world.timers.pop()
         pauses.append(seconds)
         again()
         world.queued()
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
     assert max(pauses) <= ConsumerConfig().rebalance_max_seconds
 
 
@@ -285,10 +299,10 @@ def test_a_failed_registration_is_repeated():
     world = World("0-0")
     world.membership.failures = [CoordinationUnavailable("no answer")]
     world.start()
-    assert world.member.state is State.JOIN_LATER
+    assert world.state() is State.JOIN_LATER
     world.timers.pop()[1]()
     world.queued()
-    assert world.member.state is State.STABLE
+    assert world.state() is State.STABLE
 
 
 def test_a_failed_commit_keeps_the_partition_until_it_succeeds():
@@ -297,7 +311,7 @@ def test_a_failed_commit_keeps_the_partition_until_it_succeeds():
     world.store.failures = [CoordinationUnavailable("no answer")]
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.PLAN_LATER
+    assert world.state() is State.PLAN_LATER
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
     world.timers.pop()[1]()
     world.queued()
@@ -313,7 +327,7 @@ def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
     world.member.take(Event.CHANGED)
     world.membership.members = ["g_me"]
     world.member.take(Event.CHANGED)
-    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
     assert world.moved == [("0-1", 0)]
     assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
 
@@ -325,7 +339,7 @@ def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     world.membership.session_id = 0
     world.membership.owners = {}
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.JOIN_LATER
+    assert world.state() is State.JOIN_LATER
     assert (world.owned(), old.active, world.store.log) == ([], False, [])
     world.membership.session_id = 2
     world.timers.pop()[1]()
@@ -342,7 +356,7 @@ def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
     world.membership.owners = {}
     world.member.take(Event.CHANGED)
     new = world.member.owned[TopicPartition("t", 0, 0)]
-    assert (world.member.state, old.active, new.fence) == (State.STABLE, False, 2)
+    assert (world.state(), old.active, new.fence) == (State.STABLE, False, 2)
 
 
 def test_a_session_lost_while_committing_is_noticed():
@@ -358,7 +372,7 @@ def test_a_session_lost_while_committing_is_noticed():
 
     world.store.commit = commit
     world.member.take(Event.CHANGED)
-    assert (world.member.state, world.owned()) == (State.JOIN_LATER, [])
+    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
 
 
 def test_a_change_that_comes_while_draining_leads_to_another_plan():
@@ -367,11 +381,11 @@ def test_a_change_that_comes_while_draining_leads_to_another_plan():
     world.member.take(Event.CHANGED)
     world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.DRAINING
+    assert world.state() is State.DRAINING
     world.member.notices.get()
     world.member.notices.get().done()
     world.queued()
-    assert (world.member.state, world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_bursts_of_changes_are_looked_at_once():
@@ -385,7 +399,7 @@ def test_leaving_commits_and_takes_everything_back():
     world = World("0-0", "0-1").start()
     world.consume("0-0", 42)
     world.member.take(Event.CLOSE)
-    assert world.member.state is State.LEFT
+    assert world.state() is State.LEFT
     assert world.membership.left
     assert world.membership.owners == {}
     assert world.store.offsets == {("t", "0-0"): Offset(5, 42)}
@@ -396,7 +410,7 @@ def test_leaving_without_zookeeper_ends_too(caplog):
     world.consume("0-0", 42)
     world.store.failures = [CoordinationUnavailable("no answer")]
     world.member.take(Event.CLOSE)
-    assert world.member.state is State.LEFT
+    assert world.state() is State.LEFT
     assert "could not leave properly" in caplog.text
 
 
@@ -404,7 +418,7 @@ def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
     world = World("0-0").start()
     world.membership.failures = [ZeroDivisionError()]
     world.member.take(Event.CHANGED)
-    assert world.member.state is State.PLAN_LATER
+    assert world.state() is State.PLAN_LATER
     assert "ZeroDivisionError" in caplog.text
 
 

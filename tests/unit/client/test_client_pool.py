@@ -1,0 +1,161 @@
+"""Connections by broker: made by who needs them first, brought back by housekeeping alone."""
+
+import threading
+import time
+
+import pytest
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint, Waiter, open_connection
+from metaq.client.pool import ConnectionPool
+from metaq.client.testing import FakeBroker
+from metaq.client.timers import Timers
+from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
+
+HERE = Endpoint("127.0.0.1", 1)
+FAST = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
+
+
+def eventually(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        threading.Event().wait(0.002)
+
+
+def unreachable(endpoint, config, protocol, timeout):
+    raise BrokerUnavailable("nobody there")
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 1}) as broker:
+        yield broker
+
+
+def test_one_connection_is_shared(broker):
+    pool = ConnectionPool(FAST)
+    threads = [threading.Thread(target=lambda: found.append(pool.connection(broker.endpoint, 3))) for _ in range(8)]
+    found: list[object] = []
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+    assert broker.connections == 1
+    pool.close()
+
+
+def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards():
+    slow = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
+    tries = []
+
+    def open_(*arguments):
+        tries.append(arguments)
+        return unreachable(*arguments)
+
+    pool = ConnectionPool(slow, open=open_)
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailable, match="nobody there"):
+            pool.connection(HERE, 3)
+    assert len(tries) == 1
+    assert pool.down == {HERE}
+    pool.close()
+
+
+def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach():
+    """A connection attempt to a machine that is gone takes seconds; callers go elsewhere meanwhile."""
+    trying, give_up = threading.Event(), threading.Event()
+    tries = []
+
+    def open_(*arguments):
+        tries.append(1)
+        if len(tries) > 1:
+            trying.set()
+            give_up.wait(10)
+        return unreachable(*arguments)
+
+    pool = ConnectionPool(FAST, open=open_)
+    with pytest.raises(BrokerUnavailable):
+        pool.connection(HERE, 3)
+    assert trying.wait(5)
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="in the background"):
+        pool.connection(HERE, 3)
+    assert time.monotonic() - started < 1
+    give_up.set()
+    pool.close()
+
+
+def test_a_broken_connection_is_brought_back_and_said(broker):
+    pool = ConnectionPool(FAST)
+    up: list[Endpoint] = []
+    pool.on_up(up.append)
+    first = pool.connection(broker.endpoint, 3)
+    broker.drop_connections()
+    eventually(lambda: first.closed)  # noticed by housekeeping, nobody uses it
+    eventually(lambda: up == [broker.endpoint])
+    second = pool.connection(broker.endpoint, 3)
+    assert second is not first
+    assert not pool.down
+    pool.close()
+
+
+def test_a_broker_that_is_gone_for_good_is_forgotten():
+    pool = ConnectionPool(FAST, open=unreachable)
+    with pytest.raises(BrokerUnavailable):
+        pool.connection(HERE, 3)
+    pool.forget_all_down_but({HERE})
+    assert pool.down == {HERE}
+    pool.forget_all_down_but(set())
+    assert pool.down == frozenset()
+    pool.close()
+
+
+def test_a_closed_pool_refuses(broker):
+    pool = ConnectionPool(FAST)
+    connection = pool.connection(broker.endpoint, 3)
+    pool.close()
+    assert connection.closed
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        pool.connection(broker.endpoint, 3)
+
+
+def test_a_request_sent_for_a_caller_that_just_left_is_read_all_the_same(broker):
+    """Its caller promised to drive the connection, and reached its deadline a moment before the request was sent."""
+    connection = open_connection(broker.endpoint, FAST)
+    connection.drive(Waiter(), time.monotonic())
+    answers = []
+    connection.submit(
+        lambda opaque: (encode_frame(RequestCode.HEARTBEAT, opaque, {}),),
+        lambda reply, error: answers.append(reply),
+        time.monotonic() + 5,
+        background=False,
+    )
+    eventually(lambda: answers)
+    connection.close()
+
+
+def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
+    timers, done = Timers("test"), threading.Event()
+    seen: list[str] = []
+
+    def last() -> None:
+        seen.append("late")
+        done.set()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    timers.call_later(0.02, last)
+    timers.call_later(0.01, fail)
+    timers.call_later(0.0, lambda: seen.append("early"))
+    assert done.wait(5)
+    assert seen == ["early", "late"]
+    assert "ZeroDivisionError" in caplog.text
+    timers.close()
+    timers.call_later(0.0, lambda: seen.append("after close"))
+    assert seen == ["early", "late"]
