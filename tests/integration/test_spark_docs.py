@@ -1,0 +1,47 @@
+"""The examples of docs/spark.md, run in order as one program, and its option tables compared with the code."""
+
+import os
+import re
+import sys
+
+from pyspark.sql import SparkSession
+
+from metaq import Producer
+from metaq.spark_connector.options import READ_NAMES, WRITE_NAMES
+from metaq.spark_connector.schema import SPARK_SCHEMA
+
+from .cli_helpers import start_up, stop
+from .doc_examples import ROOT, blocks
+
+
+def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    up = start_up(tmp_path / "data", ["trades:2", "totals:1"])
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        with Producer(up.zookeeper) as producer:
+            for symbol, price in (("AA", 1), ("AA", 2), ("BB", 5)):
+                producer.send("trades", str(price).encode(), key=symbol, keys=[symbol])
+        names = {"spark": spark}
+        examples = blocks("spark.md", "python")
+        assert len(examples) == 3
+        for example in examples:
+            exec(example.replace("127.0.0.1:2181", up.zookeeper), names)
+        assert names["new"].count() == 3
+        totals = spark.read.format("metaq").options(zookeeper=up.zookeeper, subscribe="totals").load()
+        rows = totals.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)").collect()
+        assert sorted(tuple(row) for row in rows) == [("AA", "3"), ("BB", "5")]
+    finally:
+        spark.stop()
+        assert stop(up.process) == 0
+
+
+def test_the_tables_of_the_page_name_every_option_and_column():
+    text = (ROOT / "docs" / "spark.md").read_text("utf-8")
+    reading, writing = text.split("## Writing")
+    rows = {
+        part: set(re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (`[^|]*) \|", part, re.MULTILINE))))
+        for part in (reading, writing)
+    }
+    assert set(READ_NAMES) | set(SPARK_SCHEMA.fieldNames()) == rows[reading]
+    assert set(WRITE_NAMES) | {"value", "topic", "key", "tag"} == rows[writing]
