@@ -8,7 +8,7 @@ BrokerUnavailable, RequestTimedOut, or what replies.py makes of the broker's ref
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
@@ -26,14 +26,24 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_stats
 
-from .connection import Connection, Reply
+from .connection import Build, Endpoint, Reply
 from .replies import frame_error, is_success, text_error
 from .values import TopicPartition
 
-__all__ = ["Bounds", "messages_before", "offset_at_time", "partition_bounds", "read_bytes", "read_stats"]
+__all__ = ["Asked", "Bounds", "messages_before", "offset_at_time", "partition_bounds", "read_bytes", "read_stats"]
 
 READER_GROUP = "Just_for_Browser"
 """The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
+
+
+class Asked(Protocol):
+    """What of a Connection is used here."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def speaks_frames(self) -> bool: ...
+    def call(self, build: Build, timeout: float | None = None) -> Reply: ...
 
 
 class Bounds(NamedTuple):
@@ -44,7 +54,7 @@ class Bounds(NamedTuple):
     messages: int | None
 
 
-def partition_bounds(connection: Connection, partition: TopicPartition, timeout: float | None = None) -> Bounds:
+def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
     """What can be read now. A partition that never got a message has the bounds 0 and 0."""
     if connection.speaks_frames:
         counts = _counts(connection, partition, 0, timeout)
@@ -53,7 +63,7 @@ def partition_bounds(connection: Connection, partition: TopicPartition, timeout:
 
 
 def messages_before(
-    connection: Connection, partition: TopicPartition, offset: int, timeout: float | None = None
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> int | None:
     """How many readable messages end at or before byte `offset`; None if the broker cannot count."""
     if not connection.speaks_frames:
@@ -61,9 +71,7 @@ def messages_before(
     return _counts(connection, partition, offset, timeout).before
 
 
-def offset_at_time(
-    connection: Connection, partition: TopicPartition, time_ms: int, timeout: float | None = None
-) -> int:
+def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
     """Where the first message begins that was stored at or after `time_ms` (ms since 1970), or the end.
 
     Raises RequestRefused if the broker has no index by time (Java).
@@ -78,7 +86,7 @@ def offset_at_time(
 
 
 def read_bytes(
-    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
     """Stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
 
@@ -90,7 +98,7 @@ def read_bytes(
     return _get(connection, partition, offset, max_bytes, timeout)
 
 
-def read_stats(connection: Connection, item: str = "", timeout: float | None = None) -> list[str]:
+def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
     """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
     if connection.speaks_frames:
         ext = StatsRequest(item).to_ext()
@@ -106,7 +114,7 @@ def read_stats(connection: Connection, item: str = "", timeout: float | None = N
 
 
 def _ask(
-    connection: Connection,
+    connection: Asked,
     code: RequestCode,
     ext: Mapping[str, str | int],
     partition: TopicPartition,
@@ -121,16 +129,14 @@ def _ask(
     return reply
 
 
-def _counts(
-    connection: Connection, partition: TopicPartition, offset: int, timeout: float | None
-) -> MessageCountsReply:
+def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None) -> MessageCountsReply:
     request = MessageCountsRequest(partition.topic, partition.partition, offset)
     frame = _ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
     return MessageCountsReply.from_ext(frame.ext)
 
 
 def _pull(
-    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
     request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
     accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
@@ -148,7 +154,7 @@ def _pull(
 
 
 def _get(
-    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
     """A `get` cuts even its first record at the size asked for: then it is asked for more."""
     while True:
@@ -159,7 +165,7 @@ def _get(
 
 
 def _get_once(
-    connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
     def build(opaque: int) -> tuple[bytes]:
         return (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
@@ -179,13 +185,13 @@ def _first_is_whole(data: memoryview) -> bool:
     return len(data) >= HEADER_BYTES and HEADER.unpack_from(data)[0] <= len(data) - HEADER_BYTES
 
 
-def _text_result(reply: Reply, connection: Connection) -> Result:
+def _text_result(reply: Reply, connection: Asked) -> Result:
     if not isinstance(reply, Result):
         raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
     return reply
 
 
-def _stats_bounds(connection: Connection, partition: TopicPartition, timeout: float | None) -> Bounds:
+def _stats_bounds(connection: Asked, partition: TopicPartition, timeout: float | None) -> Bounds:
     """From the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
     wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
     for line in read_stats(connection, "offsets", timeout):

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -22,7 +23,7 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
         with Producer(up.zookeeper) as producer:
             for symbol, price in (("AA", 1), ("AA", 2), ("BB", 5)):
                 producer.send("trades", str(price).encode(), key=symbol, keys=[symbol])
-        names = {"spark": spark}
+        names: dict[str, Any] = {"spark": spark}
         examples = blocks("spark.md", "python")
         assert len(examples) == 3
         for example in examples:

@@ -1,8 +1,10 @@
 """Questions about a partition, in both protocols, against replies written by hand."""
 
+from typing import Any
+
 import pytest
 
-from metaq.client.connection import Endpoint
+from metaq.client.connection import Build, Endpoint, Reply
 from metaq.client.inquiry import Bounds, messages_before, offset_at_time, partition_bounds, read_bytes, read_stats
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
@@ -27,12 +29,12 @@ class Peer:
 
     endpoint = Endpoint("host", 8123)
 
-    def __init__(self, *replies, frames):
+    def __init__(self, *replies: Reply, frames: bool) -> None:
         self.speaks_frames = frames
-        self.asked = []
+        self.asked: list[Any] = []
         self._replies = list(replies)
 
-    def call(self, build, timeout=None):
+    def call(self, build: Build, timeout: float | None = None) -> Reply:
         raw = b"".join(bytes(part) for part in build(1))
         self.asked.append(FrameReader().receive(raw)[0] if self.speaks_frames else raw)
         return self._replies.pop(0)

@@ -1,5 +1,7 @@
 """What a DataFrame must look like to be written: checked on the driver."""
 
+from typing import Any, ClassVar
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StructType
@@ -70,7 +72,7 @@ class Acknowledged:
 class Recorder:
     """A producer that keeps what it is given."""
 
-    sent = []  # noqa: RUF012
+    sent: ClassVar[list[tuple[Any, ...]]] = []
 
     def __init__(self, *_args, **_options):
         self.sent.clear()
