@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from metaq.client.cluster import Cluster
+from metaq.client.consumer.delivery import take_messages
+from metaq.client.consumer.partition_state import Chunk
 from metaq.client.inquiry import partition_bounds, read_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
-from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
 
 from .options import PartitionName, Position
 from .positions import offset_of
@@ -81,22 +82,14 @@ def _next_block(cluster: Cluster, cursor: _Cursor) -> Iterator[Message]:
         yield message
 
 
-def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> Iterator[Message]:
+def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
     """The complete records of `data`, which begins at byte `offset` of `partition`.
 
-    Raises CorruptRecord for a wrong checksum, and for bytes without one complete record (brokers send the first whole).
+    Raises CorruptRecord for a first record with a wrong checksum (a later one ends the list: the next read begins with
+    it), and for bytes without one complete record, because brokers send the first whole.
     """
-    found = False
-    for header in iter_headers(data):
-        found = True
-        body = bytes(data[header.start + HEADER_BYTES : header.end])
-        if checksum(body) != header.checksum:
-            raise _corrupt(partition, offset + header.start)
-        yield Message(partition, offset + header.start, header.id, header.flag, body)
-    if data and not found:
-        raise _corrupt(partition, offset)
-
-
-def _corrupt(partition: TopicPartition, offset: int) -> CorruptRecord:
-    reason = "no message with a right checksum: does the offset begin a message?"
-    return CorruptRecord(f"topic {partition.topic}, partition {partition}", offset, reason)
+    messages = take_messages(Chunk.of(data, offset, offset + len(data)), partition, len(data))
+    if data and not messages:
+        where = f"topic {partition.topic}, partition {partition}"
+        raise CorruptRecord(where, offset, f"no complete message in {len(data)} bytes: does one begin there?")
+    return messages
