@@ -8,9 +8,9 @@ from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 
 from .offsets import OffsetRange, PartitionState, plan_ranges
-from .options import ReadOptions
+from .options import ReadOptions, WriteOptions
 
-__all__ = ["plan_query"]
+__all__ = ["check_published", "plan_query"]
 
 
 def plan_query(options: ReadOptions) -> list[OffsetRange]:
@@ -27,6 +27,17 @@ def plan_query(options: ReadOptions) -> list[OffsetRange]:
             for partition in cluster.partitions(topic)
         ]
     return plan_ranges(options, states)
+
+
+def check_published(options: WriteOptions) -> None:
+    """Raise NoPartition if no live broker takes messages of the option's topic; CoordinationUnavailable.
+
+    Topics that rows name are not known before the tasks run.
+    """
+    if options.topic is not None:
+        protocol = check_protocol(options.protocol)
+        with Cluster(options.zookeeper, root=options.root, protocol=protocol) as cluster:
+            cluster.partitions(options.topic)
 
 
 def _state(cluster: Cluster, partition: TopicPartition, group: str | None) -> PartitionState:

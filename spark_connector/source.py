@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 from metaq.protocol.errors import ConfigError
 
 from .options import ReadOptions, WriteOptions
+from .planning import check_published
 from .reader import MetaqReader
 from .schema import SPARK_SCHEMA
 from .writer import MetaqWriter
@@ -41,7 +42,10 @@ class MetaqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise ConfigError("mode", "overwrite", 'a topic can only be appended to: choose mode("append")')
-        return MetaqWriter(WriteOptions.parse(self.options), schema)
+        options = WriteOptions.parse(self.options)
+        writer = MetaqWriter(options, schema)
+        check_published(options)
+        return writer
 
 
 def register(spark: SparkSession) -> None:

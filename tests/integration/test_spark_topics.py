@@ -190,6 +190,7 @@ def test_a_wrong_option_fails_on_the_driver_before_any_task(spark, cluster, opti
     [
         ({"topic": "a/b"}, "append", "use a name without '/'"),
         ({}, "append", "set the option, or add a column topic"),
+        ({"topic": "nowhere"}, "append", "topic 'nowhere' is published by no live broker"),
         ({"topic": "out"}, "overwrite", "a topic can only be appended to"),
     ],
 )
