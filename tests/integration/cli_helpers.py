@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import select
@@ -35,8 +36,11 @@ def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = Non
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a command that goes on; in a session of its own, as from another terminal."""
-    return subprocess.Popen(
+    """Start a command that goes on; in a session of its own, as from another terminal.
+
+    It ends with the test run at the latest (a failed test may not have stopped it).
+    """
+    process = subprocess.Popen(
         [*METAQ, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -44,6 +48,8 @@ def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.P
         env={**os.environ, **(env or {})},
         start_new_session=True,
     )
+    atexit.register(process.kill)
+    return process
 
 
 def first_line(process: subprocess.Popen[bytes], seconds: float = START_SECONDS) -> str:
