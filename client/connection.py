@@ -160,6 +160,8 @@ class Connection:
         self._last_traffic = clock()
         self._heartbeat_under_way = False
         self.on_closed: Callable[[Connection], None] | None = None
+        self.expects_bulk = False
+        """Set by who pulls: answers are large, so each is received whole; costs small ones a second system call."""
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +345,11 @@ class Connection:
             if patience < _TICK and not _readable(self._fileno, patience):
                 self._expire()
                 return
-            data = self._sock.recv(self._receive_bytes)
+            if self.expects_bulk and isinstance(self._reader, ReplyReader):
+                # in one system call straight to its own buffer, without the interpreter's lock in between
+                data = self._sock.recv(self._reader.wanted_bytes, socket.MSG_WAITALL)
+            else:
+                data = self._sock.recv(self._receive_bytes)
         except (BlockingIOError, InterruptedError):
             self._expire()
             return
@@ -353,9 +359,8 @@ class Connection:
         if not data:
             self._fail(BrokerUnavailable(f"{self.endpoint} closed the connection"))
             return
-        received = len(data)
-        if received == self._receive_bytes or received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
-            self._adapt(received)
+        if not self.expects_bulk:
+            self._adapt(len(data))
         try:
             replies = self._reader.receive(data)
         except RemoteProtocolError as error:
@@ -373,7 +378,7 @@ class Connection:
         """Large replies need few system calls, small ones no large buffer."""
         if received == self._receive_bytes:
             self._receive_bytes = min(received * 4, self._config.max_receive_bytes)
-        else:
+        elif received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
             self._receive_bytes >>= 1
 
     def _expire(self) -> None:

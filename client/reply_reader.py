@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from metaq.protocol.frames import Frame, frame_bytes, parse_frame
+from metaq.protocol.frames import Frame, FrameStream, parse_frame, parse_frame_behind
 
 __all__ = ["ReplyReader", "SentReply"]
 
@@ -28,39 +28,15 @@ _SENT = re.compile(
 _LONGEST_SENT = 256
 
 
-class ReplyReader:
-    """Turns a stream of bytes into frames; no I/O. As protocol.frames.FrameReader, and with its bounds.
-
-    Cost: O(bytes), each byte is joined at most once.
-    """
+class ReplyReader(FrameStream[Frame | SentReply]):
+    """A FrameReader that recognises the answer to a send."""
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._missing = 0
+        super().__init__(_parse, parse_frame_behind)
 
-    def receive(self, data: bytes) -> list[Frame | SentReply]:
-        """Take the next bytes; return the frames they complete. Raises RemoteProtocolError: close the connection."""
-        if self._missing > len(data):
-            self._chunks.append(data)
-            self._missing -= len(data)
-            return []
-        if self._chunks:
-            self._chunks.append(data)
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-        self._missing = 0
-        replies: list[Frame | SentReply] = []
-        position = 0
-        while position < len(data):
-            length = frame_bytes(data, position)
-            end = position + length
-            if length == 0 or end > len(data):
-                self._missing = max(0, end - len(data))
-                self._chunks.append(data[position:] if position else data)
-                break
-            replies.append(_sent(data, position, end) or parse_frame(data, position, length))
-            position = end
-        return replies
+
+def _parse(data: bytes, position: int, length: int) -> Frame | SentReply:
+    return _sent(data, position, position + length) or parse_frame(data, position, length)
 
 
 def _sent(data: bytes, start: int, end: int) -> SentReply | None:

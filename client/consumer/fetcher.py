@@ -124,7 +124,9 @@ class Fetcher:
         endpoint = self._endpoint_of(state.partition)
         if endpoint is None:
             raise BrokerUnavailable(f"broker {state.partition.broker} is not registered")
-        return self._pool.connection(endpoint, _CONNECT_SECONDS)
+        connection = self._pool.connection(endpoint, _CONNECT_SECONDS)
+        connection.expects_bulk = True
+        return connection
 
     # --- pulling ----------------------------------------------------------------------------------------------------
 

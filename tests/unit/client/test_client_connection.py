@@ -274,3 +274,19 @@ def test_a_peer_that_is_no_broker_is_refused():
         with pytest.raises(BrokerUnavailable, match="did not answer as a metaq broker"):
             open_connection(endpoint, CONFIG, timeout=5)
         thread.join(5)
+
+
+def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(broker, connection):
+    answers = Answers()
+    connection.submit(ask(), answers, time.monotonic() + 5)
+    eventually(lambda: answers.replies and not connection._reading)
+    readers: list[int] = []
+    read = connection._read
+
+    def noted_read(patience: float) -> None:
+        readers.append(threading.get_ident())
+        read(patience)
+
+    connection._read = noted_read
+    connection.call(ask())
+    assert set(readers) == {threading.get_ident()}

@@ -18,6 +18,7 @@ from metaq.protocol.errors import (
     PartitionClosed,
     RequestRefused,
     RequestTimedOut,
+    TopicNotAccepted,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import decode_attribute, encode_attributes
@@ -355,3 +356,39 @@ def test_a_stopped_partition_error_reaches_the_future_with_its_type(broker):
         future = producer.send_async("t", b"", partition=TopicPartition("t", 0, 0), timeout=0.1)
         assert isinstance(future.exception(10), RequestTimedOut)
         assert PartitionClosed.retriable
+
+
+def test_a_partition_that_refused_is_left_alone_for_a_while(broker, producer):
+    patient = ProducerConfig(retry_min_seconds=30, retry_max_seconds=30)
+    refused = []
+    broker.log("t", 0).closed = True
+
+    def count(request):
+        partition = request.ext.get("partition") if isinstance(request, Frame) else getattr(request, "partition", None)
+        refused.extend([request] if str(partition) == "0" else [])
+
+    broker.refuse = count
+    protocol = producer._pool._protocol
+    with Producer(metadata=FakeCluster([broker]), config=patient, protocol=protocol) as producer:
+        for _ in range(10):
+            assert producer.send("t", b"").partition.partition == 1
+    assert len(refused) == 1
+
+
+def test_a_topic_that_brokers_refuse_although_it_is_registered_is_given_up_after_some_tries(broker):
+    broker.refuse = lambda request: ResponseCode.TOPIC_NOT_EXIST if is_send(request) else None
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer, pytest.raises(TopicNotAccepted, match="t"):
+        producer.send("t", b"", timeout=20)
+    assert 1 < len([name for name in broker.requests if name == f"frame {RequestCode.SEND}"]) < 10
+
+
+def test_over_text_only_the_puts_of_a_batch_that_failed_are_repeated(broker):
+    refusals = [503]
+    broker.refuse = lambda request: refusals.pop() if getattr(request, "body", b"") == b"2" and refusals else None
+    there = TopicPartition("t", 0, 1)
+    with Producer(metadata=FakeCluster([broker]), config=FAST, protocol="text") as producer:
+        results = producer.send_batch("t", [b"%d" % number for number in range(5)], partition=there)
+    assert sorted(broker.bodies("t", 1)) == [b"%d" % number for number in range(5)]
+    log = broker.log("t", 1)
+    assert [log.ids[log.starts.index(result.offset)] for result in results] == [result.message_id for result in results]
+    assert broker.bodies("t", 1)[log.starts.index(results[2].offset)] == b"2"
