@@ -9,9 +9,9 @@ text command begins with. JSON header: `{"code":int,"language":"PYTHON","version
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import simplejson
 
@@ -19,7 +19,18 @@ from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from .record import Buffer
 
-__all__ = ["ONE_WAY", "PREFIX_BYTES", "RESPONSE", "Frame", "FrameReader", "encode_frame", "frame_bytes", "parse_frame"]
+__all__ = [
+    "ONE_WAY",
+    "PREFIX_BYTES",
+    "RESPONSE",
+    "Frame",
+    "FrameReader",
+    "FrameStream",
+    "encode_frame",
+    "frame_bytes",
+    "parse_frame",
+    "parse_frame_behind",
+]
 
 RESPONSE = 1
 ONE_WAY = 2
@@ -98,11 +109,27 @@ def frame_bytes(data: Buffer, position: int) -> int:
     return length
 
 
-def parse_frame(data: bytes, position: int, length: int) -> Frame:
+def parse_frame(data: Buffer, position: int, length: int) -> Frame:
     """Decode the frame of `length` bytes at `position`. Raises RemoteProtocolError for a header that is not ours."""
-    header_end = position + PREFIX_BYTES + int.from_bytes(data[position + 5 : position + 8], "big")
+    header = position + PREFIX_BYTES
+    body = header + _header_bytes(data, position)
+    view = memoryview(data)
+    return _decode(bytes(view[header:body]), view[body : position + length])
+
+
+def parse_frame_behind(prefix: bytes, rest: bytes) -> Frame:
+    """The same for a frame whose prefix was received apart from all that follows it, so that nothing was joined."""
+    body = _header_bytes(prefix, 0)
+    return _decode(rest[:body], memoryview(rest)[body:])
+
+
+def _header_bytes(data: Buffer, position: int) -> int:
+    return int.from_bytes(data[position + 5 : position + 8], "big")
+
+
+def _decode(header_json: bytes, body: memoryview) -> Frame:
     try:
-        header = _decode_json(data[position + PREFIX_BYTES : header_end].decode("utf-8"))
+        header = _decode_json(header_json.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # simplejson's and UTF-8's errors are ValueErrors
         raise RemoteProtocolError(f"frame header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -113,7 +140,6 @@ def parse_frame(data: bytes, position: int, length: int) -> Frame:
         raise RemoteProtocolError("extFields is not an object of strings")
     if not isinstance(remark, str):
         raise RemoteProtocolError("remark is not a string")
-    body = memoryview(data)[header_end : position + length]
     return Frame(_number(header, "code"), _number(header, "opaque"), _number(header, "flag"), remark, ext, body)
 
 
@@ -124,35 +150,57 @@ def _number(header: dict[str, Any], name: str) -> int:
     return value
 
 
-class FrameReader:
-    """Reads frames from a stream of bytes; no I/O. Used by clients; a broker reads both protocols (requests.py).
+T = TypeVar("T")
+
+
+class FrameStream(Generic[T]):
+    """Cuts a stream of bytes into frames and has each parsed; no I/O.
 
     Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering.
+    Who receives exactly `wanted_bytes` each time has nothing joined at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parse: Callable[[bytes, int, int], T], parse_behind: Callable[[bytes, bytes], T]) -> None:
+        """parse: as parse_frame. parse_behind: as parse_frame_behind."""
+        self._parse = parse
+        self._parse_behind = parse_behind
         self._chunks: list[bytes] = []
         self._missing = 0
 
-    def receive(self, data: bytes) -> list[Frame]:
+    @property
+    def wanted_bytes(self) -> int:
+        """What is missing of the frame that has begun; of a new one, its prefix."""
+        return self._missing or PREFIX_BYTES
+
+    def receive(self, data: bytes) -> list[T]:
         """Take the next bytes; return the frames they complete. Raises RemoteProtocolError: close the connection."""
-        if self._missing > len(data):
+        missing = self._missing
+        if missing > len(data):
             self._chunks.append(data)
             self._missing -= len(data)
             return []
-        if self._chunks:
-            self._chunks.append(data)
-            data = b"".join(self._chunks)
-            self._chunks.clear()
         self._missing = 0
-        frames: list[Frame] = []
+        if self._chunks:
+            chunks, self._chunks = self._chunks, []
+            if missing == len(data) and len(chunks) == 1 and len(chunks[0]) == PREFIX_BYTES:
+                return [self._parse_behind(chunks[0], data)]
+            data = b"".join((*chunks, data))
+        frames: list[T] = []
         position = 0
         while position < len(data):
             length = frame_bytes(data, position)
-            if length == 0 or position + length > len(data):
-                self._missing = max(0, position + length - len(data))
+            end = position + length
+            if length == 0 or end > len(data):
+                self._missing = max(0, end - len(data))
                 self._chunks.append(data[position:] if position else data)
                 break
-            frames.append(parse_frame(data, position, length))
-            position += length
+            frames.append(self._parse(data, position, length))
+            position = end
         return frames
+
+
+class FrameReader(FrameStream[Frame]):
+    """Reads frames; a broker, which takes both protocols, has RequestReader (requests.py)."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_frame, parse_frame_behind)

@@ -151,3 +151,16 @@ def test_runs_are_found_again():
     for wrong, count in ((body[:-1], 2), (body[:10], 1), (body, 1)):
         with pytest.raises(RemoteProtocolError):
             decode_runs(wrong, count)
+
+
+@pytest.mark.parametrize("body", [b"", b"x", bytes(70_000)])
+def test_a_reader_that_is_given_what_it_wants_copies_nothing_and_finds_the_same_frames(body):
+    raw = encode_frame(11, 5, {"topic": "t"}, len(body), flag=RESPONSE) + body
+    stream, reader, found, received = raw * 3, FrameReader(), [], []
+    while stream:
+        received.append(stream[: reader.wanted_bytes])
+        stream = stream[len(received[-1]) :]
+        found += reader.receive(received[-1])
+    assert found == [parse_frame(raw, 0, len(raw))] * 3
+    assert len(received) == 6  # a prefix and the rest, three times
+    assert [frame.body.obj is rest for frame, rest in zip(found, received[1::2], strict=True)] == [True] * 3
