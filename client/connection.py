@@ -53,6 +53,8 @@ _SMALL_BYTES = 32 * 1024
 _MAX_IOV = 1000
 """Buffers per sendmsg (Linux allows 1,024)."""
 _FIRST_RECEIVE_BYTES = 16 * 1024
+_HANDLER_FAILED = "a handler of an answer failed"
+"""A bug in one request's handler must not stop the reading for all the others, so it is logged."""
 
 
 class Endpoint(NamedTuple):
@@ -186,8 +188,17 @@ class Connection:
         background=False promises that a thread is going to `drive` this connection until the answer is there.
         Raises only LocalProtocolError (from `build`: nothing was sent and on_done is not called).
         """
-        opaque = next(self._opaques) & 0x7FFFFFFF
-        buffers = build(opaque)
+        opaque = self.new_opaque()
+        self.submit_built(opaque, build(opaque), on_done, deadline, background)
+
+    def new_opaque(self) -> int:
+        """For a request whose bytes the caller makes itself, with `submit_built`."""
+        return next(self._opaques) & 0x7FFFFFFF
+
+    def submit_built(
+        self, opaque: int, buffers: Sequence[Buffer], on_done: OnDone, deadline: float, background: bool
+    ) -> None:
+        """As `submit`, with the request's bytes made for `opaque`, which came from `new_opaque`."""
         if len(self._pending) >= self._config.max_in_flight_requests:
             on_done(None, BrokerUnavailable(f"{self.endpoint} has {len(self._pending)} requests under way already"))
             return
@@ -203,7 +214,7 @@ class Connection:
         self, builds: Sequence[Build], handlers: Sequence[OnDone], deadline: float, *, background: bool = True
     ) -> None:
         """Many requests pipelined with as few system calls as possible; otherwise as `submit`."""
-        opaques = [next(self._opaques) & 0x7FFFFFFF for _ in builds]
+        opaques = [self.new_opaque() for _ in builds]
         buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
         for opaque, on_done in zip(opaques, handlers, strict=True):
             self._pending[opaque] = _Pending(on_done, deadline, background)
@@ -237,9 +248,10 @@ class Connection:
                 self._lead(waiter, deadline)
             else:
                 waiter.park(deadline - self._clock())
-            if self._clock() >= deadline:
+            if not waiter.done and self._clock() >= deadline:
                 break
-        self._leave(waiter)
+        if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
+            self._leave(waiter)
 
     def close(self) -> None:
         """End the connection; requests under way get BrokerUnavailable."""
@@ -250,12 +262,13 @@ class Connection:
     def _take_role(self, waiter: Waiter) -> bool:
         """True: the caller reads now. False: it has become a follower and shall park."""
         with self._mutex:
-            if waiter.leads:  # handed over while it was parked
-                waiter.leads = False
-                return True
             if not self._reading and self._failure is None:
                 self._reading = True
-                self._followers.pop(waiter, None)
+                if waiter.mailbox is not None:
+                    self._followers.pop(waiter, None)
+                return True
+            if waiter.leads:  # handed over while it was parked
+                waiter.leads = False
                 return True
             if waiter.mailbox is None:
                 waiter.mailbox = SimpleQueue()
@@ -266,8 +279,6 @@ class Connection:
 
     def _leave(self, waiter: Waiter) -> None:
         """The waiter's thread goes away: it is no follower any more, and passes on a role it was just handed."""
-        if waiter.mailbox is None and waiter.done:
-            return  # never was a follower
         with self._mutex:
             self._followers.pop(waiter, None)
             leads, waiter.leads = waiter.leads, False
@@ -368,8 +379,12 @@ class Connection:
             return
         for reply in replies:
             pending = self._pending.pop(reply.opaque, None)
-            if pending is not None:  # else: an answer after its deadline
-                _complete(pending, reply, None)
+            if pending is None:
+                continue  # an answer after its deadline
+            try:
+                pending.on_done(reply, None)
+            except Exception:
+                log.exception(_HANDLER_FAILED)
         now = self._last_traffic = self._clock()
         if now >= self._next_expiry:
             self._expire()
@@ -386,7 +401,7 @@ class Connection:
         self._next_expiry = now + _TICK
         for opaque, pending in list(self._pending.items()):
             if pending.deadline <= now and self._pending.pop(opaque, None) is not None:
-                _complete(pending, None, RequestTimedOut(f"{self.endpoint} did not answer in time"))
+                _complete(pending, RequestTimedOut(f"{self.endpoint} did not answer in time"))
 
     # --- bytes out --------------------------------------------------------------------------------------------------
 
@@ -466,7 +481,7 @@ class Connection:
                 _, pending = self._pending.popitem()
             except KeyError:
                 return  # another thread took the last one
-            _complete(pending, None, self._failure)
+            _complete(pending, self._failure)
 
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
@@ -494,11 +509,11 @@ class Connection:
             self._fail(BrokerUnavailable(f"{self.endpoint} gave no sign of life"))
 
 
-def _complete(pending: _Pending, reply: Reply | None, error: MetaqError | None) -> None:
+def _complete(pending: _Pending, error: MetaqError | None) -> None:
     try:
-        pending.on_done(reply, error)
-    except Exception:  # a bug in one request's handler must not stop the reading for all the others
-        log.exception("a handler of an answer failed")
+        pending.on_done(None, error)
+    except Exception:
+        log.exception(_HANDLER_FAILED)
 
 
 def _readable(fileno: int, seconds: float) -> bool:

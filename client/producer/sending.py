@@ -86,18 +86,15 @@ class Sender:
     def _send_frame(
         self, connection: Connection, accumulator: Accumulator, batch: list[Outgoing], deadline: float, background: bool
     ) -> None:
-        build = self._single if len(batch) == 1 and type(batch[0]) is Outgoing else _batch
-        connection.submit(
-            partial(build, accumulator.partition, batch),
-            partial(self._frame_answered, accumulator, batch, connection.endpoint),
-            deadline,
-            background=background,
-        )
-
-    def _single(self, partition: TopicPartition, batch: list[Outgoing], opaque: int) -> Sequence[Buffer]:
-        outgoing = batch[0]
-        body = outgoing.body
-        return self._headers.encode(opaque, partition, outgoing.flag, outgoing.checksum, len(body)), body
+        partition, opaque, first = accumulator.partition, connection.new_opaque(), batch[0]
+        frame: Sequence[Buffer]
+        if len(batch) == 1 and type(first) is Outgoing:
+            body = first.body
+            frame = self._headers.encode(opaque, partition, first.flag, first.checksum, len(body)), body
+        else:
+            frame = _batch(partition, batch, opaque)
+        on_done = partial(self._frame_answered, accumulator, batch, connection.endpoint)
+        connection.submit_built(opaque, frame, on_done, deadline, background)
 
     def _frame_answered(
         self,
