@@ -97,7 +97,19 @@ class Session(Protocol):
         self.last_active = self._seconds()
         if self._closing:
             return
-        requests = self._reader.receive(data)
+        self._take(self._reader.receive(data))
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
+        return None if self._closing else self._reader.space
+
+    def received(self, count: int) -> None:
+        """`count` bytes came into `space`."""
+        self.last_active = self._seconds()
+        self._take(self._reader.received(count))
+
+    def _take(self, requests: list[Request]) -> None:
         if self._queue:
             self._queue.extend(requests)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
@@ -11,12 +13,18 @@ __all__ = ["Request", "RequestReader"]
 
 Request = TextCommand | Frame
 
+_LARGE_FRAME_BYTES = 64 << 10
+"""Frames from here on get a buffer of their own, which the transport can receive into."""
+
 
 class RequestReader:
     """Turns a stream of bytes into requests; no I/O.
 
     Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. What may be buffered is bounded
     before it is: a line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES.
+
+    The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and
+    call `received`. Such a frame's body is writable.
 
     Wrong bytes set `failure` and end the stream: `receive` still returns the requests in front of them, because 1.x
     answers those before it closes.
@@ -26,16 +34,42 @@ class RequestReader:
         self.failure: RemoteProtocolError | None = None
         self._chunks: list[bytes] = []
         self._missing = 0  # bytes to collect before it is worth looking again
+        self._large: memoryview | None = None  # a large frame that is not complete, and how much of it is there
+        self._large_filled = 0
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an incomplete request held now."""
-        return sum(map(len, self._chunks))
+        return sum(map(len, self._chunks)) + self._large_filled
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the rest of a large frame belongs; None if the next bytes are to be given to `receive`."""
+        return None if self._large is None else self._large[self._large_filled :]
+
+    def received(self, count: int) -> list[Request]:
+        """`count` bytes, at least one, were received into `space`; return the frame if that completes it."""
+        large = self._large
+        assert large is not None
+        self._large_filled += count
+        if self._large_filled < len(large):
+            return []
+        self._large, self._large_filled = None, 0
+        try:
+            return [parse_frame(large, 0, len(large))]
+        except RemoteProtocolError as failure:
+            self.failure = failure
+            return []
 
     def receive(self, data: bytes) -> list[Request]:
         """Take the next bytes of the connection; return the requests they complete, in order."""
         if self.failure is not None:
             return []
+        space = self.space
+        if space is not None:
+            taken = min(len(data), len(space))
+            space[:taken] = data[:taken]
+            return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])
         if self._missing > len(data):
             self._chunks.append(data)
             self._missing -= len(data)
@@ -71,6 +105,11 @@ class RequestReader:
     def _frame(self, data: bytes, position: int, requests: list[Request]) -> int:
         length = frame_bytes(data, position)
         end = position + length
+        if length >= _LARGE_FRAME_BYTES and end > len(data):
+            self._large = np.empty(length, np.uint8).data  # no page of it is touched before data comes
+            self._large_filled = len(data) - position
+            self._large[: self._large_filled] = data[position:]
+            return len(data)
         if length == 0 or end > len(data):
             self._missing = max(0, end - len(data))
             return 0

@@ -56,15 +56,18 @@ def encode_puts(
 
 def stamp_batch(
     body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64], now_ms: int
-) -> tuple[bytearray, bytes]:
+) -> tuple[memoryview, bytes]:
     """Check a batch of whole records, write their message ids, and make their index units.
 
-    body: the records back to back, whatever their ids. sizes: of each record in bytes, header included. ids: one for
+    body: the records back to back, whatever their ids; stamped in place if it is writable, else in a copy.
+    sizes: of each record in bytes, header included. ids: one for
     each. base_offset, now_ms: as in encode_puts. numpy over the batch; only records with an attribute are looked at
     one by one, for their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or the batch is
     empty; ChecksumMismatch if any body is damaged.
     """
-    data = bytearray(body)
+    data = memoryview(body)
+    if data.readonly:
+        data = memoryview(bytearray(body))
     widths = sizes.astype(np.int64)
     ends = np.cumsum(widths)
     starts = ends - widths
@@ -73,7 +76,7 @@ def stamp_batch(
     wrong = headers["length"] != widths - HEADER_BYTES
     if wrong.any():
         raise RemoteProtocolError(f"record {int(wrong.argmax())} of the batch does not have the announced size")
-    if not checksums_match(memoryview(data), starts + HEADER_BYTES, ends, headers["checksum"]):
+    if not checksums_match(data, starts + HEADER_BYTES, ends, headers["checksum"]):
         raise ChecksumMismatch
     _write_ids(data, starts, ids)
     units = np.zeros(len(widths), UNIT_DTYPE)
@@ -81,7 +84,7 @@ def stamp_batch(
     units["id"] = ids
     units["time_ms"] = now_ms
     units["size"] = widths
-    _hash_tags(units, memoryview(data), starts, ends, headers["flag"].astype(np.int64))
+    _hash_tags(units, data, starts, ends, headers["flag"].astype(np.int64))
     return data, units.tobytes()
 
 
@@ -94,7 +97,7 @@ def _check_sizes(widths: npt.NDArray[np.int64], total: int, body_bytes: int) -> 
         raise RemoteProtocolError(f"the batch's records have {total} bytes, its body {body_bytes}")
 
 
-def _write_ids(data: bytearray, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> None:
+def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> None:
     raw = np.frombuffer(data, np.uint8)
     where = starts[:, None] + np.arange(_ID_POSITION, _ID_POSITION + _ID_BYTES)
     raw[where] = ids.astype(">i8").view(np.uint8).reshape(-1, _ID_BYTES)

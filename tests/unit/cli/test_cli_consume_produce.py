@@ -100,7 +100,7 @@ def test_records_become_messages_with_their_offsets():
 
 @pytest.mark.parametrize("data", [b"\0" * 19, encode_record(b"one", 7, 0)[:-1], b"\0\0\0\1" + b"\1" * 17])
 def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_ever(data):
-    with pytest.raises(CorruptRecord, match="does one begin there|checksum does not match"):
+    with pytest.raises(CorruptRecord, match=r"does one begin there|checksum does not match"):
         list(decode_records(memoryview(data), PLACE, 100))
 
 

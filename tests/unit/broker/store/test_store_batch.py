@@ -15,7 +15,7 @@ from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers, tag_hash
 
 
-def stamp(records: Sequence[bytes], sizes: Sequence[int] | None = None) -> tuple[bytearray, bytes]:
+def stamp(records: Sequence[bytes], sizes: Sequence[int] | None = None) -> tuple[memoryview, bytes]:
     widths = np.array([len(record) for record in records] if sizes is None else sizes, dtype=">u4")
     ids = np.arange(1000, 1000 + len(widths), dtype=np.int64)
     return stamp_batch(b"".join(records), widths, 500, ids, 77)
@@ -83,3 +83,11 @@ def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
     _, units = stamp([encode_record(body, 0, 1), encode_record(body, 0, 3)])
     tags = np.frombuffer(units, UNIT_DTYPE)["tag"].tolist()
     assert tags == [tag_hash("TAGS\x01buy\x02"), tag_hash("buy")]
+
+
+def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone() -> None:
+    raw = encode_record(b"one", 0, 0)
+    for body in (memoryview(bytearray(raw)), memoryview(raw)):
+        data, _ = stamp_batch(body, np.array([len(raw)]), 0, np.array([77]), 0)
+        assert bytes(data) == encode_record(b"one", 77, 0)
+        assert bytes(body) == (raw if body.readonly else bytes(data))
