@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["Consumer"]
+
+log = logging.getLogger(__name__)
 
 _STARTS = {"earliest": 0, "latest": LATEST}
 _LOOKUP_SECONDS = 10.0
@@ -105,6 +108,7 @@ class Consumer:
         self._on_revoked = on_revoked
         self._polling = threading.Lock()
         self._closed = False
+        self._waits_for_zookeeper = False
         self._arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
         self._timers = Timers("metaq-fetch", clock)
         self._commit_timers = Timers("metaq-commit", clock)
@@ -169,7 +173,7 @@ class Consumer:
         deadline = 0.0
         while True:
             self._tell_user()
-            messages = self._handout.take(max_messages)
+            messages = [] if self._may_have_lost_everything() else self._handout.take(max_messages)
             if messages:
                 return messages
             now = self._clock()
@@ -179,6 +183,25 @@ class Consumer:
             self._wait(deadline - now)
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
+
+    def _may_have_lost_everything(self) -> bool:
+        """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
+
+        They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
+        """
+        seconds = self._session.suspended_seconds
+        if seconds <= self._config.session_timeout_seconds / 3:
+            self._waits_for_zookeeper = False
+            return False
+        if not self._waits_for_zookeeper:
+            self._waits_for_zookeeper = True
+            log.warning(
+                "group %s: ZooKeeper has not answered for %.1f s; nothing is handed out until it does, because another "
+                "member may own the partitions",
+                self.group,
+                seconds,
+            )
+        return True
 
     def _wait(self, seconds: float) -> None:
         """Until something arrives: data, or something to tell the user."""

@@ -1,0 +1,109 @@
+"""Our client on a Java broker, the Java client on ours, and both kinds of consumer in one group (metaq 1.4.6.2)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.javapeer import JavaBroker, JavaClient, JavaUnavailable, class_path
+from metaq import Consumer, Producer, TopicPartition
+from metaq.coordination.session import ZkSession
+from tests.integration.client_cluster import eventually, read, running_brokers
+
+MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(40)]
+READABLE_AT_ONCE = {"unflushThreshold": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _java() -> None:
+    try:
+        class_path()
+    except JavaUnavailable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def java_broker(chroot: str, tmp_path: Path) -> Iterator[JavaBroker]:
+    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
+        pass
+    with JavaBroker(tmp_path / "java", chroot, {"t": 2}, READABLE_AT_ONCE) as broker:
+        yield broker
+
+
+def java_received(client: JavaClient, group: str, count: int, seconds: float = 20.0) -> list[tuple[bytes, str | None]]:
+    messages: list[tuple[bytes, str | None]] = []
+    deadline = time.monotonic() + seconds
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += [(message["data"], message["attribute"]) for message in client.received(group)]
+        time.sleep(0.05)
+    return messages
+
+
+def test_our_client_chooses_the_text_protocol_on_a_java_broker_by_itself(java_broker: JavaBroker, chroot: str) -> None:
+    with Producer(chroot) as producer:
+        results = [producer.send("t", data, attribute=attribute) for data, attribute in MESSAGES]
+        results += producer.send_batch("t", [b"batch 1", b"batch 2"])
+        results.append(producer.send_async("t", b"future").result(10))
+        assert {result.partition for result in results} == {TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)}
+        with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
+            messages = read(consumer, len(MESSAGES) + 3)
+            assert {(message.partition, message.offset) for message in messages} == {
+                (result.partition, result.offset) for result in results
+            }
+            attributes = {message.payload: message.attribute for message in messages}
+            assert [(data, attributes[data]) for data, _ in MESSAGES] == MESSAGES
+            consumer.commit()
+            assert {lag.bytes for lag in consumer.lag().values()} == {0}
+
+
+def test_a_java_client_takes_up_where_our_consumer_stopped_on_a_java_broker(
+    java_broker: JavaBroker, chroot: str, tmp_path: Path
+) -> None:
+    with Producer(chroot) as producer:
+        for data, attribute in MESSAGES:
+            producer.send("t", data, attribute=attribute)
+        with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
+            read(consumer, len(MESSAGES))
+        producer.send("t", b"later")
+    with JavaClient(chroot, tmp_path / "client.log") as client:
+        client.join("t", "g")
+        assert java_received(client, "g", 1) == [(b"later", None)]
+
+
+def test_a_java_client_sends_to_and_reads_from_our_broker_as_from_its_own(chroot: str, tmp_path: Path) -> None:
+    with running_brokers(chroot, tmp_path, {"t": 2}), JavaClient(chroot, tmp_path / "client.log") as client:
+        answers = [client.put("t", data, attribute) for data, attribute in MESSAGES]
+        assert {answer["partition"] for answer in answers} == {"0-0", "0-1"}
+        client.join("t", "java")
+        assert sorted(java_received(client, "java", len(MESSAGES)), key=str) == sorted(MESSAGES, key=str)
+        assert client.leave("java") == []
+        with Consumer(chroot, group="ours", topics=["t"], start="earliest") as consumer:
+            ours = [(message.payload, message.attribute) for message in read(consumer, len(MESSAGES))]
+        assert sorted(ours, key=str) == sorted(MESSAGES, key=str)
+
+
+def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(chroot: str, tmp_path: Path) -> None:
+    with (
+        running_brokers(chroot, tmp_path, {"t": 4}),
+        JavaClient(chroot, tmp_path / "client.log") as client,
+        Consumer(chroot, group="mixed", topics=["t"], start="earliest") as consumer,
+        Producer(chroot) as producer,
+    ):
+        eventually(lambda: len(consumer.assignment()) == 4, 10, "owning everything")
+        client.join("t", "mixed")
+        deadline = time.monotonic() + 20
+        while len(consumer.assignment()) != 2:  # poll() lets go of what is handed over
+            assert time.monotonic() < deadline, "the Java consumer did not get its half"
+            assert consumer.poll(timeout=0.1) == []
+        sent = [f"{partition}-{number}".encode() for partition in range(4) for number in range(10)]
+        for data in sent:
+            producer.send("t", data, partition=TopicPartition("t", 0, int(data[:1])))
+        mine = [message.payload for message in read(consumer, 20)]
+        theirs = [data for data, _ in java_received(client, "mixed", 20)]
+        assert sorted(mine + theirs) == sorted(sent)
