@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from .scenarios import LATENCY, MESSAGE_BYTES, Scenario
-from .systems import OURS, System
+from .systems import JAVA, MIXED, System
 
 __all__ = ["BACKLOG", "Measured", "measure_latency", "measure_rates"]
 
@@ -38,6 +38,14 @@ class Measured:
         runs = self.runs.get(system)
         return median(run[figure] for run in runs) if runs else None
 
+    def ratio(self, system: str, to: str) -> float | None:
+        """The median over the rounds of a system's rate relative to another's of the same round.
+
+        Rounds are short and the two take turns in them, so a machine that is slow for a while slows both.
+        """
+        pairs = list(zip(self.runs.get(system, []), self.runs.get(to, []), strict=False))
+        return median(ours["rate"] / theirs["rate"] for ours, theirs in pairs) if pairs else None
+
 
 def measure_rates(
     scenarios: list[Scenario], systems: list[System], rounds: int, seconds: float, log: Log
@@ -59,7 +67,7 @@ def fill_backlogs(systems: list[System], log: Log) -> None:
 
 
 def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: float, log: Log) -> Measured:
-    able = [system for system in systems if scenario.java or system.name == OURS]
+    able = [system for system in systems if scenario.java_command is None or system.name != MIXED]
     counts = {system.name: _warm_up(scenario, system, seconds, log) for system in able}
     measured = Measured(scenario.name)
     for number in range(rounds):
@@ -89,7 +97,8 @@ def _whole(count: float) -> int:
 
 def _run(scenario: Scenario, system: System, count: int, run: str) -> dict[str, Any]:
     group = f"{scenario.name}-{run}-{system.name}".replace(" ", "-").replace(",", "")
-    return system.generator.call(*scenario.command.format(count=count, group=group, size=MESSAGE_BYTES).split())
+    command = scenario.java_command or scenario.command if system.name == JAVA else scenario.command
+    return system.generator.call(*command.format(count=count, group=group, size=MESSAGE_BYTES).split())
 
 
 def measure_latency(systems: list[System], rounds: int, log: Log) -> Measured:

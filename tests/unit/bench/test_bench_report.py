@@ -4,11 +4,11 @@ import configparser
 
 import pytest
 
-from bench.compare import Measured
-from bench.report import best_java_single, markdown, results, unmet_bars
+from bench.compare import Measured, measure_rates
+from bench.report import markdown, results, unmet_bars
 from bench.scenarios import SCENARIOS
 from bench.server_ini import server_ini
-from bench.systems import JAVA, MIXED, OURS
+from bench.systems import JAVA, MIXED, OURS, System
 
 
 def measured(scenario: str, **rates: list[float]) -> Measured:
@@ -30,9 +30,9 @@ def test_system_that_was_not_measured_has_no_median():
     assert measured("consume", ours=[1.0]).median(JAVA) is None
 
 
-def test_batches_are_compared_with_javas_best_single_sends_and_never_with_its_consuming():
-    rates = [measured("blocking-1", java=[10.0]), measured("pipelined", java=[50.0]), measured("consume", java=[900.0])]
-    assert best_java_single(rates) == 50.0
+def test_ratio_is_taken_within_each_round():
+    assert measured("consume", java=[100.0, 10.0, 50.0], ours=[150.0, 15.0, 100.0]).ratio(OURS, JAVA) == 1.5
+    assert measured("consume", ours=[150.0]).ratio(OURS, JAVA) is None
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,32 @@ def test_bar_is_the_least_ratio_to_java_that_passes(scenario: str, ours: float, 
     assert bool(unmet_bars([measured(scenario, java=[100.0], ours=[ours])], None)) is missed
 
 
-def test_batch_bar_is_four_times_the_best_single_rate_of_the_same_run():
-    single = measured("pipelined", java=[100.0], ours=[100.0])
-    assert unmet_bars([single, measured("batch", ours=[400.0])], None) == []
-    (line,) = unmet_bars([single, measured("batch", ours=[399.0])], None)
+def test_batch_bar_is_four_times_javas_single_sends_of_the_same_rounds():
+    assert unmet_bars([measured("batch", java=[100.0], ours=[400.0])], None) == []
+    (line,) = unmet_bars([measured("batch", java=[100.0], ours=[399.0])], None)
     assert line.startswith("batch: ours reaches 3.99 of Java's rate")
+
+
+class Generator:
+    """Answers every command with a rate, and keeps the commands."""
+
+    def __init__(self):
+        self.commands = []
+
+    def call(self, *words: str) -> dict[str, float]:
+        self.commands.append(" ".join(words))
+        return {"rate": 1000.0}
+
+
+def test_java_has_its_own_command_where_it_cannot_do_the_same_and_our_broker_is_left_out_there():
+    (batch,) = [scenario for scenario in SCENARIOS if scenario.name == "batch"]
+    generators = {name: Generator() for name in (JAVA, OURS, MIXED)}
+    systems = [System(name, "any", generator) for name, generator in generators.items()]  # type: ignore[arg-type]
+    measure_rates([batch], systems, rounds=2, seconds=1.0, log=lambda line: None)
+    assert len(generators[JAVA].commands) == len(generators[OURS].commands) == 4  # probe, warm-up, two rounds
+    assert all(command.startswith("send_async bench 256") for command in generators[JAVA].commands)
+    assert all(command.startswith("send_batch bench 500") for command in generators[OURS].commands)
+    assert generators[MIXED].commands == []
 
 
 def test_our_broker_under_the_java_client_has_its_own_bar():
