@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
@@ -71,6 +71,9 @@ class Waiter:
     """What a thread blocks for. `finish` may be called on any thread, once."""
 
     __slots__ = ("done", "leads", "mailbox")
+
+    returns: ClassVar[bool] = False
+    """Whether the thread comes back to drive the connection, so that nobody need read for it after its deadline."""
 
     def __init__(self) -> None:
         self.done = False
@@ -253,6 +256,12 @@ class Connection:
         if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
             self._leave(waiter)
 
+    def read_in_background(self) -> None:
+        """Take back all promises to `drive`: have a thread read for whatever is under way."""
+        self._orphans = True
+        if self._pending and not self._reading:
+            self._wake_background()
+
     def close(self) -> None:
         """End the connection; requests under way get BrokerUnavailable."""
         self._fail(BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
@@ -282,7 +291,7 @@ class Connection:
         with self._mutex:
             self._followers.pop(waiter, None)
             leads, waiter.leads = waiter.leads, False
-        if not waiter.done:
+        if not waiter.done and not waiter.returns:
             self._orphans = True
         if leads:
             self._hand_over()
@@ -342,7 +351,7 @@ class Connection:
                 if not self._pending:
                     self._orphans = False
                     break
-                if self._followers and not self._needs_background():
+                if not self._needs_background():
                     break
             self._hand_over()
             if self._failure is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -27,6 +27,7 @@ from ..message import Message
 from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import Lag, TopicPartition
+from .arrivals import Arrivals
 from .fetcher import LATEST, Fetcher
 from .group_member import GroupMember
 from .handout import Handout
@@ -109,7 +110,7 @@ class Consumer:
         self._polling = threading.Lock()
         self._closed = False
         self._waits_for_zookeeper = False
-        self._arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
+        self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
         self._commit_timers = Timers("metaq-commit", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
@@ -206,7 +207,7 @@ class Consumer:
     def _wait(self, seconds: float) -> None:
         """Until something arrives: data, or something to tell the user."""
         try:
-            state = self._arrivals.get(timeout=seconds)
+            state = self._fetcher.wait(seconds)
         except Empty:
             return
         if state is not None:

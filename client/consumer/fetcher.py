@@ -1,18 +1,19 @@
 """Fetching ahead: one pull under way per partition, all partitions of a broker on one connection.
 
-There is no thread per partition and no loop that asks: the answer to a pull is taken on the connection's background
-reader thread, which stores it and sends the next pull at once, as long as the partition's buffer has room. What must
-wait (an error's pause, the text protocol's empty answers) is on the timer thread. So one thread per broker serves any
-number of partitions, and data arrives while the user works on what came before.
+There is no thread per partition and no loop that asks: the answer to a pull is taken on the thread that reads the
+connection, which stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker
+that is the thread that waits in poll(), and the next answer comes into the socket's buffer while the user works; with
+several it is a background thread for each broker. What must wait (an error's pause, the text protocol's empty answers)
+is on the timer thread.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from queue import SimpleQueue
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
@@ -29,6 +30,7 @@ from ..pool import ConnectionPool
 from ..replies import frame_error, text_error
 from ..timers import Timers
 from ..values import TopicPartition
+from .arrivals import Arrivals
 from .partition_state import Chunk, PartitionState
 
 __all__ = ["LATEST", "Fetcher"]
@@ -56,7 +58,7 @@ class Fetcher:
         tags: frozenset[str] | None,
         pool: ConnectionPool,
         endpoint_of: EndpointOf,
-        arrivals: SimpleQueue[PartitionState | None],
+        arrivals: Arrivals,
         config: ConsumerConfig,
         timers: Timers,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +71,15 @@ class Fetcher:
         self._config = config
         self._timers = timers
         self._clock = clock
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = []
+
+    def wait(self, seconds: float) -> PartitionState | None:
+        """The next arrival within `seconds`; if there is only one connection, it is read here. Raises Empty."""
+        connections = self._connections
+        if len(connections) == 1 and not connections[0].closed:
+            return self._arrivals.get_reading(connections[0], self._clock() + seconds)
+        return self._arrivals.get(seconds)
 
     def open(self, state: PartitionState, offset: int) -> None:
         """Begin to fetch at `offset` (LATEST = where the partition ends when its broker is asked)."""
@@ -125,8 +136,20 @@ class Fetcher:
         if endpoint is None:
             raise BrokerUnavailable(f"broker {state.partition.broker} is not registered")
         connection = self._pool.connection(endpoint, _CONNECT_SECONDS)
-        connection.expects_bulk = True
+        if connection not in self._connections:
+            self._use(connection)
         return connection
+
+    def _use(self, connection: Connection) -> None:
+        """A connection is new. One thread in poll() can read one of them; several need their reader threads."""
+        connection.expects_bulk = True
+        with self._lock:
+            self._connections = [*(each for each in self._connections if not each.closed), connection]
+            connections = self._connections
+        if len(connections) > 1:
+            for each in connections:
+                each.read_in_background()
+        self._arrivals.put(None)  # a thread in poll() has something else to wait for
 
     # --- pulling ----------------------------------------------------------------------------------------------------
 
@@ -140,7 +163,8 @@ class Fetcher:
             else:
                 wait_ms, build = 0, self._build_get(state)
             deadline = self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds
-            connection.submit(build, partial(self._answered, state, generation, connection), deadline)
+            answered = partial(self._answered, state, generation, connection)
+            connection.submit(build, answered, deadline, background=len(self._connections) > 1)
         except MetaqError as error:
             self._failed(state, generation, error)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 from metaq.protocol.errors import CorruptRecord
 
 from ..message import Message
+from .arrivals import Arrivals
 from .delivery import take_messages
 from .fetcher import Fetcher
 from .partition_state import PartitionState
@@ -26,9 +27,7 @@ class Handout:
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
     """
 
-    def __init__(
-        self, arrivals: SimpleQueue[PartitionState | None], fetcher: Fetcher, tags: frozenset[str] | None
-    ) -> None:
+    def __init__(self, arrivals: Arrivals, fetcher: Fetcher, tags: frozenset[str] | None) -> None:
         self._arrivals = arrivals
         self._fetcher = fetcher
         self._tags = tags

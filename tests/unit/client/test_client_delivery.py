@@ -1,6 +1,5 @@
 """From fetched bytes to messages, and what of them counts as consumed."""
 
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.backoff import Backoff
+from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.arrow import SCHEMA, record_batch
 from metaq.client.consumer.delivery import take_messages
 from metaq.client.consumer.handout import Handout
@@ -128,7 +128,7 @@ class NotedFetcher:
 
 class Bench:
     def __init__(self, tags=None):
-        self.arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
+        self.arrivals = Arrivals()
         self.fetcher = NotedFetcher()
         fetcher: Any = self.fetcher
         self.handout = Handout(self.arrivals, fetcher, tags)

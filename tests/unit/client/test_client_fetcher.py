@@ -1,12 +1,13 @@
 """Fetching ahead over both protocols, against a broker in memory."""
 
 import time
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 import pytest
 
 from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
+from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.fetcher import LATEST, Fetcher
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
@@ -29,7 +30,7 @@ class Reader:
 
     def __init__(self, broker, protocol="auto", tags=None, config=FAST):
         self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
-        self.arrivals: SimpleQueue[PartitionState | None] = SimpleQueue()
+        self.arrivals = Arrivals()
         self.broker = broker
         tags = frozenset(tags) if tags else None
         self.fetcher = Fetcher(
@@ -46,7 +47,7 @@ class Reader:
             found += self.handout.take(count - len(found))
             if len(found) < count:
                 try:
-                    state = self.arrivals.get(timeout=deadline - time.monotonic())
+                    state = self.fetcher.wait(deadline - time.monotonic())
                 except Empty:
                     raise AssertionError(f"only {len(found)} messages came") from None
                 if state is not None:
