@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.javapeer import JavaBroker, JavaClient, JavaUnavailable, class_path
+from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, Producer, TopicPartition
 from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import eventually, read, running_brokers
+from tests.integration.java_peers import received, require_java
 
 MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(40)]
 READABLE_AT_ONCE = {"unflushThreshold": 1}
@@ -20,12 +20,7 @@ READABLE_AT_ONCE = {"unflushThreshold": 1}
 
 @pytest.fixture(scope="module", autouse=True)
 def _java() -> None:
-    try:
-        class_path()
-    except JavaUnavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    require_java()
 
 
 @pytest.fixture
@@ -34,15 +29,6 @@ def java_broker(chroot: str, tmp_path: Path) -> Iterator[JavaBroker]:
         pass
     with JavaBroker(tmp_path / "java", chroot, {"t": 2}, READABLE_AT_ONCE) as broker:
         yield broker
-
-
-def java_received(client: JavaClient, group: str, count: int, seconds: float = 20.0) -> list[tuple[bytes, str | None]]:
-    messages: list[tuple[bytes, str | None]] = []
-    deadline = time.monotonic() + seconds
-    while len(messages) < count and time.monotonic() < deadline:
-        messages += [(message["data"], message["attribute"]) for message in client.received(group)]
-        time.sleep(0.05)
-    return messages
 
 
 def test_our_client_chooses_the_text_protocol_on_a_java_broker_by_itself(java_broker: JavaBroker, chroot: str) -> None:
@@ -73,7 +59,7 @@ def test_a_java_client_takes_up_where_our_consumer_stopped_on_a_java_broker(
         producer.send("t", b"later")
     with JavaClient(chroot, tmp_path / "client.log") as client:
         client.join("t", "g")
-        assert java_received(client, "g", 1) == [(b"later", None)]
+        assert received(client, "g", 1) == [(b"later", None)]
 
 
 def test_a_java_client_sends_to_and_reads_from_our_broker_as_from_its_own(chroot: str, tmp_path: Path) -> None:
@@ -81,7 +67,7 @@ def test_a_java_client_sends_to_and_reads_from_our_broker_as_from_its_own(chroot
         answers = [client.put("t", data, attribute) for data, attribute in MESSAGES]
         assert {answer["partition"] for answer in answers} == {"0-0", "0-1"}
         client.join("t", "java")
-        assert sorted(java_received(client, "java", len(MESSAGES)), key=str) == sorted(MESSAGES, key=str)
+        assert sorted(received(client, "java", len(MESSAGES)), key=str) == sorted(MESSAGES, key=str)
         assert client.leave("java") == []
         with Consumer(chroot, group="ours", topics=["t"], start="earliest") as consumer:
             ours = [(message.payload, message.attribute) for message in read(consumer, len(MESSAGES))]
@@ -105,5 +91,5 @@ def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(chroot: 
         for data in sent:
             producer.send("t", data, partition=TopicPartition("t", 0, int(data[:1])))
         mine = [message.payload for message in read(consumer, 20)]
-        theirs = [data for data, _ in java_received(client, "mixed", 20)]
+        theirs = [data for data, _ in received(client, "mixed", 20)]
         assert sorted(mine + theirs) == sorted(sent)

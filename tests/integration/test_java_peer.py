@@ -1,16 +1,15 @@
 """The Java metaq 1.4.6.2 beside us works by itself: whatever fails between it and ours then, fails because of ours."""
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 
-from bench.javapeer import JavaBroker, JavaClient, JavaUnavailable, class_path
+from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from tests.integration.java_peers import received, require_java
 
 MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(50)]
 READABLE_AT_ONCE = {"unflushThreshold": 1}
@@ -18,12 +17,7 @@ READABLE_AT_ONCE = {"unflushThreshold": 1}
 
 @pytest.fixture(scope="module")
 def zk_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        class_path()
-    except JavaUnavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    require_java()
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), port=0)
     server.start()
     try:
@@ -35,16 +29,6 @@ def zk_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{server.connect_string}/java"
     finally:
         server.stop()
-
-
-def received(client: JavaClient, group: str, count: int, seconds: float = 20.0) -> list[tuple[bytes, str | None]]:
-    """At least `count` messages of the group, or what came until the deadline."""
-    messages: list[tuple[bytes, str | None]] = []
-    deadline = time.monotonic() + seconds
-    while len(messages) < count and time.monotonic() < deadline:
-        messages += [(message["data"], message["attribute"]) for message in client.received(group)]
-        time.sleep(0.05)
-    return messages
 
 
 def test_java_client_gets_back_from_java_broker_what_it_sent(tmp_path: Path, zk_connect: str) -> None:
