@@ -59,8 +59,9 @@ def _build(target: Path) -> None:
     (target / ".built").touch()
 
 
-def _java(main: str, *arguments: str) -> list[str]:
-    return ["java", *JAVA_OPTIONS, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
+def _java(main: str, *arguments: str, home: Path) -> list[str]:
+    """home: where the client and the broker put the files that belong into the user's home directory."""
+    return ["java", *JAVA_OPTIONS, f"-Duser.home={home}", "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
 class JavaBroker(Server):
@@ -85,14 +86,18 @@ class JavaBroker(Server):
         config.parent.mkdir(parents=True, exist_ok=True)
         settings = {"dataPath": self.data, "dashboardHttpPort": free_port(), **(system or {})}
         config.write_text(server_ini(self.port, zk_connect, topics, settings))
-        super().__init__(_java("BrokerMain", str(config)), directory / "broker.log", f"serving {self.port}", directory)
+        command = _java("BrokerMain", str(config), home=directory)
+        super().__init__(command, directory / "broker.log", f"serving {self.port}", directory)
 
 
 class JavaClient(Worker):
-    """A running Java client (one session factory) at a ZooKeeper connect string; commands as in metaq.peer.Peer."""
+    """A running Java client at a ZooKeeper connect string; commands as in metaq.peer.Peer and the classes it lists.
+
+    Its local offsets, recover stores and ordered producer's messages go to the log's directory.
+    """
 
     def __init__(self, zk_connect: str, log: Path) -> None:
-        super().__init__(_java("Peer", zk_connect), log, log.parent)
+        super().__init__(_java("Peer", zk_connect, home=log.parent), log, log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
         """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""

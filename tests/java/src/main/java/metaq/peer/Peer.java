@@ -39,8 +39,8 @@ public final class Peer {
         final PrintStream answers = new PrintStream(System.out, true, StandardCharsets.UTF_8);
         System.setOut(System.err);
         boolean failed = false;
-        try (Session session = new Session(args[0])) {
-            final Map<String, Command> commands = commands(session);
+        try (Session session = new Session(args[0]); Factories factories = new Factories(session)) {
+            final Map<String, Command> commands = commands(session, factories);
             if (args.length > 1) {
                 final Map<String, Object> answer = answer(commands, Arrays.copyOfRange(args, 1, args.length));
                 answers.println(JSON.writeValueAsString(answer));
@@ -53,11 +53,18 @@ public final class Peer {
         System.exit(failed ? 1 : 0);
     }
 
-    private static Map<String, Command> commands(final Session session) {
+    private static Map<String, Command> commands(final Session session, final Factories factories) {
         final Map<String, Command> commands = new LinkedHashMap<>();
         new Sending(session).addTo(commands);
         new Receiving(session).addTo(commands);
         new Latency(session).addTo(commands);
+        factories.addTo(commands);
+        new Members(factories).addTo(commands);
+        new Asking(factories).addTo(commands);
+        final Producers producers = new Producers(factories);
+        producers.addTo(commands);
+        new Bursts(producers).addTo(commands);
+        new Transactions(producers).addTo(commands);
         return commands;
     }
 

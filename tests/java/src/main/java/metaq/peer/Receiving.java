@@ -1,8 +1,6 @@
 package metaq.peer;
 
 import java.util.ArrayList;
-import java.util.Base64;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -126,13 +124,7 @@ final class Receiving {
 
         @Override
         public synchronized void recieveMessages(final Message message) {
-            final Map<String, Object> fields = new LinkedHashMap<>();
-            fields.put("topic", message.getTopic());
-            fields.put("id", message.getId());
-            fields.put("partition", message.getPartition().toString());
-            fields.put("attribute", message.getAttribute());
-            fields.put("data", Base64.getEncoder().encodeToString(message.getData()));
-            this.messages.add(fields);
+            this.messages.add(Messages.fields(message));
         }
 
         synchronized List<Map<String, Object>> take() {

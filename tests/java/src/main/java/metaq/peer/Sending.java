@@ -1,7 +1,5 @@
 package metaq.peer;
 
-import java.util.Base64;
-import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
@@ -23,7 +21,7 @@ final class Sending {
     }
 
     void addTo(final Map<String, Peer.Command> commands) {
-        commands.put("put", words -> this.put(words[0], words[1], words.length > 2 ? words[2] : null));
+        commands.put("put", words -> this.put(Messages.of(words, 0)));
         commands.put("send_blocking", words -> this.sendBlocking(words[0], Integer.parseInt(words[1]),
             Integer.parseInt(words[2]), Integer.parseInt(words[3])));
         commands.put("send_async", words -> this.sendAsync(words[0], Integer.parseInt(words[1]),
@@ -31,15 +29,10 @@ final class Sending {
     }
 
     /** {@code put <topic> <base64 data> [<attribute>]}: one message; answers its id, partition and offset. */
-    private Map<String, Object> put(final String topic, final String data, final String attribute) throws Exception {
-        final Message message = new Message(topic, Base64.getDecoder().decode(data), attribute);
-        final SendResult result = this.session.producerOf(topic).sendMessage(message);
+    private Map<String, Object> put(final Message message) throws Exception {
+        final SendResult result = this.session.producerOf(message.getTopic()).sendMessage(message);
         requireSuccess(result);
-        final Map<String, Object> fields = new LinkedHashMap<>();
-        fields.put("id", message.getId());
-        fields.put("partition", result.getPartition().toString());
-        fields.put("offset", result.getOffset());
-        return fields;
+        return Messages.fields(message, result);
     }
 
     /** {@code send_blocking <topic> <threads> <count> <size>}: every thread waits for each of its sends. */

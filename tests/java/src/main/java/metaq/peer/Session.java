@@ -22,19 +22,26 @@ final class Session implements AutoCloseable {
     private static final int ZK_SESSION_TIMEOUT_MS = 6000;
     private static final int ZK_SYNC_MS = 1000;
 
+    private final String zkConnect;
     private final MessageSessionFactory factory;
     private final MessageProducer producer;
     private final Set<String> published = ConcurrentHashMap.newKeySet();
 
     Session(final String zkConnect) throws MetaClientException {
+        this.zkConnect = zkConnect;
+        this.factory = new MetaMessageSessionFactory(this.config());
+        this.producer = this.factory.createProducer();
+    }
+
+    /** What every factory of this process starts from; the caller's to change. */
+    MetaClientConfig config() {
         final ZKConfig zk = new ZKConfig();
-        zk.zkConnect = zkConnect;
+        zk.zkConnect = this.zkConnect;
         zk.zkSessionTimeoutMs = ZK_SESSION_TIMEOUT_MS;
         zk.zkSyncTimeMs = ZK_SYNC_MS;
         final MetaClientConfig config = new MetaClientConfig();
         config.setZkConfig(zk);
-        this.factory = new MetaMessageSessionFactory(config);
-        this.producer = this.factory.createProducer();
+        return config;
     }
 
     /** The producer, with the topic published. */
