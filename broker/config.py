@@ -87,6 +87,8 @@ class BrokerConfig:
     max_segment_size: int
     max_transfer_size: int
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    dashboard_port: int | None = None
+    """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
     move_consumers_past_end: bool = False
     """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
     source: bytes = b""
@@ -135,6 +137,7 @@ _TOPIC_KEYS = frozenset(
 )
 _SYSTEM_KEYS = _TOPIC_KEYS | {
     "brokerId",
+    "dashboardHttpPort",
     "hostName",
     "maxSegmentSize",
     "maxTransferSize",
@@ -153,9 +156,8 @@ _ZOOKEEPER_KEYS = frozenset(
 )
 SYSTEM_KEYS_WITHOUT_EFFECT = frozenset(
     (
-        # threads, classes and the web page of the Java broker
+        # threads and classes of the Java broker
         "appClassPath",
-        "dashboardHttpPort",
         "getProcessThreadCount",
         "loadMessageStoresInParallel",
         "putProcessThreadCount",
@@ -273,6 +275,7 @@ def parse_config(source: bytes, name: str = "server.ini") -> BrokerConfig:
         max_segment_size=values.integer("maxSegmentSize", None, 1),
         max_transfer_size=values.integer("maxTransferSize", None, 1),
         zookeeper=_zookeeper(_Values(sections["zookeeper"], "zookeeper", name)),
+        dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
         move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
         source=source,
     )

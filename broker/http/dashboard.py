@@ -1,0 +1,297 @@
+"""The operator's pages on dashboardHttpPort (semantics.md §7), each as HTML and, if asked for, as JSON."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+from urllib.parse import quote
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import InvalidName, MetaqError
+from metaq.protocol.limits import check_group
+
+from ..broker import Broker
+from ..handlers.stats import stats_text
+from ..store.partition_log import PartitionLog
+from .groups import group_progress, live_brokers, skip_pending
+from .metrics import CONTENT_TYPE_LATEST, exposition
+from .pages import Action, Page, Table, Text, to_html, to_json
+from .site import comes_from_own_page
+
+__all__ = ["Dashboard", "RecentLog"]
+
+_log = logging.getLogger(__name__)
+
+_KEPT_LINES = 500
+
+View: TypeAlias = "Page | Deferred[Page]"
+
+
+class RecentLog(logging.Handler):
+    """The last lines of the process's log. Any thread."""
+
+    def __init__(self, lines: int = _KEPT_LINES) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """What the pages show. Reactor thread.
+
+    session: the broker's ZooKeeper session, or None without ZooKeeper. reload: reads server.ini again and returns what
+    changed, in one line. log: the handler that keeps the last lines.
+    """
+
+    broker: Broker
+    session: Callable[[], ZkSession | None]
+    reload: Callable[[], Deferred[str]]
+    log: RecentLog
+
+    def resource(self) -> Resource:
+        """The root of the site."""
+        return _Root(self)
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def index(self) -> Page:
+        broker = self.broker
+        lines = stats_text(broker, "").decode("utf-8", "replace").split("\r\n")[1:-2]
+        rows = [tuple(line.split(" ", 1)) for line in lines]
+        rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
+        return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows)])
+
+    def topics(self) -> Page:
+        config = self.broker.partitions
+        rows = [
+            (
+                topic,
+                len(logs),
+                sum(log.message_count for log in logs),
+                sum(log.size_bytes for log in logs),
+                settings.accept_publish,
+                settings.accept_subscribe,
+            )
+            for topic, settings in config.stored_topics().items()
+            for logs in [self._logs(topic)]
+        ]
+        stored = {row[0] for row in rows}
+        empty = sorted(set(self.broker.config.topics) - stored)
+        columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
+        table = Table(columns, rows, links={"topic": "/topics/"})
+        return Page("Topics", [table, Text("\n".join(empty) or "none", "Configured, without data")])
+
+    def topic(self, topic: str, group: str) -> View:
+        logs = self._logs(topic)
+        if not logs:
+            return Page("Topic", [Text(f"{topic}: there is no such topic, or it has no data yet")], status=404)
+        rows = [(log.partition, log.first_offset, log.visible_end, log.message_count, log.size_bytes) for log in logs]
+        table = Table(("partition", "min_offset", "max_offset", "messages", "bytes"), rows, "Partitions")
+        note = "Add ?group=NAME to the address to see how far a consumer group is."
+        if not group:
+            return Page(f"Topic {topic}", [table], note)
+        return ensureDeferred(self._progress(topic, group, logs, table))
+
+    async def _progress(self, topic: str, group: str, logs: list[PartitionLog], table: Table) -> Page:
+        check_group(group)
+        session = self._require_session()
+        broker_id = self.broker.config.broker_id
+        partitions = [log.partition for log in logs]
+        progress = await self.broker.in_thread(lambda: group_progress(session, group, topic, broker_id, partitions))
+        rows, actions = [], []
+        for log, (partition, committed, owner) in zip(logs, progress, strict=True):
+            offset = log.first_offset if committed is None else committed
+            behind = log.count_before(log.visible_end) - log.count_before(offset)
+            rows.append((partition, committed, max(0, log.visible_end - offset), max(0, behind), owner))
+            path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{partition}/skip"
+            actions.append(None if owner else Action("skip pending", path))
+        columns = ("partition", "committed", "bytes behind", "messages behind", "owner")
+        return Page(f"Topic {topic}", [table, Table(columns, rows, f"Group {group}", actions=actions)])
+
+    def cluster(self) -> Deferred[Page]:
+        return ensureDeferred(self._cluster())
+
+    async def _cluster(self) -> Page:
+        session = self._require_session()
+        rows = await self.broker.in_thread(lambda: live_brokers(session))
+        return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
+
+    def stats(self, item: str) -> Page:
+        text = stats_text(self.broker, item).decode("utf-8", "replace")
+        return Page("Stats", [Text(text.replace("\r\n", "\n"), item or "broker")])
+
+    def config(self) -> Page:
+        source = self.broker.config.source.decode("utf-8", "replace")
+        return Page("Config", [Text(source)], actions=[Action("reload server.ini", "/reload-config")])
+
+    def logging(self) -> Page:
+        return Page("Log", [Text(self.log.text)])
+
+    def thread_dump(self) -> Page:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = [
+            Text("".join(traceback.format_stack(frame)), f"{names.get(ident, '?')} ({ident})")
+            for ident, frame in sys._current_frames().items()
+        ]
+        return Page("Threads", stacks)
+
+    def properties(self) -> Page:
+        """What /java-properties was: the run time, without the environment, which may hold secrets."""
+        rows = [
+            ("python", sys.version.split()[0]),
+            ("implementation", platform.python_implementation()),
+            ("platform", platform.platform()),
+            ("processors", os.cpu_count()),
+            ("pid", os.getpid()),
+            ("arguments", " ".join(sys.argv)),
+            ("time zone", time.tzname[0]),
+        ]
+        return Page("Properties", [Table(("property", "value"), rows)])
+
+    # --- what changes something ---------------------------------------------------------------------------------------
+
+    async def reload_config(self) -> Page:
+        return Page("Reload", [Text(await self.reload())])
+
+    async def skip(self, topic: str, group: str, partition: str) -> Page:
+        session = self._require_session()
+        check_group(group)
+        log = next((each for each in self._logs(topic) if str(each.partition) == partition), None)
+        if log is None:
+            return Page("Skip", [Text(f"{topic}-{partition}: there is no such partition here")], status=404)
+        broker_id, end = self.broker.config.broker_id, log.visible_end
+        await self.broker.in_thread(lambda: skip_pending(session, group, topic, broker_id, log.partition, end))
+        return Page("Skip", [Text(f"group {group} goes on at {end} in partition {broker_id}-{partition} of {topic}")])
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _logs(self, topic: str) -> list[PartitionLog]:
+        logs = (log for log in self.broker.store.logs() if log.topic == topic)
+        return sorted(logs, key=lambda log: log.partition)
+
+    def _require_session(self) -> ZkSession:
+        session = self.session()
+        if session is None:
+            raise MetaqError("this broker runs without ZooKeeper (zk.zkEnable=false)")
+        return session
+
+
+class _Root(Resource):
+    """From an address to its page."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        super().__init__()
+        self._dashboard = dashboard
+        own = dashboard.broker.config.host.lower()
+        self._own_names = frozenset((own,))
+        self._pages: Mapping[str, Callable[[], View]] = {
+            "": dashboard.index,
+            "dashboard": dashboard.index,
+            "topics": dashboard.topics,
+            "cluster": dashboard.cluster,
+            "config": dashboard.config,
+            "logging": dashboard.logging,
+            "thread-dump": dashboard.thread_dump,
+            "properties": dashboard.properties,
+            "java-properties": dashboard.properties,
+        }
+
+    def render_GET(self, request: Request) -> bytes | int:  # noqa: N802
+        words = _words(request)
+        if words == ["metrics"]:
+            request.setHeader("content-type", CONTENT_TYPE_LATEST)
+            return exposition(self._dashboard.broker)
+        return _show(request, lambda: self._view(words, request))
+
+    render_HEAD = render_GET  # noqa: N815
+
+    def render_POST(self, request: Request) -> bytes | int:  # noqa: N802
+        if not comes_from_own_page(request, self._own_names):
+            return _write(request, Page("Forbidden", [Text("this request came from another site's page")], status=403))
+        return _show(request, lambda: self._change(_words(request)))
+
+    def _view(self, words: list[str], request: Request) -> View:
+        if words[:1] == ["stats"] and len(words) <= 2:
+            return self._dashboard.stats(words[1] if len(words) == 2 else "")
+        if words[:1] == ["topics"] and len(words) == 2:
+            group = cast(dict[bytes, list[bytes]], request.args).get(b"group", [b""])[0]
+            return self._dashboard.topic(words[1], group.decode("utf-8", "replace"))
+        page = self._pages.get("/".join(words))
+        return page() if page else _not_found()
+
+    def _change(self, words: list[str]) -> View:
+        if words == ["reload-config"]:
+            return ensureDeferred(self._dashboard.reload_config())
+        match words:
+            case ["topics", topic, "groups", group, "partitions", partition, "skip"]:
+                return ensureDeferred(self._dashboard.skip(topic, group, partition))
+        return _not_found()
+
+
+def _words(request: Request) -> list[str]:
+    return [word.decode("utf-8", "replace") for word in cast(list[bytes], request.postpath) if word]
+
+
+def _not_found() -> Page:
+    return Page("Not found", [Text("there is no such page")], status=404)
+
+
+def _show(request: Request, view: Callable[[], View]) -> bytes | int:
+    shown = view()
+    if isinstance(shown, Page):
+        return _write(request, shown)
+    gone = request.notifyFinish()
+    gone.addErrback(lambda _: None)  # the browser left; its page is dropped
+
+    def finish(page: Page) -> None:
+        if not gone.called:
+            request.write(_write(request, page))
+            request.finish()
+
+    shown.addErrback(_failed).addCallback(finish)
+    return NOT_DONE_YET
+
+
+def _failed(failure: Failure) -> Page:
+    error = failure.value
+    if isinstance(error, InvalidName):
+        return Page("Wrong name", [Text(str(error))], status=400)
+    if isinstance(error, MetaqError):
+        return Page("Refused", [Text(str(error))], status=409)
+    _log.error("a page of the dashboard failed", exc_info=cast(Any, error))
+    return Page("Failed", [Text(f"internal error: {type(error).__name__}")], status=500)
+
+
+def _write(request: Request, page: Page) -> bytes:
+    request.setResponseCode(page.status)
+    request.setHeader("x-frame-options", "DENY")
+    request.setHeader("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'")
+    wanted = (request.getHeader("accept") or "") + (request.getHeader("content-type") or "")
+    if "application/json" in wanted:
+        request.setHeader("content-type", "application/json; charset=utf-8")
+        return to_json(page)
+    request.setHeader("content-type", "text/html; charset=utf-8")
+    return to_html(page)

@@ -1,0 +1,121 @@
+"""1.x's jettyBroker plugin: get, put and offset by HTTP (semantics.md §7).
+
+`GET /get/…`, `POST /put/…`, `GET /offset/…`: only the first letter of the path counts. The HTTP status is metaq's code,
+the body what the text protocol would have answered.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from twisted.internet.defer import Deferred
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.limits import INT32_MAX, INT64_MAX
+from metaq.protocol.record import Buffer
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result
+
+from ..answers import Answer, Bytes
+from ..dispatch import Dispatcher
+
+__all__ = ["Gateway"]
+
+_OPAQUE = 0
+
+
+class Gateway(Resource):
+    """The plugin's only resource. Reactor thread; puts and gets go the same way as those of the text protocol."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self._dispatcher = dispatcher
+        self._commands = {b"g": self._get, b"p": self._put, b"o": self._offset}
+
+    def render(self, request: Request) -> bytes | int:
+        command = self._commands.get(request.path[1:2])
+        if command is None:
+            return _finish(request, Status.BAD_REQUEST, b"Invalid request")
+        try:
+            answer = command(request)
+        except RemoteProtocolError as error:
+            return _finish(request, Status.BAD_REQUEST, str(error).encode())
+        if isinstance(answer, Deferred):
+            lost = request.notifyFinish()
+            answer.addCallback(lambda late: _finish_late(request, late, lost))
+            lost.addErrback(lambda _: None)  # the client has gone; its answer is dropped
+            return NOT_DONE_YET
+        return _finish(request, *_status_and_body(cast(Bytes, answer)))
+
+    def _get(self, request: Request) -> Answer:
+        topic, group = _text(request, "topic"), _text(request, "group", "")
+        partition, offset = _integer(request, "partition"), _integer(request, "offset", limit=INT64_MAX)
+        return self._dispatcher.text(Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
+
+    def _offset(self, request: Request) -> Answer:
+        topic, group = _text(request, "topic"), _text(request, "group", "")
+        offset = _integer(request, "offset", limit=INT64_MAX)
+        return self._dispatcher.text(OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
+
+    def _put(self, request: Request) -> Answer:
+        content = request.content
+        body: bytes = b"" if content is None else content.read()
+        length = _integer(request, "length")
+        if length != len(body):
+            raise RemoteProtocolError(f"length={length}, but the body has {len(body)} bytes")
+        put = Put(
+            _text(request, "topic"),
+            _integer(request, "partition"),
+            _integer(request, "flag"),
+            _integer(request, "checksum", NO_CHECKSUM),
+            None,
+            _OPAQUE,
+            body,
+        )
+        group = self._dispatcher.put_group()
+        group.add(put)
+        return group.commit()
+
+
+def _text(request: Request, name: str, default: str | None = None) -> str:
+    values = cast(dict[bytes, list[bytes]], request.args).get(name.encode())
+    if values:
+        return values[0].decode("utf-8", "replace")
+    if default is None:
+        raise RemoteProtocolError(f"parameter {name} is missing")
+    return default
+
+
+def _integer(request: Request, name: str, default: int | None = None, limit: int = INT32_MAX) -> int:
+    text = _text(request, name, None if default is None else "")
+    if not text and default is not None:
+        return default
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19) or not -limit - 1 <= int(text) <= limit:
+        raise RemoteProtocolError(f"parameter {name}={text[:40]!r} is not an integer in [{-limit - 1}, {limit}]")
+    return int(text)
+
+
+def _status_and_body(answer: Bytes) -> tuple[int, Buffer]:
+    """What a text answer says."""
+    (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
+    if isinstance(parsed, Result):
+        return parsed.code, parsed.text.encode()
+    return Status.SUCCESS, parsed.data
+
+
+def _finish(request: Request, status: int, body: Buffer) -> bytes:
+    request.setResponseCode(status)
+    request.setHeader("content-type", "application/octet-stream" if request.path[1:2] == b"g" else "text/plain")
+    return bytes(body)
+
+
+def _finish_late(request: Request, answer: Bytes, lost: Deferred[None]) -> None:
+    if lost.called:
+        return
+    request.write(_finish(request, *_status_and_body(answer)))
+    request.finish()

@@ -1,0 +1,184 @@
+"""The gateway and the dashboard, through twisted.web's own parser: bytes of a request in, bytes of the answer out."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import simplejson
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.testing import StringTransport
+from twisted.web.server import Site
+
+from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.http.gateway import Gateway
+from metaq.broker.http.pages import Page, Table, to_html
+from metaq.broker.http.site import BoundedRequest
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import checksum, encode_record
+
+CHUNKED = {"transfer_encoding": "chunked"}
+
+
+class Browser:
+    def __init__(self, root: Any) -> None:
+        self._site = Site(root, requestFactory=BoundedRequest)
+
+    def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        transport = self.send(method, target, body, **headers)
+        head, _, content = transport.value().partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in lines)
+        return int(status.split()[1]), fields, content
+
+    def send(self, method: str, target: str, body: bytes = b"", **headers: str) -> StringTransport:
+        transport = StringTransport()
+        channel = self._site.buildProtocol(None)
+        channel.makeConnection(transport)
+        fields = {"host": "127.0.0.1:8120", "connection": "close", "content_length": str(len(body))} | headers
+        if "transfer_encoding" in fields:
+            del fields["content_length"]
+        lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+        channel.dataReceived(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        return transport
+
+
+@pytest.fixture
+def gateway(harness):
+    return Browser(Gateway(harness.dispatcher))
+
+
+@pytest.fixture
+def pages(harness):
+    return dashboard(harness)
+
+
+def dashboard(harness, reload=lambda: succeed("nothing changed")):
+    return Browser(Dashboard(harness.broker, lambda: None, reload, RecentLog()).resource())
+
+
+def put(gateway, body=b"hello", **changed):
+    fields = {"topic": "t", "partition": 1, "flag": 0, "length": len(body)} | changed
+    query = "&".join(f"{name}={value}" for name, value in fields.items())
+    return gateway.ask("POST", f"/put/0?{query}", body)
+
+
+def test_a_message_put_by_http_is_read_by_http(gateway, harness):
+    status, _, text = put(gateway, checksum=checksum(b"hello"))
+    assert status == 200
+    message_id, partition, offset = map(int, text.split())
+    assert (partition, offset) == (1, 0)
+    status, _, data = gateway.ask("GET", "/get/0?topic=t&partition=1&offset=0&group=g&maxsize=1000")
+    assert (status, data) == (200, encode_record(b"hello", message_id, 0))
+    assert gateway.ask("GET", "/offset/0?topic=t&partition=1&group=g&offset=9999")[::2] == (200, b"25")
+
+
+def test_a_put_that_waits_for_the_disk_is_answered_when_it_is_there(gateway, harness):
+    transport = gateway.send("POST", "/put/0?topic=safe&partition=0&flag=0&length=1", b"x")
+    assert transport.value() == b""
+    harness.threads.run()
+    assert transport.value().startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "text"),
+    [
+        ("GET", "/", 400, b"Invalid request"),
+        ("GET", "/x", 400, b"Invalid request"),
+        ("GET", "/get/0?topic=t&partition=1&offset=0&maxsize=10", 404, b"The topic `t` in partition `1` is not exists"),
+        ("GET", "/get/0?topic=t&partition=1&offset=0", 400, b"parameter maxsize is missing"),
+        ("GET", "/get/0?topic=t&partition=one&offset=0&maxsize=1", 400, b"parameter partition='one' is not an integer"),
+        ("POST", "/put/0?topic=t&partition=1&flag=0&length=3", 400, b"length=3, but the body has 0 bytes"),
+        ("POST", "/put/0?topic=none&partition=1&flag=0&length=0", 500, b"The server do not accept topic none"),
+        ("POST", "/put/0?topic=t&partition=1&flag=0&length=0&checksum=1", 500, b"Checksum failure"),
+    ],
+)
+def test_what_is_wrong_is_said_with_metaqs_status(gateway, method, target, status, text):
+    found, _, body = gateway.ask(method, target)
+    assert (found, text in body) == (status, True)
+
+
+def test_a_body_above_the_limit_closes_the_connection_before_it_is_kept(gateway):
+    target = "/put/0?topic=t&partition=0&flag=0&length=1"
+    announced = gateway.send("POST", target, b"x", content_length=str(MAX_BODY_BYTES + 1))
+    in_chunks = gateway.send("POST", target, b"%x\r\n" % (MAX_BODY_BYTES + 1) + bytes(MAX_BODY_BYTES + 1), **CHUNKED)
+    for refused in (announced, in_chunks):
+        assert (refused.disconnected, refused.value()) == (True, b"")
+    fitting = gateway.send("POST", target, b"%x\r\n" % MAX_BODY_BYTES + bytes(MAX_BODY_BYTES), **CHUNKED)
+    assert not fitting.disconnected
+
+
+ADDRESSES = ["/", "/dashboard", "/topics", "/topics/t", "/stats", "/stats/offsets", "/config", "/logging"]
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, "/thread-dump", "/properties", "/java-properties"])
+def test_every_page_comes_as_html_and_as_json(pages, gateway, address):
+    put(gateway)
+    status, fields, html = pages.ask("GET", address)
+    assert (status, fields["content-type"]) == (200, "text/html; charset=utf-8")
+    assert html.startswith(b"<!DOCTYPE html>\n<html")
+    status, fields, text = pages.ask("GET", address, accept="application/json")
+    assert (status, fields["content-type"]) == (200, "application/json; charset=utf-8")
+    assert simplejson.loads(text)
+
+
+def test_the_topics_page_counts_what_is_kept(pages, gateway):
+    put(gateway)
+    put(gateway)
+    topics = simplejson.loads(pages.ask("GET", "/topics", accept="application/json")[2])["Topics"]
+    row = next(each for each in topics if each["topic"] == "t")
+    assert (row["partitions"], row["messages"], row["bytes"]) == (1, 2, 50)
+
+
+def test_what_a_client_names_is_shown_as_text_and_never_as_html(pages):
+    evil = "<script>alert(1)</script>"
+    for address in (f"/topics/{quote(evil, '')}", f"/stats/{quote(evil, '')}"):
+        html = pages.ask("GET", address)[2]
+        assert b"<script" not in html
+        assert b"&lt;script&gt;" in html
+    assert b"&lt;script&gt;" in to_html(Page("T", [Table(("a",), [(evil,)], links={"a": "/"})]))
+
+
+@pytest.mark.parametrize("address", ["/nothing", "/topics/none", "/stats/a/b"])
+def test_a_page_that_is_not_there_is_404(pages, address):
+    assert pages.ask("GET", address)[0] == 404
+
+
+def test_the_configuration_is_reloaded_by_a_post_of_our_own_page_only(harness):
+    asked: list[str] = []
+
+    def reload() -> Deferred[str]:
+        asked.append("reload")
+        return succeed("t: numPartitions 3 -> 4")
+
+    pages = dashboard(harness, reload)
+    own = {"origin": "http://127.0.0.1:8120"}
+    assert pages.ask("POST", "/reload-config", **own)[0] == 200
+    assert b"numPartitions 3 -&gt; 4" in pages.ask("POST", "/reload-config")[2]  # curl sends no origin
+    assert asked == ["reload", "reload"]
+    assert pages.ask("POST", "/reload-config", origin="http://evil.example")[0] == 403
+    assert pages.ask("POST", "/reload-config", origin="http://evil.example", host="evil.example")[0] == 403
+    assert pages.ask("GET", "/reload-config")[0] == 404
+    assert asked == ["reload", "reload"]
+
+
+def test_what_needs_zookeeper_says_that_there_is_none(pages, gateway):
+    put(gateway)
+    for method, address in (
+        ("GET", "/cluster"),
+        ("GET", "/topics/t?group=g"),
+        ("POST", "/topics/t/groups/g/partitions/1/skip"),
+    ):
+        status, _, html = pages.ask(method, address)
+        assert (status, b"without ZooKeeper" in html) == (409, True)
+
+
+def test_the_metrics_are_prometheus_text(pages, gateway):
+    put(gateway)
+    status, fields, text = pages.ask("GET", "/metrics")
+    assert (status, fields["content-type"].split(";")[0]) == (200, "text/plain")
+    lines = text.decode().splitlines()
+    assert 'metaq_topic_messages{topic="t"} 1.0' in lines
+    assert "metaq_cmd_put_total 1.0" in lines
+    assert 'metaq_topic_read_only_partitions{topic="t"} 0.0' in lines
