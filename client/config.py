@@ -9,7 +9,15 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.remoting import MAX_WAIT_MS
 
-__all__ = ["ConnectionConfig", "ConsumerConfig", "ProducerConfig", "Protocol", "Start", "check_protocol"]
+__all__ = [
+    "MAX_LOCAL_MESSAGES",
+    "ConnectionConfig",
+    "ConsumerConfig",
+    "ProducerConfig",
+    "Protocol",
+    "Start",
+    "check_protocol",
+]
 
 Protocol = Literal["auto", "text"]
 """auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
@@ -18,6 +26,9 @@ Start = Literal["earliest", "latest"]
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """What fits into one batch frame: its sizes and records; the rest is room for the header."""
+
+MAX_LOCAL_MESSAGES = 500_000
+"""Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
 
 
 def check_protocol(protocol: str) -> Protocol:

@@ -13,6 +13,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
     from metaq.client.consumer import Consumer
+    from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
     from metaq.client.producer import PartitionSelector, Producer
     from metaq.client.values import Lag, SendResult, TopicPartition
@@ -23,11 +24,13 @@ __all__ = [
     "Consumer",
     "ConsumerConfig",
     "Lag",
+    "LocalMessageStore",
     "Message",
     "PartitionSelector",
     "Producer",
     "ProducerConfig",
     "SendResult",
+    "StoredMessage",
     "TopicPartition",
     "__version__",
     "errors",
@@ -38,11 +41,13 @@ _HOMES = {
     "Consumer": "metaq.client.consumer",
     "ConsumerConfig": "metaq.client.config",
     "Lag": "metaq.client.values",
+    "LocalMessageStore": "metaq.client.local_store",
     "Message": "metaq.client.message",
     "PartitionSelector": "metaq.client.producer",
     "Producer": "metaq.client.producer",
     "ProducerConfig": "metaq.client.config",
     "SendResult": "metaq.client.values",
+    "StoredMessage": "metaq.client.local_store",
     "TopicPartition": "metaq.client.values",
 }
 

@@ -26,6 +26,9 @@ __all__ = [
     "DirectoryInUse",
     "InvalidName",
     "LocalProtocolError",
+    "LocalStoreError",
+    "LocalStoreFull",
+    "LocalStoreInUse",
     "LogReadOnly",
     "MetaqError",
     "NoPartition",
@@ -245,3 +248,17 @@ class RequestRefused(ClientError):
         super().__init__(text or f"status {code}")
         self.code = code
         self.text = text
+
+
+class LocalStoreError(ClientError):
+    """The file of a LocalMessageStore cannot be opened, read or written; the message names it."""
+
+
+class LocalStoreFull(LocalStoreError):
+    """A queue of a LocalMessageStore holds as many messages as it may."""
+
+    retriable = True
+
+
+class LocalStoreInUse(LocalStoreError):
+    """Another process, or another store of this one, has the file of a LocalMessageStore open."""

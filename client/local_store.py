@@ -1,0 +1,242 @@
+"""Messages kept on this machine until they can be sent or delivered again: queues in one SQLite file."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
+from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
+
+from .config import MAX_LOCAL_MESSAGES
+from .message import Message
+from .values import TopicPartition
+
+__all__ = ["LocalMessageStore", "StoredMessage"]
+
+_LAYOUT = 1
+"""Of the tables below, kept in the file's `user_version`."""
+
+_TABLES = """
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of insertion, never given out again
+    queue TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    broker INTEGER,                       -- with partition: NULL if no partition is known
+    partition INTEGER,
+    offset INTEGER NOT NULL,
+    message_id INTEGER NOT NULL,
+    flag INTEGER NOT NULL,
+    key,                                  -- text, bytes or NULL
+    body BLOB NOT NULL
+);
+CREATE INDEX messages_by_queue ON messages (queue, id);
+"""
+
+_INSERT = """INSERT INTO messages (queue, topic, broker, partition, offset, message_id, flag, key, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_PEEK = """SELECT id, topic, broker, partition, offset, message_id, flag, key, body
+FROM messages WHERE queue = ? ORDER BY id LIMIT ?"""
+_Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, bytes]
+
+
+class StoredMessage(NamedTuple):
+    """A message with all that sending or delivering it again takes.
+
+    body and flag: as on the wire, the attribute (with tag, keys and headers) in front of the payload. key: what chooses
+    its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker stored it.
+    """
+
+    topic: str
+    body: bytes
+    flag: int = 0
+    partition: TopicPartition | None = None
+    key: str | bytes | None = None
+    offset: int = -1
+    id: int = 0
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        """A consumed message."""
+        return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
+
+    def to_message(self) -> Message:
+        """The consumed message again. Raises ValueError if this one never came from a partition."""
+        if self.partition is None:
+            raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
+        return Message(self.partition, self.offset, self.id, self.flag, self.body)
+
+    @property
+    def payload(self) -> bytes:
+        """What the user sent."""
+        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attribute, tag, keys and headers."""
+        return decode_attribute(attribute_of(self.body, self.flag), self.flag)
+
+
+class LocalMessageStore:
+    """Named queues of messages in one SQLite file. All methods may be called on any thread; each is one transaction.
+
+    An `append` or `remove` that returned survives the end of the process and of the machine: the write-ahead log is
+    synced at every commit (`synchronous=FULL`, one fsync a call, so append many messages in one call). The file belongs
+    to one process at a time and is locked until `close` or the end of that process: two that emptied the same queue
+    would send its messages twice. It does not shrink; the room of removed messages is used again. Make it after a fork.
+
+    Every method raises LocalStoreError if the file cannot be read or written, or was closed.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
+        """path: the file, made with its directory if it is not there (`~` is your home; two more files lie beside it
+        while it is open). max_per_queue: messages per queue.
+
+        Raises LocalStoreInUse if another store has it open; LocalStoreError if it is no such file; ConfigError.
+        """
+        if max_per_queue < 1:
+            raise ConfigError("max_per_queue", max_per_queue, "choose 1 or more messages")
+        self._path = Path(path).expanduser()
+        self._max_per_queue = max_per_queue
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._counts: dict[str, int] = {}
+        db = self._open()
+        try:
+            with self._wrapping():
+                self._take_over(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+
+    # --- queues -----------------------------------------------------------------------------------------------------
+
+    def append(self, queue: str, messages: Iterable[StoredMessage]) -> None:
+        """Put `messages` behind what the queue holds: all of them or, with an error, none.
+
+        Raises LocalStoreFull if the queue would hold more than max_per_queue.
+        """
+        rows = [_row(queue, message) for message in messages]
+        with self._transaction() as db:
+            held = self._counts.get(queue, 0)
+            if held + len(rows) > self._max_per_queue:
+                raise LocalStoreFull(
+                    f"{self._path}: queue {queue!r} holds {held} messages, and {len(rows)} more are above "
+                    f"max_per_queue={self._max_per_queue}: remove some, or allow more"
+                )
+            db.executemany(_INSERT, rows)
+            db.commit()
+            if rows:
+                self._counts[queue] = held + len(rows)
+
+    def peek(self, queue: str, limit: int) -> list[tuple[int, StoredMessage]]:
+        """The first `limit` messages in the order they were appended, each with its id for `remove`."""
+        with self._transaction() as db:
+            rows = db.execute(_PEEK, (queue, limit)).fetchall()
+        return [(row[0], _message(row[1:])) for row in rows]
+
+    def remove(self, queue: str, ids: Iterable[int]) -> None:
+        """Forget these messages; ids that are not in the queue (any more) are passed over."""
+        pairs = [(queue, number) for number in ids]
+        with self._transaction() as db:
+            gone = db.executemany("DELETE FROM messages WHERE queue = ? AND id = ?", pairs).rowcount if pairs else 0
+            db.commit()
+            left = self._counts.get(queue, 0) - gone
+            if left:
+                self._counts[queue] = left
+            else:
+                self._counts.pop(queue, None)
+
+    def count(self, queue: str) -> int:
+        """How many messages the queue holds; without a look at the file."""
+        return self._counts.get(queue, 0)
+
+    def queues(self) -> list[str]:
+        """Names of the queues that hold a message, sorted."""
+        with self._lock:
+            return sorted(self._counts)
+
+    def close(self) -> None:
+        """Release the file. Idempotent."""
+        with self._lock:
+            db, self._db = self._db, None
+            if db is not None:
+                with self._wrapping():
+                    db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error
+
+    def _take_over(self, db: sqlite3.Connection) -> None:
+        """Lock the file for this store, make the tables if it is new, and count what it holds."""
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that no other may share the log
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN EXCLUSIVE")
+        layout = db.execute("PRAGMA user_version").fetchone()[0]
+        if layout == 0:
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {_LAYOUT}")
+        elif layout != _LAYOUT:
+            raise LocalStoreError(
+                f"{self._path} has layout {layout}, this version knows {_LAYOUT}: choose another file"
+            )
+        self._counts = dict(db.execute("SELECT queue, count(*) FROM messages GROUP BY queue").fetchall())
+        db.commit()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._db is None:
+                raise LocalStoreError(f"{self._path}: this store is closed")
+            with self._wrapping():
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.rollback()
+                    raise
+
+    @contextlib.contextmanager
+    def _wrapping(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise LocalStoreInUse(
+                    f"{self._path} is open in another process or store: give each its own file"
+                ) from error
+            raise LocalStoreError(f"{self._path}: {error}") from error
+
+
+def _row(queue: str, message: StoredMessage) -> Sequence[object]:
+    broker, number = (None, None) if message.partition is None else message.partition[1:]
+    topic, body, flag, _, key, offset, identity = message
+    return queue, topic, broker, number, offset, identity, flag, key, body
+
+
+def _message(row: _Row) -> StoredMessage:
+    topic, broker, number, offset, identity, flag, key, body = row
+    partition = None if broker is None or number is None else TopicPartition(topic, broker, number)
+    return StoredMessage(topic, body, flag, partition, key, offset, identity)
