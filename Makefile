@@ -10,6 +10,10 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 TYPES := $(VENV)/types
 
+# Integration tests wait for sessions and processes most of the time, so more of them than processors run at once; those
+# of one file stay together, in order, with one ZooKeeper.
+PARALLEL := -n 4 --dist loadfile
+
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
@@ -39,13 +43,13 @@ check: types ## formatting, lint and types
 	$(VENV)/bin/mypy --explicit-package-bases --follow-imports=silent bench tests
 
 test: $(STAMP) java ## unit tests, then integration tests on real processes
-	$(VENV)/bin/python -m pytest tests/unit tests/integration
+	$(VENV)/bin/python -m pytest $(PARALLEL) tests/unit tests/integration
 
 unit: $(STAMP) ## unit tests only: no process, no port, seconds
 	$(VENV)/bin/python -m pytest tests/unit
 
 integration: $(STAMP) java ## integration tests only
-	$(VENV)/bin/python -m pytest tests/integration
+	$(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
 
 demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
 	$(VENV)/bin/metaq demo
