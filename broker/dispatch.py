@@ -110,7 +110,7 @@ class Dispatcher:
             request = SendRequest.from_ext(frame.ext)
         except MetaqError as error:
             return b"" if frame.is_one_way else self._frame_error(frame.opaque, error)
-        return Send(*request, frame.opaque, frame.body, frame.is_one_way)
+        return Send(*request[:4], frame.opaque, frame.body, frame.is_one_way)
 
     def text(self, command: TextCommand) -> Answer:
         """The answer to a text command other than a put without transaction and `quit`."""

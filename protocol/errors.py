@@ -43,7 +43,9 @@ __all__ = [
     "SessionLost",
     "StoreError",
     "TopicNotAccepted",
+    "TransactionRefused",
     "WrongPartition",
+    "XaRefused",
 ]
 
 
@@ -186,6 +188,25 @@ class LogReadOnly(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another broker process holds the data directory."""
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+class TransactionRefused(MetaqError):
+    """A transaction cannot do what was asked; the text is 1.x's own where 1.x has one."""
+
+    xa_code: int | None = None
+    """XAException.errorCode (JTA) for the coordinator of an XA transaction."""
+
+
+class XaRefused(TransactionRefused):
+    """The same with an error code of JTA's XAException, in the form that the Java client parses."""
+
+    def __init__(self, xa_code: int, reason: str) -> None:
+        super().__init__(f"XAException:code={xa_code},msg={reason}")
+        self.xa_code = xa_code
+        self.reason = reason
 
 
 # --- coordination -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ import numpy.typing as npt
 from .errors import RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BATCH_RECORDS
 from .record import HEADER_BYTES
+from .transactions import NULL_KEY, TransactionType, parse_key
 
 __all__ = [
+    "CompleteTransactionRequest",
     "MessageCountsReply",
     "MessageCountsRequest",
     "OffsetReply",
@@ -29,6 +31,7 @@ __all__ = [
     "SendReply",
     "SendRequest",
     "StatsRequest",
+    "TransactionRequest",
     "decode_runs",
     "encode_runs",
     "split_batch",
@@ -39,6 +42,8 @@ INT64_MIN = -INT64_MAX - 1
 MAX_WAIT_MS = 60_000
 """Longest time a pull may be parked, in milliseconds."""
 TAG_SEPARATOR = "||"
+TX_KEY = "txKey"
+"""The ext field that puts a message into a transaction."""
 
 
 def _int(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
@@ -60,16 +65,34 @@ def _text(ext: Ext, name: str, default: str | None = None) -> str:
     return text
 
 
+def _tx_key(ext: Ext) -> str | None:
+    """The transaction a message belongs to, None for none. `null` stays a key, one that nobody can have begun."""
+    text = ext.get(TX_KEY)
+    return None if text is None else parse_key(text) or NULL_KEY
+
+
 class SendRequest(NamedTuple):
-    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any."""
+    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any.
+
+    tx_key: the transaction it belongs to (docs/transactions.md), None for none; then the partition must be named.
+    """
 
     topic: str
     partition: int
     flag: int
     checksum: int
+    tx_key: str | None = None
 
     def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "partition": self.partition, "flag": self.flag, "checksum": self.checksum}
+        ext: dict[str, str | int] = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "flag": self.flag,
+            "checksum": self.checksum,
+        }
+        if self.tx_key is not None:
+            ext[TX_KEY] = self.tx_key
+        return ext
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
@@ -78,13 +101,15 @@ class SendRequest(NamedTuple):
             _int(ext, "partition", -1, INT32_MAX),
             _int(ext, "flag", INT32_MIN, INT32_MAX, 0),
             _int(ext, "checksum", -1, INT32_MAX, -1),
+            _tx_key(ext),
         )
 
 
 class SendReply(NamedTuple):
     """Answer to SEND and SEND_BATCH: id of the (first) message, its partition, its byte offset.
 
-    A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes.
+    A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes. In a
+    transaction the offset is -1: it is known at the commit.
     """
 
     message_id: int
@@ -104,18 +129,30 @@ class SendReply(NamedTuple):
 
 
 class SendBatchRequest(NamedTuple):
-    """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0."""
+    """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0.
+
+    tx_key: as for SEND.
+    """
 
     topic: str
     partition: int
     records: int
+    tx_key: str | None = None
 
     def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "partition": self.partition, "count": self.records}
+        ext: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "count": self.records}
+        if self.tx_key is not None:
+            ext[TX_KEY] = self.tx_key
+        return ext
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        return cls(_text(ext, "topic"), _int(ext, "partition", -1, INT32_MAX), _int(ext, "count", 1, MAX_BATCH_RECORDS))
+        return cls(
+            _text(ext, "topic"),
+            _int(ext, "partition", -1, INT32_MAX),
+            _int(ext, "count", 1, MAX_BATCH_RECORDS),
+            _tx_key(ext),
+        )
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
@@ -332,3 +369,64 @@ class StatsRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(_text(ext, "item", ""))
+
+
+class TransactionRequest(NamedTuple):
+    """TRANSACTION: a verb of 1.x's `transaction` (wire.md §3), docs/transactions.md.
+
+    tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: 0 = none; for BEGIN. qualifier: for
+    RECOVER, "" = all.
+    """
+
+    tx_key: str | None
+    type: str
+    session_id: str = ""
+    timeout_seconds: int = 0
+    qualifier: str = ""
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {
+            TX_KEY: NULL_KEY if self.tx_key is None else self.tx_key,
+            "type": self.type,
+            "sessionId": self.session_id,
+            "timeoutSeconds": self.timeout_seconds,
+            "qualifier": self.qualifier,
+        }
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        kind = _text(ext, "type")
+        if kind not in TransactionType.__members__:
+            raise RemoteProtocolError(
+                f"extFields.type={kind[:40]!r} is none of {', '.join(TransactionType.__members__)}"
+            )
+        return cls(
+            parse_key(_text(ext, TX_KEY, NULL_KEY)),
+            kind,
+            _text(ext, "sessionId", ""),
+            _int(ext, "timeoutSeconds", 0, INT32_MAX, 0),
+            _text(ext, "qualifier", ""),
+        )
+
+
+class CompleteTransactionRequest(NamedTuple):
+    """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
+
+    action: commit, rollback, complete (give it up without saying which) or forget (drop the note of such a decision).
+    """
+
+    tx_key: str
+    action: str
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {TX_KEY: self.tx_key, "action": self.action}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        action = _text(ext, "action")
+        if action not in COMPLETE_ACTIONS:
+            raise RemoteProtocolError(f"extFields.action={action[:40]!r} is none of {', '.join(COMPLETE_ACTIONS)}")
+        return cls(parse_key(_text(ext, TX_KEY)) or NULL_KEY, action)
+
+
+COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")

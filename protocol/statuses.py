@@ -35,6 +35,9 @@ class RequestCode(IntEnum):
     SEND_BATCH = 320
     MESSAGE_COUNTS = 1001
     STATS = 1002
+    TRANSACTION = 1010
+    PREPARED_TRANSACTIONS = 1023
+    COMPLETE_TRANSACTION = 1024
 
 
 class ResponseCode(IntEnum):
@@ -50,3 +53,4 @@ class ResponseCode(IntEnum):
     TOPIC_NOT_EXIST = 17
     PULL_NOT_FOUND = 19
     PULL_OFFSET_MOVED = 21
+    TRANSACTION_REFUSED = 1010

@@ -9,11 +9,11 @@ is a token, `RequestReader` (requests.py) and `AnswerReader` wait for it.
 from __future__ import annotations
 
 import re
-from enum import Enum
 from typing import NamedTuple
 
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BYTES
+from .transactions import NULL_KEY, TransactionType, parse_key
 
 __all__ = [
     "Answer",
@@ -97,19 +97,6 @@ class Version(NamedTuple):
 
 class Quit(NamedTuple):
     """`quit`: close after the answers already written."""
-
-
-class TransactionType(Enum):
-    """The verbs of `transaction`."""
-
-    BEGIN = "BEGIN"
-    PREPARE = "PREPARE"
-    COMMIT_ONE_PHASE = "COMMIT_ONE_PHASE"
-    COMMIT_TWO_PHASE = "COMMIT_TWO_PHASE"
-    ROLLBACK = "ROLLBACK"
-    RECOVER = "RECOVER"
-    FORGET = "FORGET"
-    END = "END"
 
 
 class Transaction(NamedTuple):
@@ -196,23 +183,9 @@ def _text(token: bytes) -> str:
     return token.decode("utf-8", "replace")  # as Java decodes: damaged bytes become U+FFFD, never an error
 
 
-def _transaction_key(token: bytes) -> str | None:
-    """`TX:<session>:<int32>`, `XID:<format>:<gtrid hex>:<bqual hex>:<qualifier>` or `null`."""
-    key = _text(token)
-    if key == "null":
-        return None
-    fields = key.split(":")
-    if fields[0] == "TX" and len(fields) == 3:
-        _int32(fields[2].encode())
-        return key
-    if fields[0] == "XID" and len(fields) == 5:
-        _int32(fields[1].encode())
-        try:
-            bytes.fromhex(fields[2]), bytes.fromhex(fields[3])
-        except ValueError as error:
-            raise RemoteProtocolError(f"bad transaction key {key[:80]!r}") from error
-        return key
-    raise RemoteProtocolError(f"bad transaction key {key[:80]!r}")
+def _put_key(token: bytes) -> str:
+    """The key of a put; `null` stays a key, of a transaction that nobody can have begun."""
+    return parse_key(_text(token)) or NULL_KEY
 
 
 # --- commands, as the broker reads them -------------------------------------------------------------------------------
@@ -283,12 +256,12 @@ def _parse_put(tokens: list[bytes]) -> tuple[TextCommand, int]:
         raise RemoteProtocolError(f"put has {count} tokens, not 6 to 8")
     checksum, tx_key = NO_CHECKSUM, None
     if count == 8:
-        checksum, tx_key = _int32(tokens[5]), _transaction_key(tokens[6])
+        checksum, tx_key = _int32(tokens[5]), _put_key(tokens[6])
     elif count == 7:
         if tokens[5][:1].isdigit() or tokens[5][:1] == b"-":
             checksum = _int32(tokens[5])
         else:
-            tx_key = _transaction_key(tokens[5])
+            tx_key = _put_key(tokens[5])
     length = _body_length(tokens[3])
     return Put(_text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), checksum, tx_key, _int32(tokens[-1])), length
 
@@ -327,7 +300,7 @@ def _parse_transaction(tokens: list[bytes]) -> tuple[TextCommand, int]:
         kind = TransactionType(_text(tokens[3]))
     except ValueError:
         raise RemoteProtocolError(f"unknown transaction type {tokens[3][:40]!r}") from None
-    key = _transaction_key(tokens[1])
+    key = parse_key(_text(tokens[1]))
     return Transaction(key, _text(tokens[2]), kind, timeout, qualifier, _int32(tokens[-1])), 0
 
 

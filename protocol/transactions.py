@@ -1,0 +1,70 @@
+"""Transaction keys and verbs, shared by the text and the framed protocol (wire.md §3)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .errors import RemoteProtocolError
+from .limits import INT32_MAX, INT32_MIN
+
+__all__ = ["NULL_KEY", "TransactionType", "is_xa", "parse_key", "qualifier_of"]
+
+NULL_KEY = "null"
+"""The key of RECOVER, which asks for no transaction in particular."""
+
+_LOCAL, _XA = "TX", "XID"
+
+
+class TransactionType(Enum):
+    """The verbs of `transaction`."""
+
+    BEGIN = "BEGIN"
+    PREPARE = "PREPARE"
+    COMMIT_ONE_PHASE = "COMMIT_ONE_PHASE"
+    COMMIT_TWO_PHASE = "COMMIT_TWO_PHASE"
+    ROLLBACK = "ROLLBACK"
+    RECOVER = "RECOVER"
+    FORGET = "FORGET"
+    END = "END"
+
+
+def parse_key(key: str) -> str | None:
+    """The key in the one form 1.x writes, None for `null`.
+
+    `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
+    case. Raises RemoteProtocolError for everything else.
+    """
+    if key == NULL_KEY:
+        return None
+    fields = key.split(":")
+    try:
+        if fields[0] == _LOCAL and len(fields) == 3:
+            return f"{_LOCAL}:{fields[1]}:{_int32(fields[2])}"
+        if fields[0] == _XA and len(fields) == 5:
+            return f"{_XA}:{_int32(fields[1])}:{_hex(fields[2])}:{_hex(fields[3])}:{fields[4]}"
+    except ValueError as error:
+        raise RemoteProtocolError(f"bad transaction key {key[:80]!r}: {error}") from error
+    raise RemoteProtocolError(f"bad transaction key {key[:80]!r}")
+
+
+def is_xa(key: str) -> bool:
+    """Whether a parsed key is that of an XA transaction, which any connection may use."""
+    return key.startswith(_XA)
+
+
+def qualifier_of(key: str) -> str:
+    """The unique qualifier at the end of a parsed XA key."""
+    return key.rpartition(":")[2]
+
+
+def _int32(text: str) -> int:
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 32 or not INT32_MIN <= int(text) <= INT32_MAX:
+        raise ValueError(f"{text[:40]!r} is no int32")
+    return int(text)
+
+
+def _hex(text: str) -> str:
+    if text and not text.isalnum():  # fromhex would skip white space
+        raise ValueError(f"{text[:40]!r} is not hexadecimal")
+    return bytes.fromhex(text).hex()
