@@ -16,7 +16,7 @@ from typing import Any
 from .processes import Server, Worker, free_port
 from .server_ini import server_ini
 
-__all__ = ["JavaBroker", "JavaClient", "JavaUnavailable", "class_path"]
+__all__ = ["JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
 
 PROJECT = Path(__file__).resolve().parents[1] / "tests" / "java"
 
@@ -64,6 +64,11 @@ def _java(main: str, *arguments: str, home: Path) -> list[str]:
     return ["java", *JAVA_OPTIONS, f"-Duser.home={home}", "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
+def broker_command(config: Path) -> list[str]:
+    """The command line of a Java broker; it looks for its files two directories above its server.ini."""
+    return _java("BrokerMain", str(config), home=config.parents[2])
+
+
 class JavaBroker(Server):
     """A running Java broker, registered in ZooKeeper once the constructor returns.
 
@@ -81,13 +86,11 @@ class JavaBroker(Server):
     ) -> None:
         self.port = port or free_port()
         self.data = Path(str((system or {}).get("dataPath", directory / "data")))
-        # the broker looks for its files two directories above its configuration
         config = directory / "conf" / "java" / "server.ini"
         config.parent.mkdir(parents=True, exist_ok=True)
         settings = {"dataPath": self.data, "dashboardHttpPort": free_port(), **(system or {})}
         config.write_text(server_ini(self.port, zk_connect, topics, settings))
-        command = _java("BrokerMain", str(config), home=directory)
-        super().__init__(command, directory / "broker.log", f"serving {self.port}", directory)
+        super().__init__(broker_command(config), directory / "broker.log", f"serving {self.port}", directory)
 
 
 class JavaClient(Worker):

@@ -65,6 +65,7 @@ public final class Peer {
         producers.addTo(commands);
         new Bursts(producers).addTo(commands);
         new Transactions(producers).addTo(commands);
+        new Journal(session).addTo(commands);
         return commands;
     }
 

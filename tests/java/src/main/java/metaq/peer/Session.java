@@ -55,7 +55,13 @@ final class Session implements AutoCloseable {
     /** A started member of the group; everything except the group has the client's default. */
     MessageConsumer consume(final String topic, final String group, final MessageListener listener)
             throws MetaClientException {
-        final MessageConsumer consumer = this.factory.createConsumer(new ConsumerConfig(group));
+        return this.consume(topic, new ConsumerConfig(group), listener);
+    }
+
+    /** A started member with a configuration of the caller's. */
+    MessageConsumer consume(final String topic, final ConsumerConfig config, final MessageListener listener)
+            throws MetaClientException {
+        final MessageConsumer consumer = this.factory.createConsumer(config);
         consumer.subscribe(topic, FETCH_BYTES, listener);
         consumer.completeSubscribe();
         return consumer;

@@ -1,0 +1,93 @@
+"""The mixed group: two brokers of ours and a Java one, two Python and two Java consumers, each ended at random."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
+from .places import Kind, Place
+from .run import Outcome, Run
+from .schedule import Blow, steps
+
+__all__ = ["Tally", "mixed"]
+
+TOPIC, GROUP = "soak", "mixed"
+PARTITIONS = 4
+BROKERS: Mapping[str, tuple[Kind, Mapping[str, object]]] = {
+    "broker-0-ours": ("ours", {"unflushThreshold": 0}),
+    "broker-1-ours": ("ours", {"unflushThreshold": 1000}),
+    "broker-2-java": ("java", {"unflushThreshold": 0}),
+}
+"""Small segments, so that they roll during the run."""
+SEGMENT_BYTES = 64 << 10
+SEND_PAUSE = {"py": 0.005, "java": 0.005}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The outcome, and what was done to the run: blow -> times. refused_starts: of a Java broker, see Place.start."""
+
+    outcome: Outcome
+    blows: Mapping[str, int]
+    refused_starts: int
+
+
+def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say) -> Tally:
+    """Run for `seconds` of blows, then drain and judge. zookeeper: with a chroot that exists. Needs the Java peers."""
+    group = Group(zookeeper, GROUP, TOPIC, directory / "group")
+    places = {
+        name: Place(directory / name, zookeeper, {TOPIC: PARTITIONS}, broker_id, _settings(system))
+        for broker_id, (name, (_, system)) in enumerate(BROKERS.items())
+    }
+    members = _members(group)
+    blows: dict[str, int] = {}
+    try:
+        for name, place in places.items():
+            place.start(BROKERS[name][0])
+        with Run(group, list(members.values())) as run:
+            run.produce(PythonProducer(group, "py", SEND_PAUSE["py"]), JavaProducer(group, "java", SEND_PAUSE["java"]))
+            run.wait_for(100)
+            end = time.monotonic() + seconds
+            for step in steps(seed, list(places), list(members)):
+                if time.monotonic() + step.pause > end:
+                    break
+                time.sleep(step.pause)
+                say(f"{time.strftime('%X')} {', '.join(map(str, step.blows))}; back after {step.down:.1f} s")
+                run.disturb(*(_ending(blow, places, members) for blow in step.blows))
+                for blow in step.blows:
+                    blows[str(blow)] = blows.get(str(blow), 0) + 1
+                time.sleep(step.down)
+                run.disturb(*(_starting(blow, places, members) for blow in step.blows))
+            say(f"{time.strftime('%X')} draining")
+            outcome = run.finish()
+    finally:
+        for place in places.values():
+            place.kill()
+    return Tally(outcome, dict(sorted(blows.items())), sum(place.refused for place in places.values()))
+
+
+def _settings(system: Mapping[str, object]) -> Mapping[str, object]:
+    return {"maxSegmentSize": SEGMENT_BYTES, "unflushInterval": 500, **system}
+
+
+def _members(group: Group) -> dict[str, Member]:
+    kinds: tuple[type[Member], ...] = (PythonConsumer, PythonConsumer, JavaConsumer, JavaConsumer)
+    names = ("python-1", "python-2", "java-1", "java-2")
+    return {name: kind(group, name) for name, kind in zip(names, kinds, strict=True)}
+
+
+def _ending(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:
+    victim = places.get(blow.victim) or members[blow.victim]
+    return victim.kill if blow.crash else victim.stop
+
+
+def _starting(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:
+    if blow.victim in members:
+        return members[blow.victim].start
+    kind, _ = BROKERS[blow.victim]
+    return lambda: places[blow.victim].start(kind)

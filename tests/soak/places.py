@@ -1,0 +1,103 @@
+"""A broker's place: one server.ini and data directory, at which the Java broker and ours take turns."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from bench.javapeer import broker_command
+from bench.processes import ProcessFailed, Server, free_port
+from bench.server_ini import server_ini
+
+__all__ = ["SESSION_SECONDS", "SYNC_SECONDS", "Kind", "Place"]
+
+Kind = Literal["java", "ours"]
+
+SESSION_SECONDS = 6.0
+"""zk.zkSessionTimeoutMs of every process of a run (bench/server_ini.py, metaq.peer.Session)."""
+
+SYNC_SECONDS = 1.0
+"""zk.zkSyncTimeMs of every process of a run."""
+
+START_SECONDS = 60.0
+RETRY_SECONDS = 0.5
+
+
+class Place:
+    """Starts and ends the broker of one place; the file stays as it is, whoever reads it.
+
+    directory: gets conf/broker/server.ini (Java wants two parents), data/ and the logs. system: further keys of
+    [system]. refused: how many starts failed before one succeeded.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: str,
+        topics: Mapping[str, int],
+        broker_id: int = 0,
+        system: Mapping[str, object] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.broker_id = broker_id
+        self.port = free_port()
+        self.data = directory / "data"
+        self.ini = directory / "conf" / "broker" / "server.ini"
+        self.ini.parent.mkdir(parents=True)
+        self.data.mkdir()
+        settings = {
+            "brokerId": broker_id,
+            "dataPath": self.data,
+            "dashboardHttpPort": free_port(),
+            "unflushThreshold": 0,
+            **(system or {}),
+        }
+        self.ini.write_text(server_ini(self.port, zookeeper, topics, settings))
+        self.refused = 0
+        self._starts = 0
+        self._server: Server | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._server is not None
+
+    def start(self, kind: Kind, *options: str) -> None:
+        """Start a broker, again and again for START_SECONDS.
+
+        The Java broker refuses while ZooKeeper still has the `master` node of one that was killed. options: further
+        words of our command line. Raises ProcessFailed with the last try's log.
+        """
+        command = broker_command(self.ini) if kind == "java" else _ours(self.ini, options)
+        ready = f"serving {self.port}" if kind == "java" else f"serving meta://127.0.0.1:{self.port} "
+        deadline = time.monotonic() + START_SECONDS
+        while self._server is None:
+            self._starts += 1
+            log = self.directory / f"{kind}-{self._starts}.log"
+            try:
+                self._server = Server(command, log, ready, self.directory)
+            except ProcessFailed:
+                if time.monotonic() > deadline:
+                    raise
+                self.refused += 1
+                time.sleep(RETRY_SECONDS)
+
+    def stop(self) -> None:
+        """SIGTERM, as an operator does; returns when the process has ended. One that had to be killed is an error."""
+        if self._server is not None:
+            self._server.close()
+            code = self._server.process.returncode
+            self._server = None
+            assert code != -9, f"the broker in {self.directory} did not end by itself"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._server is not None:
+            self._server.kill()
+            self._server = None
+
+
+def _ours(ini: Path, options: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "metaq", "broker", "-f", str(ini), *options]

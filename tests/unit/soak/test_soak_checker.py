@@ -1,0 +1,168 @@
+"""The judge of a run finds each anomaly in a history that has it, and none in one that may be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.soak.checker import OwnedTwice, judge
+from tests.soak.history import Ack, Claim, Commit, Delivery, History, Stored, Window
+from tests.soak.report import as_json, table
+
+P = "0-0"
+
+
+def ack(number: int, offset: int | None = None) -> Ack:
+    return Ack("p", number, P, 10 * number if offset is None else offset)
+
+
+def stored(number: int, offset: int | None = None) -> Stored:
+    return Stored(P, 10 * number if offset is None else offset, 1000 + number, "p", number)
+
+
+def delivery(time: float, number: int, consumer: str = "a", offset: int | None = None) -> Delivery:
+    return Delivery(time, consumer, P, 10 * number if offset is None else offset, "p", number)
+
+
+def claim(consumer: str, begin: float, end: float) -> Claim:
+    return Claim(P, consumer, begin, end)
+
+
+def committed(time: float, number: int) -> Commit:
+    return Commit(time, P, 10 * number)
+
+
+A_THEN_B = [claim("a", 0, 10), claim("b", 10, 20)]
+
+
+def test_everything_once_and_in_order_is_ok() -> None:
+    verdict = judge(History([ack(0), ack(1)], [stored(0), stored(1)], [delivery(1, 0), delivery(12, 1, "b")], A_THEN_B))
+    assert verdict.ok
+    assert (verdict.acknowledged, verdict.delivered, verdict.duplicated) == (2, 2, 0)
+
+
+def test_an_acknowledged_message_that_nobody_got_is_lost() -> None:
+    verdict = judge(History([ack(0), ack(1)], [stored(0), stored(1)], [delivery(1, 0)]))
+    assert not verdict.ok
+    assert verdict.lost == [ack(1)]
+
+
+def test_a_record_without_acknowledgement_may_be_stored_but_not_skipped() -> None:
+    log = [stored(0), stored(1), stored(2)]
+    assert judge(History([ack(0), ack(2)], log, [delivery(1, 0), delivery(2, 1), delivery(3, 2)])).ok
+    assert judge(History([ack(0), ack(2)], log, [delivery(1, 0), delivery(3, 2)])).undelivered == [stored(1)]
+
+
+def test_an_acknowledgement_must_name_the_offset_of_its_message() -> None:
+    verdict = judge(History([ack(0, offset=30)], [stored(0)], [delivery(1, 0)]))
+    assert verdict.misplaced == [ack(0, offset=30)]
+    assert not verdict.ok
+
+
+def test_the_uncommitted_tail_may_come_again_with_the_next_owner() -> None:
+    first = [delivery(1, 0), delivery(2, 1), delivery(3, 2)]
+    again = [delivery(11, 1, "b"), delivery(12, 2, "b"), delivery(13, 3, "b")]
+    verdict = judge(History([ack(number) for number in range(4)], [], first + again, A_THEN_B, [committed(2.5, 1)]))
+    assert verdict.ok
+    assert verdict.duplicated == 2
+
+
+def test_what_was_committed_before_the_claim_must_not_come_again() -> None:
+    again = delivery(11, 0, "b")
+    verdict = judge(History([ack(0)], [], [delivery(1, 0), again], A_THEN_B, [committed(9, 1)]))
+    assert verdict.illegally_duplicated == [again]
+    assert not verdict.ok
+
+
+def test_a_commit_by_the_former_owner_after_the_claim_may_bring_messages_again() -> None:
+    commits = [committed(9, 2), committed(10.5, 1)]
+    deliveries = [delivery(1, 1), delivery(11, 1, "b")]
+    assert judge(History([ack(1)], [], deliveries, A_THEN_B, commits)).ok
+
+
+def test_one_ownership_gets_no_record_twice_but_a_second_one_of_the_same_consumer_may() -> None:
+    twice = [delivery(1, 0), delivery(2, 0)]
+    assert judge(History([ack(0)], [], twice, [claim("a", 0, 10)])).illegally_duplicated == [twice[1]]
+    assert judge(History([ack(0)], [], twice, [claim("a", 0, 1.2), claim("a", 1.5, 9)])).ok
+
+
+def test_a_message_stored_twice_is_counted_and_ok() -> None:
+    deliveries = [delivery(1, 0), delivery(2, 0, offset=10)]
+    verdict = judge(History([ack(0, offset=10)], [stored(0), stored(0, offset=10)], deliveries))
+    assert verdict.ok
+    assert (verdict.stored_twice, verdict.duplicated) == (1, 0)
+
+
+def test_a_first_delivery_behind_a_later_record_is_out_of_order() -> None:
+    late = delivery(12, 1, "b")
+    verdict = judge(
+        History([ack(0), ack(1), ack(2)], [], [delivery(1, 0), delivery(2, 2), late], A_THEN_B, [committed(3, 1)])
+    )
+    assert verdict.out_of_order == [late]
+    assert not verdict.ok
+
+
+def test_going_back_within_one_ownership_is_out_of_order_even_among_duplicates() -> None:
+    first = [delivery(1, 0), delivery(2, 1)]
+    again = [delivery(11, 1, "b"), delivery(12, 0, "b")]
+    assert judge(History([], [], first + again, A_THEN_B)).out_of_order == [again[1]]
+
+
+def test_numbers_of_a_producer_rise_with_the_offsets_of_a_partition() -> None:
+    verdict = judge(History([ack(0, 10), ack(1, 0)], [], [delivery(1, 1, offset=0), delivery(2, 0, offset=10)]))
+    assert verdict.out_of_sequence == [ack(1, 0)]
+    assert not verdict.ok
+
+
+def test_deliveries_to_another_consumer_than_the_owner_mean_owned_twice() -> None:
+    deliveries = [delivery(9, 0), delivery(12, 1), delivery(13, 2), delivery(14, 3, "b")]
+    verdict = judge(History([], [], deliveries, A_THEN_B))
+    assert verdict.owned_twice == [OwnedTwice(P, "b", "a", 12, 13, 2)]
+    assert not verdict.ok
+
+
+def test_a_delivery_while_ownership_is_uncertain_proves_nothing() -> None:
+    claims = [claim("a", 0, 8), claim("b", 10, 20)]
+    assert judge(History([], [], [delivery(9, 0), delivery(10.5, 1, "b")], claims)).owned_twice == []
+
+
+@pytest.mark.parametrize(
+    ("excused", "unexcused"),
+    [
+        ([], [Window(10, 20)]),
+        ([Window(9, 21)], []),
+        ([Window(0, 12), Window(11, 15)], [Window(15, 20)]),
+        ([Window(14, 30), Window(12, 13)], [Window(10, 12), Window(13, 14)]),
+        ([Window(1, 5), Window(25, 30)], [Window(10, 20)]),
+    ],
+)
+def test_time_without_owner_counts_outside_the_excused_spans(excused: list[Window], unexcused: list[Window]) -> None:
+    verdict = judge(History(unowned={P: [Window(10, 20)]}, excused=excused))
+    assert verdict.unexcused == {P: unexcused}
+    assert verdict.ok == (not unexcused)
+
+
+def test_the_table_names_partitions_sums_and_anomalies() -> None:
+    history = History(
+        [ack(number) for number in range(9)],
+        [stored(0)],
+        [delivery(1, 0), delivery(12, 0, "b")],
+        A_THEN_B,
+        unowned={P: [Window(10, 12.5)]},
+    )
+    text = table(history, judge(history))
+    assert [line.split() for line in text.splitlines()[:2]] == [
+        ["partition", "stored", "delivered", "again", "claims", "unowned", "s", "longest", "s", "unexcused", "s"],
+        ["0-0", "1", "2", "1", "2", "2.5", "2.5", "2.5"],
+    ]
+    assert "acknowledged 9   delivered 2   lost 8" in text
+    assert text.count("\nlost: Ack(") == 5
+    assert "lost: … 3 more" in text
+    assert "FAILED" in text
+
+
+def test_the_json_has_everything() -> None:
+    verdict = json.loads(as_json(judge(History([ack(0)]))))
+    assert verdict["ok"] is False
+    assert verdict["lost"] == [{"producer": "p", "number": 0, "partition": P, "offset": 0}]

@@ -1,0 +1,25 @@
+"""The schedule of blows is repeatable and spares nobody."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from tests.soak.schedule import Blow, steps
+
+BROKERS, MEMBERS = ["b0", "b1"], ["m0", "m1", "m2"]
+
+
+def test_the_same_seed_gives_the_same_steps() -> None:
+    assert list(islice(steps(3, BROKERS, MEMBERS), 40)) == list(islice(steps(3, BROKERS, MEMBERS), 40))
+    assert list(islice(steps(3, BROKERS, MEMBERS), 40)) != list(islice(steps(4, BROKERS, MEMBERS), 40))
+
+
+def test_each_round_kills_and_stops_everybody() -> None:
+    first_round = {step.blows[0] for step in islice(steps(1, BROKERS, MEMBERS), 10)}
+    assert first_round == {Blow(victim, crash) for victim in BROKERS + MEMBERS for crash in (True, False)}
+
+
+def test_a_step_never_ends_two_brokers_or_two_members() -> None:
+    doubles = [step for step in islice(steps(1, BROKERS, MEMBERS), 200) if len(step.blows) == 2]
+    assert doubles
+    assert all((step.blows[0].victim in BROKERS) != (step.blows[1].victim in BROKERS) for step in doubles)
