@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
+from metaq.protocol.errors import ConfigError
 from metaq.version import __version__
 
 from .config import BrokerConfig, TopicConfig
@@ -17,10 +18,14 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import Partitions
 from .reactor import ReactorTime
+from .reload import Reloader, ReloadReport
 from .store.flush import RunInThread
 from .store.store import Store
 
-__all__ = ["Broker"]
+__all__ = ["AdminFrom", "Broker"]
+
+AdminFrom = Literal["loopback", "any"]
+"""Where admin requests are taken from: this machine, or every address that reaches the port."""
 
 T = TypeVar("T")
 
@@ -38,6 +43,7 @@ class Broker:
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         on_topic: Callable[[str, TopicConfig], None] | None = None,
+        admin_from: AdminFrom = "loopback",
     ) -> None:
         """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
         self.config = config
@@ -45,9 +51,12 @@ class Broker:
         self.reactor = reactor
         self.clock = clock
         self.version = __version__
+        self.admin_from = admin_from
         self.port = config.port
         """The port listened on; set by the server if the configured one is 0."""
         self.connections = 0
+        self.reloader: Reloader | None = None
+        """Set by the process that knows the file; without it there is nothing to read again."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
@@ -59,6 +68,18 @@ class Broker:
         """`meta://host:port`, as registered in ZooKeeper."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"meta://{host}:{self.port}"
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Go on with another configuration, whose topics alone may differ."""
+        self.config = config
+        self.partitions.reconfigure(config)
+        self.store.reconfigure()
+
+    def reload_config(self) -> Deferred[ReloadReport]:
+        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
+        if self.reloader is None:
+            return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
+        return self.reloader.reload()
 
     def now_ms(self) -> int:
         """Wall clock, Unix milliseconds."""

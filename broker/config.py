@@ -32,6 +32,7 @@ __all__ = [
     "local_address",
     "parse_config",
     "read_config",
+    "read_source",
 ]
 
 DEFAULT_DELETE_POLICY = "delete,168"
@@ -248,16 +249,23 @@ _MAX_PARTITIONS = 100_000
 
 def read_config(path: str) -> BrokerConfig:
     """Read a server.ini. Raises ConfigError for everything wrong with it, naming line, key, value and remedy."""
+    return parse_config(read_source(path), path)
+
+
+def read_source(path: str) -> bytes:
+    """The bytes of a server.ini. Raises ConfigError if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            source = file.read()
+            return file.read()
     except OSError as error:
         raise ConfigError("server.ini", path, f"cannot be read ({error.strerror}): give the path of a file") from error
-    return parse_config(source, path)
 
 
-def parse_config(source: bytes, name: str = "server.ini") -> BrokerConfig:
-    """The configuration in the bytes of a server.ini; `name` is used in errors."""
+def parse_config(source: bytes, name: str = "server.ini", *, inherited: TopicConfig | None = None) -> BrokerConfig:
+    """The configuration in the bytes of a server.ini; `name` is used in errors.
+
+    inherited: what topics inherit instead of the file's own [system], for a running broker that reads it again.
+    """
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     for required in ("system", "zookeeper"):
         if required not in sections:
@@ -271,7 +279,7 @@ def parse_config(source: bytes, name: str = "server.ini") -> BrokerConfig:
         host=_host(values),
         port=values.integer("serverPort", DEFAULT_PORT, 0, 65535),
         system=system,
-        topics=_topics(sections, system, name),
+        topics=_topics(sections, inherited or system, name),
         max_segment_size=values.integer("maxSegmentSize", None, 1),
         max_transfer_size=values.integer("maxTransferSize", None, 1),
         zookeeper=_zookeeper(_Values(sections["zookeeper"], "zookeeper", name)),

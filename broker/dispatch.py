@@ -40,6 +40,13 @@ from metaq.protocol.text import (
 
 from .answers import Answer, Bytes, answer_frame
 from .broker import Broker
+from .handlers.admin import (
+    ADMIN_CODES,
+    admits,
+    answer_close_partitions,
+    answer_open_partitions,
+    answer_reload_config,
+)
 from .handlers.get import answer_get
 from .handlers.lookup import (
     answer_counts,
@@ -79,6 +86,9 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.MESSAGE_COUNTS: answer_counts,
     RequestCode.HEARTBEAT: answer_heartbeat,
     RequestCode.STATS: answer_stats_frame,
+    RequestCode.RELOAD_CONFIG: answer_reload_config,
+    RequestCode.CLOSE_PARTITIONS: answer_close_partitions,
+    RequestCode.OPEN_PARTITIONS: answer_open_partitions,
 }
 
 _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
@@ -92,6 +102,8 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
+
+_ADMIN_ONLY = "admin requests are taken from the broker's own machine only, unless it runs with --admin-from any"
 
 
 class Dispatcher:
@@ -122,8 +134,13 @@ class Dispatcher:
             return answer.addErrback(self._text_failed, command)
         return answer
 
-    def frame(self, frame: Frame) -> Answer:
-        """The answer to a frame other than SEND and PULL; a one-way frame's is the caller's to drop."""
+    def frame(self, frame: Frame, peer: str) -> Answer:
+        """The answer to a frame other than SEND and PULL; a one-way frame's is the caller's to drop.
+
+        peer: numeric address of the connection's other end.
+        """
+        if frame.code in ADMIN_CODES and not admits(self.broker.admin_from, peer):
+            return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
         handle = _FRAMES.get(frame.code)
         if handle is None:
             return answer_frame(

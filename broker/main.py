@@ -7,20 +7,21 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import ConfigError, MetaqError
 
-from .broker import Broker
-from .config import BrokerConfig, TopicConfig, read_config
+from .broker import AdminFrom, Broker
+from .config import BrokerConfig, TopicConfig, read_config, read_source
+from .reload import Reloader
 from .schedule import Schedule
 from .server import SessionFactory, listen
 from .store.store import Store, TopicStoreConfig
@@ -35,17 +36,17 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
 _WORKER_THREADS = 20  # syncs of several partitions at the same time, and cold reads
-_LONGEST_GRACE_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 """How long a stop waits for clients to take their last answers."""
 _DESCRIPTORS_FOR_OTHERS = 64
 
 
-def run(ini_path: str, *, grace_seconds: float | None = None) -> int:
+def run(ini_path: str, *, admin_from: AdminFrom = "loopback", grace_seconds: float | None = None) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
 
-    grace_seconds: how long to go on serving after unregistering, so that clients can move; by default the file's
-    zkSyncTimeMs, at most 5 s. A second signal ends it at once. Main thread only.
+    SIGHUP reads the file again. admin_from: where admin requests are taken from. grace_seconds: how long to go on
+    serving after unregistering, so that clients can move; by default the file's zkSyncTimeMs. A second signal ends it
+    at once. Main thread only.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("twisted").setLevel(logging.WARNING)
@@ -55,7 +56,7 @@ def run(ini_path: str, *, grace_seconds: float | None = None) -> int:
         config = read_config(ini_path)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, reactor, grace_seconds).run()
+        return BrokerProcess(config, reactor, grace_seconds, path=ini_path, admin_from=admin_from).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -70,14 +71,20 @@ class BrokerProcess:
         reactor: Any,
         grace_seconds: float | None = None,
         *,
+        path: str = "server.ini",
+        admin_from: AdminFrom = "loopback",
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: the real one (time, descriptors, threads). rng: chooses partitions for puts that leave it open."""
+        """reactor: the real one (time, descriptors, threads). path: of the file that `config` was read from.
+
+        rng: chooses partitions for puts that leave it open.
+        """
         self._config = config
+        self._path = path
+        self._admin_from = admin_from
         self._reactor = reactor
         self._rng = rng
-        grace = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
-        self._grace_seconds = min(grace, _LONGEST_GRACE_SECONDS)
+        self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
         self._failure: BaseException | None = None
         self._stopping = False
         self._hurry: Deferred[None] | None = None  # cancelled by a second signal
@@ -98,12 +105,15 @@ class BrokerProcess:
                 run_in_thread=self._run_in_thread,
                 rng=self._rng,
                 on_topic=self._topic_appeared,
+                admin_from=self._admin_from,
             )
+            self.broker.reloader = Reloader(self._path, lambda: self._config, self._read_file, self._apply)
             self._factory = SessionFactory(self.broker, max_connections)
             self._port = listen(self.broker, self._factory, self._reactor)
             self._reactor.callWhenRunning(self._start)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._signalled)
+            signal.signal(signal.SIGHUP, self._reload_signalled)
             self._reactor.run(installSignalHandlers=False)
         finally:
             store.close()
@@ -136,8 +146,7 @@ class BrokerProcess:
     def _start(self) -> None:
         store = self.broker.store
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
-        schedules = [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
-        self._retention = ScheduledCalls(schedules, self._apply_retention, self._reactor)
+        self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
         for topic in self._config.topics.values():
             for group, filter_class in topic.filters.items():
                 _log.warning(
@@ -182,6 +191,28 @@ class BrokerProcess:
     def _is_due(self, schedule: Schedule, topic: str) -> bool:
         return self._topic(topic).delete_when == schedule
 
+    # --- reading server.ini again -------------------------------------------------------------------------------------
+
+    def _reload_signalled(self, number: int, frame: FrameType | None) -> None:
+        self._reactor.callFromThread(self._reload)
+
+    def _reload(self) -> None:
+        self.broker.reload_config().addErrback(_log_failed_reload)
+
+    def _read_file(self) -> Deferred[bytes]:
+        return self.broker.in_thread(partial(read_source, self._path))
+
+    def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
+        self._config = config
+        self.broker.reconfigure(config)
+        self._retention.replace(self._schedules())
+        if self._registration is None:
+            return succeed([])
+        return self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
+
+    def _schedules(self) -> list[Schedule]:
+        return [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
+
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
@@ -219,6 +250,10 @@ class BrokerProcess:
     @staticmethod
     def _log_failed_stop(failure: Failure) -> None:
         _log.error("stopping did not go as it should: %s", failure.getErrorMessage())
+
+
+def _log_failed_reload(failure: Failure) -> None:
+    failure.trap(ConfigError)  # type: ignore[no-untyped-call]  # the reloader has logged it
 
 
 def _raise_descriptor_limit() -> int:

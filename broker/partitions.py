@@ -76,6 +76,12 @@ class Partitions:
                 self._stat[topic] = stat
         return stat
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Go on with another configuration: other topics, partition counts and `stat`."""
+        self._config = config
+        self._writable.clear()
+        self._stat.clear()
+
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
@@ -139,13 +145,20 @@ class Partitions:
     def close(self, topic: str, start: int, end: int) -> None:
         """Refuse puts to and gets from the partitions start … end of a configured topic, until opened or restarted.
 
-        Raises TopicNotAccepted for a topic without a section.
+        Raises TopicNotAccepted for a topic without a section, WrongPartition for an end outside of it.
         """
         if topic not in self._config.topics:
             raise TopicNotAccepted(topic)
+        stored = (log.partition + 1 for log in self._store.logs() if log.topic == topic)
+        if not 0 <= start <= end < max(self._config.topics[topic].partitions, *stored, 0):
+            raise WrongPartition(end)
         for partition in range(start, end + 1):
             self._closed.add((topic, partition))
             self._writable.pop((topic, partition), None)
+
+    def closed(self, topic: str) -> list[int]:
+        """The closed partitions of a topic, sorted."""
+        return sorted(partition for name, partition in self._closed if name == topic)
 
     def open(self, topic: str) -> None:
         """Open all closed partitions of a topic."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
@@ -25,6 +26,8 @@ from .reactor import Reactor
 __all__ = ["Registration"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LONGEST_CONNECT_SECONDS = 15.0
 _STOP_SECONDS = 5.0
@@ -79,6 +82,36 @@ class Registration:
 
         self._tasks.put(add)
 
+    def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
+        """Publish a new checksum of server.ini, then register `topics` anew; fires with what ZooKeeper refused.
+
+        What it refused is made good in the background, or by the session's next life.
+        """
+        registration = self._registration
+        deferred: Deferred[list[str]] = Deferred()
+
+        def update() -> list[str]:
+            assert registration is not None
+            refused = []
+            changes: list[Callable[[], None]] = [partial(registration.update_checksum, checksum)]
+            for name, topic in topics.items():
+                changes.append(
+                    partial(
+                        registration.add_topic, name, topic.partitions, topic.accept_publish, topic.accept_subscribe
+                    )
+                )
+            for change in changes:
+                try:
+                    change()
+                except CoordinationError as error:
+                    refused.append(f"not in ZooKeeper before its next session: {error}")
+            return refused
+
+        if registration is None:
+            return succeed([])
+        self._tasks.put(lambda: self._call(update, deferred))
+        return deferred
+
     def stop_serving(self) -> Deferred[None]:
         """Take the nodes back; fires after at most 5 s, whatever ZooKeeper does."""
         registration = self._registration
@@ -98,13 +131,13 @@ class Registration:
         while True:
             self._tasks.get()()
 
-    def _call(self, function: Callable[[], None], deferred: Deferred[None]) -> None:
+    def _call(self, function: Callable[[], T], deferred: Deferred[T]) -> None:
         try:
-            function()
+            result = function()
         except BaseException:
             self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
         else:
-            self._reactor.callFromThread(deferred.callback, None)
+            self._reactor.callFromThread(deferred.callback, result)
 
     @staticmethod
     def _log_stop(failure: Failure) -> None:

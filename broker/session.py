@@ -92,6 +92,7 @@ class Session(Protocol):
     def connectionMade(self) -> None:  # noqa: N802
         self._transport = cast(Transport, self.transport)
         self._transport.registerProducer(self, True)
+        self._host: str = getattr(self._transport.getPeer(), "host", "?")
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = self._seconds()
@@ -193,7 +194,7 @@ class Session(Protocol):
             else:
                 self._write(pull)
         else:
-            answer = self._dispatcher.frame(request)
+            answer = self._dispatcher.frame(request, self._host)
             if request.is_one_way:
                 answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
             self._answer(answer, len(request.body), ordered=False)
@@ -328,8 +329,7 @@ class Session(Protocol):
         self._close()
 
     def _peer(self) -> str:
-        peer = self._transport.getPeer()
-        return f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', '?')}"
+        return f"{self._host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 
     def abort(self, why: str) -> None:
         """Close at once, whatever is unsent."""

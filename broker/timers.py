@@ -55,8 +55,15 @@ class ScheduledCalls:
         self._reactor = reactor
         self._now = now
         self._timers: dict[Schedule, Timer] = {}
-        for schedule in dict.fromkeys(schedules):
-            self._sleep(schedule, schedule.after(now()))
+        self.replace(schedules)
+
+    def replace(self, schedules: Iterable[Schedule]) -> None:
+        """Follow these schedules from now on; those that were followed before keep their next time."""
+        wanted = dict.fromkeys(schedules)
+        for schedule in self._timers.keys() - wanted.keys():
+            self._timers.pop(schedule).cancel()
+        for schedule in wanted.keys() - self._timers.keys():
+            self._sleep(schedule, schedule.after(self._now()))
 
     def stop(self) -> None:
         """Cancel what is to come."""

@@ -130,12 +130,19 @@ class BrokerRegistration:
             raise
 
     def update_checksum(self, config_checksum: int) -> None:
-        """Publish the checksum of a server.ini that was loaded again; slaves watch it."""
+        """Publish the checksum of a server.ini that was loaded again; slaves watch it.
+
+        Raises CoordinationUnavailable, SessionLost; it is published in the background then.
+        """
         with self._lock:
             self._checksum = config_checksum
             if self._registered and self.address.slave_id is None:
                 path = self._paths.master_config_checksum(self.address.broker_id)
-                self._write(self._session_id, [set_data(path, format_checksum(config_checksum))])
+                try:
+                    self._write(self._session_id, [set_data(path, format_checksum(config_checksum))])
+                except CoordinationError:
+                    self._again.trigger()
+                    raise
 
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.

@@ -19,10 +19,12 @@ from .record import HEADER_BYTES
 from .transactions import NULL_KEY, TransactionType, parse_key
 
 __all__ = [
+    "ClosePartitionsRequest",
     "CompleteTransactionRequest",
     "MessageCountsReply",
     "MessageCountsRequest",
     "OffsetReply",
+    "OpenPartitionsRequest",
     "PartitionRequest",
     "PullReply",
     "PullRequest",
@@ -430,3 +432,32 @@ class CompleteTransactionRequest(NamedTuple):
 
 
 COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
+
+
+class ClosePartitionsRequest(NamedTuple):
+    """CLOSE_PARTITIONS: refuse puts to and gets from the partitions `start` … `end` of a configured topic."""
+
+    topic: str
+    start: int
+    end: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic, "start": self.start, "end": self.end}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        start = _int(ext, "start", 0, INT32_MAX)
+        return cls(_text(ext, "topic"), start, _int(ext, "end", start, INT32_MAX))
+
+
+class OpenPartitionsRequest(NamedTuple):
+    """OPEN_PARTITIONS: take puts and gets again for all closed partitions of a topic."""
+
+    topic: str
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {"topic": self.topic}
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(_text(ext, "topic"))

@@ -36,6 +36,10 @@ class RequestCode(IntEnum):
     MESSAGE_COUNTS = 1001
     STATS = 1002
     TRANSACTION = 1010
+    # for operators only: broker/handlers/admin.py says from where
+    RELOAD_CONFIG = 1020
+    CLOSE_PARTITIONS = 1021
+    OPEN_PARTITIONS = 1022
     PREPARED_TRANSACTIONS = 1023
     COMPLETE_TRANSACTION = 1024
 

@@ -63,6 +63,7 @@ class PartitionLog:
         self.on_visible: Callable[[PartitionLog], None] | None = None
         self._policy = policy
         self._waits = policy.waits
+        self._async_from: int | None = None  # group commit ends when everything before this offset is synced
         self._max_segment_size = max_segment_size
         self._open_files = open_files
         self._flusher = Flusher(self, run_in_thread)
@@ -144,6 +145,31 @@ class PartitionLog:
         if not self._waits:
             self._show(self.end_offset, self._written)
         return base
+
+    def use(self, policy: FlushPolicy, max_segment_size: int) -> None:
+        """Go on with other settings.
+
+        To group commit: what is not synced yet stays visible and is synced at once. From group commit: puts that wait
+        for their sync keep waiting for it; later ones are shown as soon as those are.
+        """
+        self._max_segment_size = max_segment_size
+        if policy == self._policy:
+            return
+        self._policy = policy
+        self._async_from = None
+        if policy.waits:
+            self._waits = True
+            if self._unsynced_records:
+                self._flusher.request(DATA)
+        elif self._waits:
+            self._async_from = self.end_offset
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._async_from is not None and self.visible_end >= self._async_from:
+            self._async_from = None
+            self._waits = False
+            self._show(self.end_offset, self._written)
 
     def when_visible(self, end: int, callback: VisibleCallback) -> None:
         """Call `callback(None)` exactly once as soon as visible_end >= end: at once, or in order when the flush ends.
@@ -278,6 +304,7 @@ class PartitionLog:
         del self._unsynced_directories[: len(job.directories)]
         if self._waits:
             self._show(job.end, job.sequence)
+            self._stop_waiting()
         if job.kind & INDEX and not self._unfinished():
             self._dirty = False
             self._checkpointed_at = self._dirty_since = float("-inf")

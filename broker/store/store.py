@@ -188,6 +188,12 @@ class Store:
         self._logs[topic, partition] = log
         return log
 
+    def reconfigure(self) -> None:
+        """Ask for every log's settings again. Retention asks whenever it runs, data paths only for new partitions."""
+        for log in self._logs.values():
+            config = self._config_for(log.topic)
+            log.use(config.flush_policy, config.max_segment_size)
+
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:

@@ -19,8 +19,15 @@ __all__ = ["broker"]
     metavar="SERVER.INI",
     help="Configuration, the Java broker's format.",
 )
-def broker(ini: Path) -> int:
-    """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves.
+@click.option(
+    "--admin-from",
+    type=click.Choice(["loopback", "any"]),
+    default="loopback",
+    show_default=True,
+    help="Where admin requests (reload, closing partitions …) are taken from: this machine, or any address.",
+)
+def broker(ini: Path, admin_from: str) -> int:
+    """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
     \b
     Example
@@ -28,4 +35,4 @@ def broker(ini: Path) -> int:
     """
     from metaq.broker.main import run  # Twisted: only for this command
 
-    return run(str(ini))
+    return run(str(ini), admin_from="any" if admin_from == "any" else "loopback")

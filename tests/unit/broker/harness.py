@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from metaq.broker.broker import Broker
-from metaq.broker.config import parse_config
+from metaq.broker.config import BrokerConfig, parse_config
 from metaq.broker.dispatch import Dispatcher
+from metaq.broker.reload import Reloader
 from metaq.broker.session import Session
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame
@@ -78,8 +81,8 @@ class Threads:
 class Transport(StringTransport):
     """Keeps each write apart, and can be full."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, peerAddress: Any = None) -> None:  # noqa: N803
+        super().__init__(peerAddress=peerAddress)
         self.writes: list[bytes] = []
         self.aborted = False
 
@@ -97,9 +100,9 @@ class Transport(StringTransport):
 class Peer:
     """One connection to the broker, as its client."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, host: str = "127.0.0.1") -> None:
         self.session = session
-        self.transport = Transport()
+        self.transport = Transport(peerAddress=IPv4Address("TCP", host, 40000))
         self._answers, self._frames = AnswerReader(), FrameReader()
         session.makeConnection(self.transport)
 
@@ -139,8 +142,10 @@ class Harness:
         self.reactor = Clock()
         self.threads = Threads()
         self.time = NOW
-        self.config = parse_config(INI.format(data=directory / "data", system=system).encode())
+        self.ini = INI.format(data=directory / "data", system=system)
+        self.config = parse_config(self.ini.encode())
         self.topics_seen: list[str] = []
+        self.registered: list[tuple[int, tuple[str, ...]]] = []
         self.store = Store(
             self.config.data_paths,
             self.store_config,
@@ -158,14 +163,23 @@ class Harness:
             rng=random.Random(1),
             on_topic=lambda name, config: self.topics_seen.append(name),
         )
+        self.broker.reloader = Reloader(
+            "server.ini", lambda: self.config, lambda: succeed(self.ini.encode()), self._apply
+        )
         self.dispatcher = Dispatcher(self.broker)
 
     def store_config(self, name: str) -> TopicStoreConfig:
         topic = self.config.topic(name) or self.config.system
         return TopicStoreConfig(self.config.max_segment_size, topic.unflush_threshold, topic.unflush_interval_ms)
 
-    def connect(self) -> Peer:
-        return Peer(Session(self.dispatcher, self.reactor.seconds))
+    def connect(self, host: str = "127.0.0.1") -> Peer:
+        return Peer(Session(self.dispatcher, self.reactor.seconds), host)
+
+    def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
+        self.config = config
+        self.registered.append((config.checksum, tuple(topics)))
+        self.broker.reconfigure(config)
+        return succeed([])
 
     def turn(self) -> None:
         """What is put off to the reactor's next turn."""

@@ -1,0 +1,134 @@
+"""Admin requests: who may make them, closing and opening partitions, and reading server.ini again."""
+
+import json
+
+import pytest
+
+from metaq.broker.handlers.admin import ADMIN_CODES, admits
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.text import encode_get
+from tests.unit.broker.harness import put
+
+
+def request(code, ext=(), opaque=1):
+    return encode_frame(code, opaque, dict(ext))
+
+
+def close(topic, start, end):
+    return request(RequestCode.CLOSE_PARTITIONS, ClosePartitionsRequest(topic, start, end).to_ext())
+
+
+def reload(peer):
+    frame = peer.ask_frame(request(RequestCode.RELOAD_CONFIG))
+    return json.loads(bytes(frame.body)) if frame.code == ResponseCode.SUCCESS else frame
+
+
+@pytest.mark.parametrize(
+    ("admin_from", "host", "admitted"),
+    [
+        ("loopback", "127.0.0.1", True),
+        ("loopback", "127.9.9.9", True),
+        ("loopback", "::1", True),
+        ("loopback", "::ffff:127.0.0.1", True),
+        ("loopback", "10.0.0.7", False),
+        ("loopback", "::ffff:10.0.0.7", False),
+        ("loopback", "?", False),
+        ("any", "10.0.0.7", True),
+    ],
+)
+def test_admin_requests_are_taken_from_this_machine_unless_told_otherwise(admin_from, host, admitted):
+    assert admits(admin_from, host) is admitted
+
+
+@pytest.mark.parametrize("code", sorted(ADMIN_CODES & set(RequestCode)))
+def test_every_admin_request_from_elsewhere_is_refused(harness, code):
+    stranger = harness.connect("192.168.1.9")
+    assert stranger.ask_frame(request(code)).code == ResponseCode.NO_PERMISSION
+    harness.broker.admin_from = "any"
+    assert stranger.ask_frame(request(code)).code != ResponseCode.NO_PERMISSION
+
+
+def test_closed_partitions_refuse_puts_and_gets_until_the_topic_is_opened(peer):
+    peer.ask(put("t", 1))
+    answer = peer.ask_frame(close("t", 1, 2))
+    assert json.loads(bytes(answer.body)) == {"topic": "t", "closed": [1, 2]}
+    assert [peer.ask(put("t", partition)).code for partition in (0, 1, 2)] == [200, 403, 403]
+    assert peer.ask(encode_get("t", "g", 1, 0, 100, 1)).code == 403
+    opened = peer.ask_frame(request(RequestCode.OPEN_PARTITIONS, OpenPartitionsRequest("t").to_ext()))
+    assert json.loads(bytes(opened.body)) == {"topic": "t", "opened": [1, 2]}
+    assert peer.ask(put("t", 1)).code == 200
+
+
+@pytest.mark.parametrize(("topic", "end"), [("none", 0), ("wild1", 0), ("t", 3)])
+def test_only_partitions_of_configured_topics_can_be_closed(peer, topic, end):
+    assert peer.ask_frame(close(topic, 0, end)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_an_end_before_the_start_is_refused_naming_the_field(peer):
+    answer = peer.ask_frame(close("t", 2, 1))
+    assert (answer.code, "extFields.end" in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+
+
+# --- reload -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unchanged_file_does_nothing(harness, peer):
+    assert reload(peer)["changed"] is False
+    assert harness.registered == []
+
+
+def test_topics_are_added_and_changed_and_registered_after_the_checksum_of_the_new_file(harness, peer):
+    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=4") + "[topic=new]\nnumPartitions=2\n"
+    assert peer.ask(put("t", 3)).code == peer.ask(put("new", 1)).code == 500
+    report = reload(peer)
+    assert (report["addedTopics"], report["changedTopics"]) == (["new"], ["t"])
+    assert peer.ask(put("t", 3)).code == peer.ask(put("new", 1)).code == 200
+    assert harness.registered == [(harness.config.checksum, ("new", "t"))]
+    assert peer.ask(b"stats config 9\r\n").text == harness.ini
+    assert reload(peer)["changed"] is False
+
+
+def test_fewer_partitions_refuse_puts_at_once_and_stay_readable(harness, peer):
+    peer.ask(put("t", 2))
+    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=2")
+    reload(peer)
+    assert peer.ask(put("t", 2)).code == 500
+    assert len(peer.ask(encode_get("t", "g", 2, 0, 100, 1)).data) == 25
+
+
+def test_a_topic_that_is_gone_from_the_file_stays_accepted(harness, peer):
+    harness.ini = harness.ini.replace("[topic=quiet]\nstat=false\n", "")
+    assert reload(peer)["removedTopics"] == ["quiet"]
+    assert peer.ask(put("quiet", 0)).code == 200
+
+
+def test_system_settings_wait_for_a_restart_also_where_topics_inherit_them(harness, peer):
+    harness.ini = harness.ini.replace("numPartitions=1\n", "numPartitions=5\n").replace("zk.zkEnable=false", "")
+    harness.ini += "[topic=new]\n"
+    assert reload(peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
+    assert peer.ask(put("new", 1)).code == 500
+    harness.ini += "; a comment\n"
+    assert reload(peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("numPartition=3", "numPartition"), ("deleteWhen=never", "deleteWhen"), ("dataPath=/elsewhere", "/elsewhere")],
+)
+def test_a_bad_file_changes_nothing_and_the_answer_says_what_is_wrong(harness, peer, line, named):
+    harness.ini += f"[topic=new]\n{line}\n"
+    answer = reload(peer)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert named in answer.remark
+    assert peer.ask(put("new", 0)).code == 500
+    assert harness.registered == []
+
+
+def test_stat_changes_for_a_running_topic(harness, peer):
+    peer.ask(put("quiet", 0))
+    harness.ini = harness.ini.replace("stat=false", "stat=true")
+    reload(peer)
+    peer.ask(put("quiet", 0))
+    assert "topic_realtime_put Count=1," in peer.ask(b"stats quiet 9\r\n").text
