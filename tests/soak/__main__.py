@@ -13,6 +13,7 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 
 from .mixed import mixed
 from .report import as_json, table
+from .rolling import rolling
 
 TICK_MS = 100
 """ZooKeeper ends a session at most this long after its time."""
@@ -31,8 +32,7 @@ def main() -> None:
 def run_mixed(minutes: float, seed: int | None, directory: Path | None, json_file: Path | None) -> None:
     """2 + 1 brokers, 2 + 2 consumers, 1 + 1 producers of ours and of Java; kills and restarts."""
     seed = random.SystemRandom().randrange(1 << 16) if seed is None else seed
-    directory = directory or Path(tempfile.mkdtemp(prefix="metaq-soak-"))
-    (directory / "zookeeper").mkdir(parents=True)
+    directory = _directory(directory)
     click.echo(f"mixed soak: {minutes:g} minutes, seed {seed}, everything in {directory}")
     with EmbeddedZooKeeper(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
         tally = mixed(directory, server.connect_string, minutes * 60, seed, click.echo)
@@ -46,6 +46,25 @@ def run_mixed(minutes: float, seed: int | None, directory: Path | None, json_fil
     if json_file:
         json_file.write_text(as_json(outcome.verdict))
     sys.exit(0 if outcome.verdict.ok else 1)
+
+
+@main.command("rolling")
+@click.option("--brokers", type=int, default=3, show_default=True)
+@click.option("--directory", type=click.Path(path_type=Path), default=None, help="Keeps logs, journals and data.")
+def run_rolling(brokers: int, directory: Path | None) -> None:
+    """A cluster moves from Java to ours and back, broker by broker, under a Java producer and two Java consumers."""
+    directory = _directory(directory)
+    with EmbeddedZooKeeper(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
+        rolled = rolling(directory, server.connect_string, brokers, click.echo)
+    click.echo(f"{rolled.outcome.seconds:.0f} s, failed sends of the Java producer: {rolled.failed_sends}\n")
+    click.echo(table(rolled.outcome.history, rolled.outcome.verdict))
+    sys.exit(0 if rolled.outcome.verdict.ok else 1)
+
+
+def _directory(given: Path | None) -> Path:
+    directory = given or Path(tempfile.mkdtemp(prefix="metaq-soak-"))
+    (directory / "zookeeper").mkdir(parents=True)
+    return directory
 
 
 if __name__ == "__main__":

@@ -120,10 +120,14 @@ class PythonProducer:
 
 
 class JavaProducer:
-    """Sends until it is closed, with the real Java client. pause: seconds between two sends."""
+    """Sends until it is closed, with the real Java client. pause: seconds between two sends.
+
+    failed: sends that were not acknowledged, once it is closed.
+    """
 
     def __init__(self, group: Group, name: str, pause: float) -> None:
         self._name = name
+        self.failed = 0
         self._client = JavaClient(group.zookeeper, group.directory / f"{name}.log")
         try:
             self._client.call("stream", group.topic, name, group.directory / f"{name}.acks", int(pause * 1000))
@@ -134,6 +138,7 @@ class JavaProducer:
     def close(self) -> None:
         """Stop sending and end. Raises ProcessFailed if the client died on the way."""
         try:
-            self._client.call("unstream", self._name)
+            counts = self._client.call("unstream", self._name)
+            self.failed = counts["tried"] - counts["acknowledged"]
         finally:
             self._client.close()

@@ -1,0 +1,54 @@
+"""docs/migrating.md, in place and back again: another broker on the same file, directory and ZooKeeper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metaq.coordination.session import ZkSession
+from tests.integration.java_peers import require_java
+from tests.soak.members import Group, JavaConsumer, JavaProducer
+from tests.soak.places import Kind, Place
+from tests.soak.report import table
+from tests.soak.run import Run
+
+SENDS = 300
+SETTINGS = {"maxSegmentSize": 8192}
+
+
+def log_bytes(place: Place) -> dict[str, bytes]:
+    """The bytes of each partition, from its first segment on."""
+    return {
+        partition.name: b"".join(segment.read_bytes() for segment in sorted(partition.glob("*.meta")))
+        for partition in place.data.glob("t-*")
+    }
+
+
+@pytest.mark.parametrize(("before", "after"), [("java", "ours"), ("ours", "java")])
+def test_the_other_broker_takes_over_below_running_java_clients(
+    before: Kind, after: Kind, chroot: str, tmp_path: Path
+) -> None:
+    require_java()
+    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
+        pass
+    group = Group(chroot, "readers", "t", tmp_path / "group")
+    place = Place(tmp_path / "broker", chroot, {"t": 3}, system=SETTINGS)
+    ini = place.ini.read_bytes()
+    try:
+        place.start(before)
+        with Run(group, [JavaConsumer(group, "consumer")]) as run:
+            run.produce(JavaProducer(group, "producer", 0.002))
+            run.wait_for(SENDS)
+            found: dict[str, bytes] = {}
+            run.disturb(place.stop, lambda: found.update(log_bytes(place)), lambda: place.start(after))
+            run.wait_for(SENDS)
+            outcome = run.finish()
+        assert outcome.verdict.ok, table(outcome.history, outcome.verdict)
+        assert set(found) == {"t-0", "t-1", "t-2"}
+        grown = log_bytes(place)
+        assert all(data and len(data) < len(grown[partition]) for partition, data in found.items())
+        assert all(grown[partition].startswith(data) for partition, data in found.items())
+        assert place.ini.read_bytes() == ini
+    finally:
+        place.kill()
