@@ -10,34 +10,31 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast
-
-from isal.isal_zlib import crc32
+from typing import Any, Self
 
 from metaq.protocol.errors import (
-    BrokerUnavailable,
     ClientError,
-    LocalProtocolError,
     MetaqError,
     NoPartition,
     RequestTimedOut,
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
-from metaq.protocol.record import Buffer, encode_attributes, encode_body
+from metaq.protocol.record import Buffer, encode_attributes
 
 from ..backoff import Backoff
-from ..config import MAX_BATCH_BODY_BYTES, ProducerConfig, check_protocol
+from ..config import ProducerConfig, check_protocol
 from ..message import Message
-from ..metadata import Metadata, TopicView
+from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
 from .batching import Accumulator, Outbox
+from .building import build_batch, build_message
 from .futures import SendFuture
-from .outgoing import Outgoing, OutgoingBatch
-from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
+from .outgoing import Outgoing
+from .partitioner import PartitionSelector
+from .routing import Router
 from .sending import Sender
 
 __all__ = ["Producer"]
@@ -78,14 +75,12 @@ class Producer:
         self._config = config if linger_ms is None else replace(config, linger_ms=linger_ms)
         self._clock = clock
         self._random = random
-        self._selector = selector
-        self._round_robin = RoundRobinSelector()
         self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
         self._metadata = metadata or _connect_metadata(connect, root, self._config)
+        self._router = Router(self._metadata, self._pool, selector, clock)
         self._timers = Timers("metaq-producer-retry", clock)
         self._sender = Sender(self._metadata, self._pool, self._config.connection, self._finished, self._failed, clock)
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
-        self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
         self._closing = False
         self._metadata.on_change(self._view_changed)
 
@@ -113,7 +108,7 @@ class Producer:
         Raises NoPartition (nobody publishes the topic), RequestTimedOut (not acknowledged in time; it may or may not be
         stored), RequestRefused (the broker will not have it), InvalidName, LocalProtocolError (too large, bad keys).
         """
-        outgoing = self._outgoing(topic, payload, tag, keys, attribute, headers, timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
@@ -135,11 +130,11 @@ class Producer:
         Blocks only for the first connection to a broker and while max_buffered_bytes are waiting (then raises
         RequestTimedOut). Callbacks of the future run on the thread that reads the answer: keep them short.
         """
-        outgoing = self._outgoing(topic, payload, tag, keys, attribute, headers, timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
-        accumulator, batch = self._outbox.add(outgoing, self._route(outgoing))
+        accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
         if batch:
             self._sender.transmit(accumulator, batch)
         return future
@@ -166,7 +161,7 @@ class Producer:
         items = list(payloads)
         if not items:
             return []
-        outgoing = self._outgoing_batch(topic, items, encode_attributes(attribute, tag, keys, headers), timeout)
+        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
@@ -202,67 +197,13 @@ class Producer:
     ) -> None:
         self.close()
 
-    # --- from arguments to records ----------------------------------------------------------------------------------
-
-    def _outgoing(
-        self,
-        topic: str,
-        payload: Buffer,
-        tag: str | None,
-        keys: Sequence[str],
-        attribute: str | None,
-        headers: Mapping[str, str] | None,
-        timeout: float | None,
-    ) -> Outgoing:
-        if type(payload) is not bytes and not isinstance(payload, Buffer):
-            raise _no_buffer(payload)
-        flag = 0
-        body = payload
-        if tag is not None or keys or attribute is not None or headers:
-            flag, text = encode_attributes(attribute, tag, keys, headers)
-            body = encode_body(payload, flag, text)
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large(len(body))
-        outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, self._deadline(timeout))
-        outgoing.message = payload
-        return outgoing
-
-    def _outgoing_batch(
-        self, topic: str, items: list[Buffer | Message], attributes: tuple[int, bytes], timeout: float | None
-    ) -> OutgoingBatch:
-        flag, text = attributes
-        flags = [flag] * len(items)
-        if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
-            bodies = cast(list[Buffer], items)
-        else:
-            bodies = []
-            for index, item in enumerate(items):
-                if isinstance(item, Message):
-                    flags[index] = item.flag
-                    bodies.append(item.body)
-                elif isinstance(item, Buffer):
-                    bodies.append(encode_body(item, flag, text) if flag else item)
-                else:
-                    raise _no_buffer(item)
-        if max(map(len, bodies)) > MAX_BODY_BYTES:
-            raise _too_large(max(map(len, bodies)))
-        checksums = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
-        outgoing = OutgoingBatch(topic, flags, checksums, bodies, self._deadline(timeout))
-        if outgoing.size + 4 * outgoing.count > MAX_BATCH_BODY_BYTES or outgoing.count > MAX_BATCH_RECORDS:
-            raise LocalProtocolError(
-                f"a batch of {outgoing.count} messages, {outgoing.size} bytes, is above one frame's "
-                f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
-            )
-        outgoing.message = items
-        return outgoing
+    # --- waiting ----------------------------------------------------------------------------------------------------
 
     def _deadline(self, timeout: float | None) -> float:
         return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
 
-    # --- waiting ----------------------------------------------------------------------------------------------------
-
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
-        accumulator, batch = self._outbox.add(outgoing, self._route(outgoing))
+        accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
         if batch:
             self._sender.transmit(accumulator, batch, outgoing)
         if not outgoing.done:
@@ -284,88 +225,38 @@ class Producer:
             outgoing.error = _undelivered(outgoing)
             outgoing.done = True  # whoever holds it now drops it
 
-    # --- routing ----------------------------------------------------------------------------------------------------
-
-    def _route(self, outgoing: Outgoing) -> TopicPartition:
-        """The partition for a message, from the cluster as it is now. Raises NoPartition, or what a selector raises."""
-        topic = outgoing.topic
-        if outgoing.fixed is not None:
-            return self._check_fixed(outgoing.fixed, topic)
-        view = self._metadata.view(topic)
-        partitions = view.partitions
-        if not partitions:
-            raise NoPartition(
-                f"topic {topic!r} has no partition: no broker that is registered now publishes it. Add [topic={topic}] "
-                "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
-            )
-        if outgoing.key is not None:
-            return partition_for_key(outgoing.key, partitions)
-        if self._avoided or self._pool.down:
-            partitions = self._usable(view)
-        if self._selector is None:
-            return self._round_robin.select(topic, partitions, outgoing.message)
-        chosen = self._selector.select(topic, partitions, outgoing.message)
-        if chosen not in partitions:
-            raise NoPartition(f"the selector chose {chosen!r}, which is not one of the partitions it was given")
-        return chosen
-
-    def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
-        if partition.topic != topic:
-            raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
-        if partition not in self._metadata.view(topic).partitions:
-            raise NoPartition(f"topic {topic!r} has no partition {partition}: no broker publishes it now")
-        return partition
-
-    def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
-        """Without what failed a moment ago; everything if nothing else is left."""
-        now = self._clock()
-        for what, until in list(self._avoided.items()):
-            if until <= now:
-                self._avoided.pop(what, None)
-        avoided, down, endpoints = self._avoided, self._pool.down, view.endpoints
-        usable = tuple(
-            each
-            for each in view.partitions
-            if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
-        )
-        return usable or view.partitions
-
     # --- what becomes of a batch ------------------------------------------------------------------------------------
 
     def _finished(self, accumulator: Accumulator, batch: list[Outgoing]) -> None:
-        if self._avoided:
-            self._avoided.pop(accumulator.partition, None)
-            self._avoided.pop(accumulator.partition.broker, None)
+        self._router.works(accumulator.partition)
         self._outbox.finished(accumulator, batch)
 
     def _failed(self, accumulator: Accumulator, batch: list[Outgoing], error: MetaqError) -> None:
         """Give up what cannot or may not be tried again; the rest waits, in order, for the retry thread."""
         again: list[Outgoing] = []
+        now = self._clock()
         for outgoing in batch:
             outgoing.attempts += 1
-            outgoing.cause = error
+            if outgoing.cause is None or now < outgoing.deadline:  # its own deadline cutting a try short tells nothing
+                outgoing.cause = error
             if outgoing.done:
                 continue
             if self._closing or not _may_retry(outgoing, error):
                 outgoing.fail(error)
-            elif outgoing.deadline <= self._clock():
+            elif outgoing.deadline <= now:
                 outgoing.fail(_undelivered(outgoing))
             else:
                 again.append(outgoing)
         given_up = [outgoing for outgoing in batch if outgoing.done]
         self._outbox.failed(accumulator, again, given_up)
         pause = self._pause(accumulator.failures)
-        self._avoid(accumulator.partition, error, pause)
+        self._router.avoid(accumulator.partition, error, pause)
         self._timers.call_later(0.0 if accumulator.failures == 1 else pause, partial(self._try_again, accumulator))
 
     def _pause(self, failures: int) -> float:
         backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds, self._random)
         backoff.tries = failures - 1
         return backoff.next()
-
-    def _avoid(self, partition: TopicPartition, error: MetaqError, pause: float) -> None:
-        whole_broker = isinstance(error, (BrokerUnavailable, RequestTimedOut))
-        self._avoided[partition.broker if whole_broker else partition] = self._clock() + pause
 
     def _try_again(self, accumulator: Accumulator) -> None:
         """Retry thread: route everything queued of a failed partition anew."""
@@ -385,7 +276,7 @@ class Producer:
 
     def _route_again(self, outgoing: Outgoing, before: TopicPartition) -> TopicPartition | None:
         try:
-            return self._route(outgoing)
+            return self._router.route(outgoing)
         except NoPartition:
             return before  # nobody publishes the topic at the moment: it waits here until its deadline
         except Exception as error:  # a selector of the user's: the message gets its error
@@ -409,15 +300,6 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 def _undelivered(outgoing: Outgoing) -> RequestTimedOut:
     cause = f"; the last of {outgoing.attempts} tries failed: {outgoing.cause}" if outgoing.cause else ""
     return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{cause}")
-
-
-def _too_large(size: int) -> LocalProtocolError:
-    return LocalProtocolError(f"a message of {size} bytes is above the limit of {MAX_BODY_BYTES}: send it in parts")
-
-
-def _no_buffer(payload: object) -> TypeError:
-    hint = ": encode it, for example with .encode()" if isinstance(payload, str) else ""
-    return TypeError(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}{hint}")
 
 
 def _connect_metadata(connect: str, root: str, config: ProducerConfig) -> Metadata:

@@ -22,7 +22,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import decode_attribute, encode_attributes
-from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 
@@ -180,12 +180,23 @@ def test_a_closed_partition_is_avoided_by_messages_without_a_key(broker, produce
 def test_a_message_with_a_key_waits_for_its_partition_until_its_deadline(broker, producer):
     number = partition_for_key("k", producer.partitions("t")).partition
     broker.log("t", number).closed = True
-    # the last try may end by the deadline itself instead of the broker's refusal
-    with pytest.raises(RequestTimedOut, match=r"not acknowledged in time.*(closed|did not answer in time)"):
-        producer.send("t", b"", key="k", timeout=0.1)
+    with pytest.raises(RequestTimedOut, match=r"not acknowledged in time.*closed"):
+        producer.send("t", b"", key="k", timeout=0.5)
     assert broker.bodies("t", 1 - number) == []
     threading.Timer(0.05, lambda: setattr(broker.log("t", number), "closed", False)).start()
     assert producer.send("t", b"again", key="k", timeout=10).partition.partition == number
+
+
+def test_a_try_that_the_deadline_cuts_short_does_not_hide_the_last_refusal(broker, producer):
+    def refuse_once_then_hang(request):
+        if type(request).__name__ == "Version":
+            return None
+        broker.silent = True
+        return ResponseCode.NO_PERMISSION if isinstance(request, Frame) else Status.FORBIDDEN
+
+    broker.refuse = refuse_once_then_hang
+    with pytest.raises(RequestTimedOut, match=r"not acknowledged in time.*closed"):
+        producer.send("t", b"", key="k", timeout=0.5)
 
 
 def test_when_a_broker_dies_its_messages_go_to_another(two_brokers):

@@ -1,0 +1,106 @@
+"""Where a message goes now: its partition, its key, the user's selector, or each partition in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestTimedOut
+
+from ..metadata import Metadata, TopicView
+from ..pool import ConnectionPool
+from ..values import TopicPartition
+from .outgoing import Outgoing
+from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
+
+__all__ = ["Router"]
+
+
+class Router:
+    """Chooses partitions from the cluster as it is now, without those that failed a moment ago. Any thread."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        pool: ConnectionPool,
+        selector: PartitionSelector | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._metadata = metadata
+        self._pool = pool
+        self._selector = selector
+        self._round_robin = RoundRobinSelector()
+        self._clock = clock
+        self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
+
+    def route(self, outgoing: Outgoing) -> TopicPartition:
+        """The partition for a message. Raises NoPartition, or what a selector raises."""
+        topic = outgoing.topic
+        if outgoing.fixed is not None:
+            return self._check_fixed(outgoing.fixed, topic)
+        view = self._metadata.view(topic)
+        partitions = view.partitions
+        if not partitions:
+            raise NoPartition(
+                f"topic {topic!r} has no partition: no broker that is registered now publishes it. Add [topic={topic}] "
+                "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
+            )
+        if outgoing.key is not None:
+            return partition_for_key(outgoing.key, partitions)
+        if self._avoided or self._pool.down:
+            partitions = self._usable(view)
+        return self._select(topic, partitions, outgoing.message)
+
+    def route_on(self, broker: int, outgoing: Outgoing) -> TopicPartition:
+        """As `route`, with the partitions of one broker only. Raises NoPartition."""
+        if outgoing.fixed is not None:
+            fixed = self._check_fixed(outgoing.fixed, outgoing.topic)
+            if fixed.broker != broker:
+                raise NoPartition(f"partition {fixed} is not on broker {broker}, where this transaction is")
+            return fixed
+        partitions = tuple(each for each in self._metadata.view(outgoing.topic).partitions if each.broker == broker)
+        if not partitions:
+            raise NoPartition(f"broker {broker}, where this transaction is, does not publish topic {outgoing.topic!r}")
+        if outgoing.key is not None:
+            return partition_for_key(outgoing.key, partitions)
+        return self._select(outgoing.topic, partitions, outgoing.message)
+
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None:
+        """A send to it failed: choose others for a while, if there are any."""
+        whole_broker = isinstance(error, (BrokerUnavailable, RequestTimedOut))
+        self._avoided[partition.broker if whole_broker else partition] = self._clock() + seconds
+
+    def works(self, partition: TopicPartition) -> None:
+        """A send to it succeeded."""
+        if self._avoided:
+            self._avoided.pop(partition, None)
+            self._avoided.pop(partition.broker, None)
+
+    def _select(self, topic: str, partitions: tuple[TopicPartition, ...], message: Any) -> TopicPartition:
+        if self._selector is None:
+            return self._round_robin.select(topic, partitions, message)
+        chosen = self._selector.select(topic, partitions, message)
+        if chosen not in partitions:
+            raise NoPartition(f"the selector chose {chosen!r}, which is not one of the partitions it was given")
+        return chosen
+
+    def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
+        if partition.topic != topic:
+            raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
+        if partition not in self._metadata.view(topic).partitions:
+            raise NoPartition(f"topic {topic!r} has no partition {partition}: no broker publishes it now")
+        return partition
+
+    def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
+        """Without what failed a moment ago; everything if nothing else is left."""
+        now = self._clock()
+        for what, until in list(self._avoided.items()):
+            if until <= now:
+                self._avoided.pop(what, None)
+        avoided, down, endpoints = self._avoided, self._pool.down, view.endpoints
+        usable = tuple(
+            each
+            for each in view.partitions
+            if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
+        )
+        return usable or view.partitions
