@@ -96,6 +96,9 @@ class ProducerConfig:
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    transaction_timeout_seconds: int = 60
+    """After which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker lowers
+    it to its own maxTxTimeoutInSeconds (60)."""
     session_timeout_seconds: float = 30.0
     """Of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
@@ -114,6 +117,10 @@ class ProducerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        if self.transaction_timeout_seconds < 0:
+            raise ConfigError(
+                "transaction_timeout_seconds", self.transaction_timeout_seconds, "choose 0 (never) or more"
+            )
         if self.linger_ms < 0:
             raise ConfigError("linger_ms", self.linger_ms, "choose 0 or more milliseconds")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:

@@ -228,6 +228,12 @@ class Connection:
         if (background or self._orphans) and not self._reading:
             self._wake_background()
 
+    def send_unanswered(self, data: Buffer, deadline: float) -> None:
+        """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""
+        self._send((data,), deadline)
+        if self._failure is not None:
+            raise self._failure
+
     def call(self, build: Build, timeout: float | None = None) -> Reply:
         """Send a request and wait for its answer, at most `timeout` seconds (default: the request timeout).
 

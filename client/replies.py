@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ChecksumMismatch,
@@ -11,6 +13,8 @@ from metaq.protocol.errors import (
     PartitionNotFound,
     RequestRefused,
     TopicNotAccepted,
+    TransactionRefused,
+    XaRefused,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status
@@ -19,7 +23,10 @@ from metaq.protocol.text import Result
 from .connection import Endpoint
 from .values import TopicPartition
 
-__all__ = ["frame_error", "is_success", "text_error"]
+__all__ = ["frame_error", "is_success", "text_error", "transaction_refusal"]
+
+_XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
+"""How 1.x puts a number into an answer, for its clients to read (wire.md §4)."""
 
 
 def is_success(frame: Frame) -> bool:
@@ -38,6 +45,8 @@ def frame_error(frame: Frame, partition: TopicPartition, endpoint: Endpoint) -> 
         return LogReadOnly(f"{partition.topic} {partition} on {endpoint}", remark)
     if code == ResponseCode.SYSTEM_BUSY:
         return BrokerUnavailable(f"{endpoint} is busy: {remark}")
+    if code == ResponseCode.TRANSACTION_REFUSED:
+        return transaction_refusal(remark)
     return RequestRefused(code, f"{endpoint}: {remark or f'response code {code}'}")
 
 
@@ -56,3 +65,9 @@ def text_error(result: Result, partition: TopicPartition, endpoint: Endpoint) ->
     if str(ChecksumMismatch()) in result.text:
         return ChecksumMismatch()
     return RequestRefused(result.code, f"{endpoint}: {result.text or f'status {result.code}'}")
+
+
+def transaction_refusal(text: str) -> TransactionRefused:
+    """What a broker's refusal of a transaction's verb stands for: with a code of XA's if there is one."""
+    coded = _XA_REFUSAL.fullmatch(text)
+    return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

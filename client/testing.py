@@ -23,7 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
@@ -40,6 +40,7 @@ from metaq.protocol.remoting import (
     SendReply,
     SendRequest,
     StatsRequest,
+    TransactionRequest,
     encode_runs,
     split_batch,
 )
@@ -51,6 +52,8 @@ from metaq.protocol.text import (
     Put,
     Quit,
     Stats,
+    Transaction,
+    TransactionType,
     Version,
     encode_result,
     encode_value_line,
@@ -58,6 +61,7 @@ from metaq.protocol.text import (
 
 from .connection import Endpoint
 from .metadata import TopicView
+from .testing_transactions import FakeTransactions
 from .values import TopicPartition
 
 __all__ = ["FakeBroker", "FakeCluster", "MemoryLog"]
@@ -132,7 +136,7 @@ class FakeBroker:
 
     speaks_frames: False = it answers as a Java broker does. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
-    with. sends, pulls, connections: how many were taken.
+    with. sends, pulls, connections: how many were taken. transactions: those that are open.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = self.connections = 0
         self.requests: list[str] = []
+        self.transactions = FakeTransactions()
         self._clock = clock
         self._ids = itertools.count(counter_at(int(clock() * 1000)))
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -274,6 +279,7 @@ class FakeBroker:
             self._selector.unregister(session.sock)
             session.sock.close()
             self._parked = [parked for parked in self._parked if parked.session is not session]
+            self.transactions.drop_local(session)
 
     def _serve(self, session: _Session, events: int) -> None:
         try:
@@ -317,7 +323,9 @@ class FakeBroker:
                 self._frame(session, request)
             except RemoteProtocolError as error:
                 self._reply(session, request.opaque, ResponseCode.MESSAGE_ILLEGAL, {}, remark=str(error))
-        elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version)):
+            except TransactionRefused as error:
+                self._reply(session, request.opaque, ResponseCode.TRANSACTION_REFUSED, {}, remark=str(error))
+        elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version, Transaction)):
             session.out += encode_result(refused, "refused by the test", request.opaque)
         else:
             self._text(session, request)
@@ -354,6 +362,7 @@ class FakeBroker:
             RequestCode.MESSAGE_COUNTS: self._counts,
             RequestCode.HEARTBEAT: self._heartbeat,
             RequestCode.STATS: self._stats,
+            RequestCode.TRANSACTION: self._transaction,
         }.get(RequestCode(frame.code))
         if handler is None:
             self._reply(session, frame.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, {})
@@ -388,7 +397,8 @@ class FakeBroker:
             return
         self.sends += 1
         identity = self._new_id()
-        offset = self._log(request.topic, request.partition).append(frame.body, identity, request.flag)
+        log = self._log(request.topic, request.partition)
+        offset = self._store(session, request.tx_key, lambda: log.append(frame.body, identity, request.flag))
         reply = SendReply(identity, request.partition, offset)
         self._reply(session, frame.opaque, ResponseCode.SUCCESS, reply.to_ext())
 
@@ -406,11 +416,28 @@ class FakeBroker:
             raise RemoteProtocolError("a record has a wrong checksum, or an id")
         self.sends += 1
         ids = [self._new_id() for _ in found]
-        start = log.end
-        for body, identity, each in zip(bodies, ids, found, strict=True):
-            log.append(body, identity, each.flag)
-        reply = SendReply(ids[0], request.partition, start)
+
+        def append() -> int:
+            start = log.end
+            for body, identity, each in zip(bodies, ids, found, strict=True):
+                log.append(body, identity, each.flag)
+            return start
+
+        reply = SendReply(ids[0], request.partition, self._store(session, request.tx_key, append))
         self._reply(session, frame.opaque, ResponseCode.SUCCESS, reply.to_ext())
+
+    def _store(self, session: _Session, tx_key: str | None, append: Callable[[], int]) -> int:
+        """Append now, or at the commit of a transaction; the offset."""
+        if tx_key is None:
+            return append()
+        self.transactions.put(tx_key, session, append)
+        return -1
+
+    def _transaction(self, session: _Session, frame: Frame) -> None:
+        request = TransactionRequest.from_ext(frame.ext)
+        kind = TransactionType(request.type)
+        text = self.transactions.verb(kind, request.tx_key, session, request.qualifier)
+        self._reply(session, frame.opaque, ResponseCode.SUCCESS, {}, text.encode())
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
@@ -495,15 +522,24 @@ class FakeBroker:
             version = f"0.1 {FRAMES_MARK}" if self.speaks_frames else "1.4.6.2"
             session.out += encode_result(Status.SUCCESS, version, request.opaque)
         elif isinstance(request, Put):
-            session.out += self._put(request)
+            session.out += self._put(session, request)
         elif isinstance(request, Get):
             session.out += self._get(request)
         elif isinstance(request, OffsetQuery):
             session.out += self._offset(request)
         elif isinstance(request, Stats):
             session.out += encode_result(Status.SUCCESS, self._stats_text(request.item), request.opaque)
+        elif isinstance(request, Transaction):
+            session.out += self._text_transaction(session, request)
 
-    def _put(self, put: Put) -> bytes:
+    def _text_transaction(self, session: _Session, request: Transaction) -> bytes:
+        try:
+            text = self.transactions.verb(request.type, request.key, session, request.qualifier or "")
+        except TransactionRefused as error:
+            return encode_result(Status.ERROR, str(error), request.opaque)
+        return b"" if request.type is TransactionType.END else encode_result(Status.SUCCESS, text, request.opaque)
+
+    def _put(self, session: _Session, put: Put) -> bytes:
         if not self._has(put.topic, put.partition):
             return encode_result(Status.ERROR, f"The server do not accept topic {put.topic}", put.opaque)
         log = self._log(put.topic, put.partition)
@@ -511,7 +547,10 @@ class FakeBroker:
             return encode_result(Status.FORBIDDEN, "has been closed", put.opaque)
         self.sends += 1
         identity = self._new_id()
-        offset = log.append(put.body, identity, put.flag)
+        try:
+            offset = self._store(session, put.tx_key, lambda: log.append(put.body, identity, put.flag))
+        except TransactionRefused as error:
+            return encode_result(Status.ERROR, str(error), put.opaque)
         return encode_result(Status.SUCCESS, f"{identity} {put.partition} {offset}", put.opaque)
 
     def _get(self, get: Get) -> bytes:

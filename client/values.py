@@ -33,11 +33,20 @@ class TopicPartition(NamedTuple):
 
 
 class SendResult(NamedTuple):
-    """An acknowledged message: its id, its partition, and the byte position of its record there."""
+    """An acknowledged message: its id, its partition, and the byte position of its record there.
+
+    offset is -1 while it has none: in a transaction that is not committed, or kept in a local store (message_id is 0
+    then).
+    """
 
     message_id: int
     partition: TopicPartition
     offset: int
+
+    @property
+    def pending(self) -> bool:
+        """Whether the message has no place in its partition yet."""
+        return self.offset < 0
 
 
 class BatchResults(Sequence[SendResult]):

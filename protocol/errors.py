@@ -19,6 +19,7 @@ __all__ = [
     "BrokerUnavailable",
     "ChecksumMismatch",
     "ClientError",
+    "CommitUnknown",
     "ConfigError",
     "CoordinationError",
     "CoordinationUnavailable",
@@ -43,8 +44,10 @@ __all__ = [
     "SessionLost",
     "StoreError",
     "TopicNotAccepted",
+    "TransactionLost",
     "TransactionRefused",
     "WrongPartition",
+    "XaError",
     "XaRefused",
 ]
 
@@ -283,3 +286,19 @@ class LocalStoreFull(LocalStoreError):
 
 class LocalStoreInUse(LocalStoreError):
     """Another process, or another store of this one, has the file of a LocalMessageStore open."""
+
+
+class TransactionLost(ClientError):
+    """A transaction ended before its commit was sent: nothing of it becomes visible. Begin a new one."""
+
+
+class CommitUnknown(ClientError):
+    """The answer to a commit was lost: the messages of the transaction are all visible, or none of them is."""
+
+
+class XaError(ClientError):
+    """An XA verb failed; `code` is one of protocol.transactions.XaCode, or what else the broker said."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code

@@ -36,6 +36,7 @@ __all__ = [
     "encode_put",
     "encode_result",
     "encode_stats",
+    "encode_transaction",
     "encode_value_line",
     "encode_version",
     "parse_command",
@@ -363,10 +364,12 @@ def _token(name: str) -> bytes:
     return raw
 
 
-def encode_put(topic: str, partition: int, flag: int, checksum: int, opaque: int, body: bytes) -> bytes:
-    """A whole `put` frame in the 7-token form the 1.4.6 client sends."""
-    line = b"put %b %d %d %d %d %d\r\n" % (_token(topic), partition, len(body), flag, checksum, opaque)
-    return line + body
+def encode_put(
+    topic: str, partition: int, flag: int, checksum: int, opaque: int, body: bytes, tx_key: str | None = None
+) -> bytes:
+    """A whole `put` frame in the form the 1.4.6 client sends: 7 tokens, 8 with the key of a transaction."""
+    key = b"" if tx_key is None else b" " + _token(tx_key)
+    return b"put %b %d %d %d %d%b %d\r\n%b" % (_token(topic), partition, len(body), flag, checksum, key, opaque, body)
 
 
 def encode_get(topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int) -> bytes:
@@ -377,6 +380,17 @@ def encode_get(topic: str, group: str, partition: int, offset: int, max_size: in
 def encode_offset(topic: str, group: str, partition: int, offset: int, opaque: int) -> bytes:
     """An `offset` line."""
     return b"offset %b %b %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, opaque)
+
+
+def encode_transaction(
+    tx_key: str | None, session: str, kind: TransactionType, timeout: int, qualifier: str, opaque: int
+) -> bytes:
+    """A `transaction` line. tx_key: None for RECOVER. timeout: seconds, 0 = none; qualifier: "" = none."""
+    key = _token(NULL_KEY if tx_key is None else tx_key)
+    # a qualifier of digits alone would be read as the timeout
+    seconds = b" %d" % timeout if timeout or qualifier.isdigit() else b""
+    unique = b" " + _token(qualifier) if qualifier else b""
+    return b"transaction %b %b %b%b%b %d\r\n" % (key, _token(session), kind.value.encode(), seconds, unique, opaque)
 
 
 def encode_stats(item: str, opaque: int) -> bytes:

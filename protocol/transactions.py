@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 from .errors import RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN
 
-__all__ = ["NULL_KEY", "TransactionType", "is_xa", "parse_key", "qualifier_of"]
+__all__ = ["NULL_KEY", "TransactionType", "XaCode", "XaVote", "is_xa", "parse_key", "qualifier_of"]
 
 NULL_KEY = "null"
 """The key of RECOVER, which asks for no transaction in particular."""
@@ -26,6 +26,34 @@ class TransactionType(Enum):
     RECOVER = "RECOVER"
     FORGET = "FORGET"
     END = "END"
+
+
+class XaVote(IntEnum):
+    """What a broker answers to PREPARE (X/Open XA, ax_reg and xa_prepare)."""
+
+    OK = 0
+    """Prepared: commit it or roll it back."""
+    READ_ONLY = 3
+    """Nothing was sent in it; it is forgotten already."""
+
+
+class XaCode(IntEnum):
+    """Why an XA verb failed: the numbers of X/Open XA, which JTA's XAException and 1.x use."""
+
+    XA_RBROLLBACK = 100
+    XA_RBTIMEOUT = 106
+    XA_HEURMIX = 5
+    XA_HEURRB = 6
+    XA_HEURCOM = 7
+    XA_HEURHAZ = 8
+    XAER_ASYNC = -2
+    XAER_RMERR = -3
+    XAER_NOTA = -4
+    XAER_INVAL = -5
+    XAER_PROTO = -6
+    XAER_RMFAIL = -7
+    XAER_DUPID = -8
+    XAER_OUTSIDE = -9
 
 
 def parse_key(key: str) -> str | None:

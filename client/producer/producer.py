@@ -36,6 +36,8 @@ from .outgoing import Outgoing
 from .partitioner import PartitionSelector
 from .routing import Router
 from .sending import Sender
+from .transaction import Transaction
+from .transactional import Transactional
 
 __all__ = ["Producer"]
 
@@ -78,6 +80,7 @@ class Producer:
         self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
         self._metadata = metadata or _connect_metadata(connect, root, self._config)
         self._router = Router(self._metadata, self._pool, selector, clock)
+        self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
         self._sender = Sender(self._metadata, self._pool, self._config.connection, self._finished, self._failed, clock)
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
@@ -164,6 +167,14 @@ class Producer:
         outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
+
+    def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
+        """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
+
+        timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never).
+        """
+        default = self._config.transaction_timeout_seconds
+        return Transaction(self._transactional, default if timeout_seconds is None else timeout_seconds)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""

@@ -1,0 +1,96 @@
+"""The transactions of a FakeBroker: what a client may rely on, without a log or a time-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from metaq.protocol.errors import TransactionRefused, XaRefused
+from metaq.protocol.transactions import TransactionType, XaCode, XaVote, is_xa, qualifier_of
+
+__all__ = ["FakeTransactions"]
+
+
+@dataclass(slots=True)
+class _Open:
+    """One transaction. home: the connection a local one lives on."""
+
+    home: Hashable
+    actions: list[Callable[[], object]] = field(default_factory=list)
+    prepared: bool = False
+    ended: bool = False
+
+
+class FakeTransactions:
+    """Transactions by key. `prepared` ones are kept until they are committed or rolled back."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """Of those that are neither committed nor rolled back."""
+        return list(self._open)
+
+    @property
+    def prepared(self) -> list[str]:
+        return [key for key, each in self._open.items() if each.prepared]
+
+    def put(self, key: str, home: Hashable, action: Callable[[], object]) -> None:
+        """Have `action` run at the commit. Raises TransactionRefused."""
+        found = self._find(key, home)
+        if found.prepared:
+            raise XaRefused(XaCode.XAER_PROTO, "Cannot put now.")
+        found.actions.append(action)
+
+    def drop_local(self, home: Hashable) -> None:
+        """A connection ended: its transactions are rolled back."""
+        self._open = {key: each for key, each in self._open.items() if is_xa(key) or each.home is not home}
+
+    def forget(self, key: str) -> None:
+        """Drop one, as its time-out does."""
+        del self._open[key]
+
+    def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
+        """Do it; the text of the answer. Raises TransactionRefused."""
+        if kind is TransactionType.RECOVER:
+            return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)
+        if key is None:
+            raise TransactionRefused(f"{kind.value} needs a transaction")
+        if kind is TransactionType.BEGIN:
+            self._open.setdefault(key, _Open(home))
+            return ""
+        if kind is TransactionType.FORGET:
+            return ""
+        found = self._find(key, home)
+        if kind is TransactionType.PREPARE:
+            return str(int(self._prepare(key, found)))
+        if kind is TransactionType.END:
+            found.ended = True
+            return ""
+        if kind is TransactionType.COMMIT_TWO_PHASE and is_xa(key) and not found.prepared:
+            raise XaRefused(XaCode.XAER_PROTO, "Cannot do 2 phase commit if the transaction has not been prepared.")
+        del self._open[key]
+        if kind is not TransactionType.ROLLBACK:
+            for action in found.actions:
+                action()
+        return ""
+
+    def _prepare(self, key: str, found: _Open) -> XaVote:
+        if not is_xa(key):
+            raise XaRefused(XaCode.XAER_RMERR, "Prepare not implemented on Local Transactions.")
+        if found.prepared:
+            raise XaRefused(XaCode.XAER_PROTO, "Cannot call prepare now.")
+        if not found.actions:
+            del self._open[key]
+            return XaVote.READ_ONLY
+        found.prepared = True
+        return XaVote.OK
+
+    def _find(self, key: str, home: Hashable) -> _Open:
+        found = self._open.get(key)
+        if found is not None and (is_xa(key) or found.home is home):
+            return found
+        if is_xa(key):
+            raise XaRefused(XaCode.XAER_NOTA, f"XA transaction '{key}' has not been started.")
+        raise TransactionRefused(f"Local transaction '{key}' has not been started.")
