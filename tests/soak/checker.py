@@ -11,7 +11,8 @@ The promise that is checked is at least once, in order within a partition, one o
     out of order     delivered after a later record, the first time; or going back within one ownership
     out of sequence  acknowledged messages of one producer whose numbers do not rise with the offsets of a partition
     owned twice      delivered to one consumer while another certainly owned the partition
-    unowned          offered by a broker, owned by nobody, beyond the spans in which that is excused
+    unowned          offered by a broker, owned by nobody alive, outside the spans in which that is excused, or for
+                     longer than the patience of the run
 
 `metaq.cli.demo.delivery` is a relative that only counts, in one numpy pass over the demo's 336,776 flights, and knows
 no owners; here each anomaly is named with its record, consumer and time, which is what finds the bug.
@@ -64,7 +65,7 @@ class Verdict:
     owned_twice: Sequence[OwnedTwice]
     unowned: dict[str, Sequence[Window]]
     unexcused: dict[str, Sequence[Window]]
-    """The parts of `unowned` outside every excused span."""
+    """The parts of `unowned` outside every excused span, or after the run's patience."""
 
     @property
     def ok(self) -> bool:
@@ -111,7 +112,7 @@ def judge(history: History) -> Verdict:
         owned_twice=twice,
         unowned={partition: list(windows) for partition, windows in sorted(history.unowned.items())},
         unexcused={
-            partition: [part for window in windows for part in _outside(window, history.excused)]
+            partition: [part for window in windows for part in _unexcused(window, history)]
             for partition, windows in sorted(history.unowned.items())
         },
     )
@@ -224,6 +225,15 @@ def _out_of_sequence(acks: Iterable[Ack]) -> Iterator[Ack]:
         if ack.offset <= furthest.get(where, -1):
             yield ack
         furthest[where] = max(ack.offset, furthest.get(where, -1))
+
+
+def _unexcused(window: Window, history: History) -> list[Window]:
+    parts = _outside(window, history.excused)
+    limit = window.begin + history.patience
+    if window.end > limit:
+        parts = [*(Window(part.begin, min(part.end, limit)) for part in parts if part.begin < limit)]
+        parts.append(Window(limit, window.end))
+    return parts
 
 
 def _outside(window: Window, excused: Iterable[Window]) -> list[Window]:

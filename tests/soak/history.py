@@ -6,6 +6,7 @@ named as in ZooKeeper, "<broker>-<partition>". A message is known by its produce
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +94,9 @@ class Commit:
 class History:
     """Everything that the checker judges.
 
-    unowned: per partition the spans in which it was offered by a broker and owned by nobody. excused: the spans in
-    which that is allowed, such as a session time-out after a kill. stored: empty if the log was not read.
+    unowned: per partition the spans in which it was offered by a broker and owned by nobody alive. excused: the spans
+    in which that is allowed, such as a session time-out after a kill; patience: seconds that none may exceed even then.
+    stored: empty if the log was not read.
     """
 
     acks: list[Ack] = field(default_factory=list)
@@ -104,6 +106,7 @@ class History:
     commits: list[Commit] = field(default_factory=list)
     unowned: dict[str, list[Window]] = field(default_factory=dict)
     excused: list[Window] = field(default_factory=list)
+    patience: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

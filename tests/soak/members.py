@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -52,13 +53,21 @@ class _Process(Protocol):
 
 
 class Member:
-    """One consumer over its lives; each life has a consumer id and a journal of its own."""
+    """One consumer over its lives; each life has a consumer id and a journal of its own.
+
+    deaths: when it was killed, by consumer id as ZooKeeper has it.
+    """
 
     def __init__(self, group: Group, name: str) -> None:
         self.name = name
         self._group = group
+        self.deaths: dict[str, float] = {}
         self._lives = 0
         self._process: _Process | None = None
+
+    @property
+    def _id(self) -> str:
+        return f"{self.name}.{self._lives}"
 
     @property
     def running(self) -> bool:
@@ -68,8 +77,7 @@ class Member:
         """Join the group; returns once the client says that it has."""
         if self._process is None:
             self._lives += 1
-            consumer_id = f"{self.name}.{self._lives}"
-            self._process = self._started(consumer_id, self._group.directory / consumer_id)
+            self._process = self._started(self._id, self._group.directory / self._id)
 
     def stop(self) -> None:
         """Leave as a program that ends: what was received is committed, partitions are released."""
@@ -82,6 +90,7 @@ class Member:
         if self._process is not None:
             self._process.kill()
             self._process = None
+            self.deaths[f"{self._group.name}_{self._id}"] = time.time()
 
     def _started(self, consumer_id: str, path: Path) -> _Process:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from .checker import Verdict, judge
 from .history import Ack, History, Stored, Window
 from .members import Group, JavaProducer, Member, PythonProducer
 from .places import SESSION_SECONDS
-from .watcher import GroupWatcher
+from .watcher import GroupWatcher, without_owner
 
 __all__ = ["Outcome", "Run"]
 
@@ -114,8 +114,9 @@ class Run:
             self.group.deliveries(stored),
             log.claims,
             log.commits,
-            log.unowned,
+            without_owner(log, {name: at for member in self.members for name, at in member.deaths.items()}),
             self._excused,
+            SESSION_SECONDS + REBALANCE_SECONDS,
         )
         return Outcome(history, judge(history), self._watcher.missed, time.time() - self._began)
 

@@ -22,10 +22,11 @@ from metaq.coordination.paths import Paths
 
 from .history import Claim, Commit, Window
 
-__all__ = ["GroupLog", "GroupWatcher", "Look"]
+__all__ = ["GroupLog", "GroupWatcher", "Look", "Node", "without_owner"]
 
 LOOK_SECONDS = 0.1
 ANSWER_SECONDS = 10.0
+NEIGHBOUR_SECONDS = 5 * LOOK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,30 @@ class GroupWatcher:
         asked = [(name, self._zk.get_async(f"{path}/{name}")) for name in names]
         found = ((name, _answer(answer)) for name, answer in asked)
         return {name: node for name, node in found if node is not None}
+
+
+def without_owner(log: GroupLog, deaths: Mapping[str, float]) -> dict[str, list[Window]]:
+    """The spans without a living owner, by partition: ZooKeeper names a killed consumer until its session is over.
+
+    deaths: time by consumer id.
+    """
+    found = {partition: list(windows) for partition, windows in log.unowned.items()}
+    for claim in log.claims:
+        death = deaths.get(claim.consumer)
+        if death is not None and death < claim.end:
+            found.setdefault(claim.partition, []).append(Window(max(death, claim.begin), claim.end))
+    return {partition: _joined(windows) for partition, windows in found.items()}
+
+
+def _joined(windows: Iterable[Window]) -> list[Window]:
+    """Windows in order, those that are not more than a few looks apart made one."""
+    joined: list[Window] = []
+    for window in sorted(windows, key=lambda window: window.begin):
+        if joined and window.begin <= joined[-1].end + NEIGHBOUR_SECONDS:
+            joined[-1] = Window(joined[-1].begin, max(joined[-1].end, window.end))
+        else:
+            joined.append(window)
+    return joined
 
 
 def _answer(asked: Any) -> Node | None:

@@ -143,6 +143,15 @@ def test_time_without_owner_counts_outside_the_excused_spans(excused: list[Windo
     assert verdict.ok == (not unexcused)
 
 
+@pytest.mark.parametrize(
+    ("excused", "unexcused"),
+    [([Window(0, 99)], [Window(16, 20)]), ([], [Window(10, 16), Window(16, 20)]), ([Window(0, 18)], [Window(16, 20)])],
+)
+def test_no_excuse_lasts_longer_than_the_patience_of_the_run(excused: list[Window], unexcused: list[Window]) -> None:
+    history = History(unowned={P: [Window(10, 20), Window(30, 36)]}, excused=[*excused, Window(30, 36)], patience=6)
+    assert judge(history).unexcused == {P: unexcused}
+
+
 def test_the_table_names_partitions_sums_and_anomalies() -> None:
     history = History(
         [ack(number) for number in range(9)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.soak.history import Claim, Commit, Window
-from tests.soak.watcher import GroupLog, Look, Node
+from tests.soak.watcher import GroupLog, Look, Node, without_owner
 
 P = "0-0"
 
@@ -50,3 +50,15 @@ def test_each_commit_is_noted_once_with_the_time_of_its_write() -> None:
     first, second = {P: Node("-77-120", 0, 1.5, 1)}, {P: Node("240", 0, 3.5, 1)}
     log = log_of(look(2, {}, first), look(3, {}, first), look(4, {}, second))
     assert log.commits == [Commit(1.5, P, 120), Commit(3.5, P, 240)]
+
+
+def test_a_killed_consumer_is_no_owner_although_zookeeper_still_names_it() -> None:
+    a, b = owned("a", 0, 7), owned("b", 6.5, 8)
+    log = log_of(*(look(time, a) for time in range(1, 6)), look(5.9, {}), look(7, b), look(9, b))
+    assert log.unowned == {P: [Window(5.9, 6.5)]}
+    assert without_owner(log, {}) == log.unowned
+    assert without_owner(log, {"a": 5.5, "b": 8}) == {P: [Window(5.9, 6.5), Window(8, 9)]}
+    assert without_owner(log, {"a": 2.5}) == {P: [Window(2.5, 5), Window(5.9, 6.5)]}
+    assert without_owner(log_of(look(1, a), look(2, a), look(2.1, {}), look(7, b)), {"a": 1.5}) == {
+        P: [Window(1.5, 6.5)]
+    }
