@@ -1,8 +1,9 @@
-"""A data directory goes from a crashed Java broker to ours and back: same offsets, same messages, transactions too."""
+"""A data directory goes from a Java broker to ours and back: same offsets, same messages, prepared transactions too."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,86 +14,127 @@ from metaq.cli.direct_read import read_topic
 from metaq.cli.options import Position
 from metaq.client.cluster import Cluster
 from metaq.coordination.session import ZkSession
-from metaq.protocol.record import checksum
-from metaq.protocol.text import Result, encode_put
-from tests.broker_process import Connection
+from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
+from tests.soak.history import read_journal
+from tests.soak.members import Group, JavaConsumer
 from tests.soak.places import Place
 
 TOPIC, PARTITIONS = "t", 3
-EACH = 30
 SEGMENT_BYTES = 2048
-RETENTION_SECONDS = 2
-SYSTEM = {
-    "maxSegmentSize": SEGMENT_BYTES,
-    "deletePolicy": "delete,24",
-    "deleteWhen": f"0/{RETENTION_SECONDS} * * * * ?",
-}
-XID = "XID:1:0a:0b:both-ways"
+OLD_SECONDS = 48 * 3600
+SYSTEM = {"maxSegmentSize": SEGMENT_BYTES, "deletePolicy": "delete,24", "deleteWhen": "0/1 * * * * ?"}
 
 Log = dict[tuple[str, int], bytes]
 """Payload by partition and offset."""
 
 
+class Scene:
+    """A place with a topic, the group "readers" of one Java consumer, and what must be in the log."""
+
+    def __init__(self, chroot: str, directory: Path) -> None:
+        self.chroot = chroot
+        self.place = Place(directory / "broker", chroot, {TOPIC: PARTITIONS}, system=SYSTEM)
+        self.log: Log = {}
+        self._group = Group(chroot, "readers", TOPIC, directory / "group")
+        self._reader = JavaConsumer(self._group, "reader")
+
+    def send(self, prefix: str, each: int) -> None:
+        """`each` messages to every partition; the log has them where the broker says."""
+        with Producer(self.chroot) as producer:
+            for number in range(each):
+                for partition in range(PARTITIONS):
+                    payload = f"{prefix}-{partition}-{'x' * 50} {number}".encode()
+                    result = producer.send(TOPIC, payload, partition=TopicPartition(TOPIC, 0, partition))
+                    self.log[str(result.partition), result.offset] = payload
+
+    def read(self) -> Log:
+        """What the broker serves, from the first offset to the end of each partition."""
+        with Cluster(self.chroot) as cluster:
+            messages: list[Message] = list(read_topic(cluster, TOPIC, Position("earliest")))
+        return {(str(message.partition), message.offset): message.payload for message in messages}
+
+    def consume(self, count: int) -> list[bytes]:
+        """What the Java consumer gets from the group's committed offsets on; with `count` it commits and leaves."""
+        self._reader.start()
+        journal = list(self._group.journals().values())[-1]
+        eventually(lambda: len(list(read_journal(journal))) >= count, 30, f"receiving {count} messages")
+        self._reader.stop()
+        return [f"{line.producer} {line.number}".encode() for line in read_journal(journal)]
+
+    def segments(self, partition: int) -> list[Path]:
+        return sorted((self.place.data / f"{TOPIC}-{partition}").glob("*.meta"))
+
+    def files(self) -> dict[Path, bytes]:
+        """The bytes of all segments."""
+        return {path: path.read_bytes() for path in self.place.data.glob(f"{TOPIC}-*/*.meta")}
+
+    def damage(self) -> None:
+        """What a crash of the machine can do to the last segments: a torn record, zeros, a record cut short."""
+        with self.segments(0)[-1].open("ab") as torn:
+            torn.write((500).to_bytes(4, "big") + b"torn record")
+        with self.segments(1)[-1].open("ab") as zeros:
+            zeros.write(bytes(4096))
+        cut = self.segments(2)[-1]
+        os.truncate(cut, cut.stat().st_size - 3)
+        del self.log[max(where for where in self.log if where[0] == "0-2")]
+
+
 @pytest.fixture
-def place(chroot: str, tmp_path: Path) -> Iterator[Place]:
+def scene(chroot: str, tmp_path: Path) -> Iterator[Scene]:
     require_java()
     with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
         pass
-    place = Place(tmp_path / "broker", chroot, {TOPIC: PARTITIONS}, system=SYSTEM)
-    yield place
-    place.kill()
+    scene = Scene(chroot, tmp_path)
+    yield scene
+    scene.place.kill()
 
 
-def send(chroot: str, prefix: str, count: int = EACH) -> Log:
-    """`count` messages to each partition; where the broker says they are."""
-    found: Log = {}
-    with Producer(chroot) as producer:
-        for number in range(count):
-            for partition in range(PARTITIONS):
-                payload = f"{prefix} {partition} {number} {'x' * 50}".encode()
-                result = producer.send(TOPIC, payload, partition=TopicPartition(TOPIC, 0, partition))
-                found[str(result.partition), result.offset] = payload
-    return found
+def test_a_crashed_java_brokers_directory_is_taken_over_at_the_same_offsets(scene: Scene) -> None:
+    scene.place.start("java")
+    scene.send("read", 30)
+    assert sorted(scene.consume(90)) == sorted(scene.log.values())
+    read_before = set(scene.log)
+    scene.send("unread", 2)
+    scene.place.kill()
+    assert all(len(scene.segments(partition)) > 1 for partition in range(PARTITIONS))
+    scene.damage()
+
+    scene.place.start("ours")
+    assert scene.read() == scene.log
+    unread = [payload for where, payload in scene.log.items() if where not in read_before]
+    assert len(unread) == 5
+    assert sorted(scene.consume(5)) == sorted(unread)
+    scene.send("ours", 1)
+    assert scene.read() == scene.log
 
 
-def read(chroot: str) -> list[Message]:
-    with Cluster(chroot) as cluster:
-        return list(read_topic(cluster, TOPIC, Position("earliest")))
+def test_the_java_broker_opens_the_directory_again_and_serves_everything(scene: Scene) -> None:
+    scene.place.start("java")
+    scene.send("java", 10)
+    read_before = scene.consume(30)
+    scene.place.stop()
+
+    scene.place.start("ours")
+    scene.send("ours", 60)
+    old = scene.segments(1)[0]
+    scene.log = {where: payload for where, payload in scene.log.items() if not is_in(where, scene.segments(1))}
+    os.utime(old, (time.time() - OLD_SECONDS,) * 2)
+    eventually(lambda: not old.exists(), 20, "retention")
+    scene.place.stop()
+    assert (scene.place.data / ".metaq.lock").exists()
+    assert list((scene.place.data / "t-0").glob("*.index"))
+    before = scene.files()
+
+    scene.place.start("java")
+    scene.send("back", 1)  # a put opens the partitions that 1.4.6.2 leaves out at its start
+    assert scene.read() == scene.log
+    after = scene.files()
+    assert all(after[path].startswith(data) for path, data in before.items())
+    unread = [payload for payload in scene.log.values() if payload not in read_before]
+    assert sorted(scene.consume(len(unread))) == sorted(unread)
 
 
-def log_of(messages: list[Message]) -> Log:
-    return {(str(message.partition), message.offset): message.payload for message in messages}
-
-
-def ask(connection: Connection, words: str) -> Result:
-    answer = connection.ask(f"transaction {words} 7\r\n".encode())
-    assert isinstance(answer, Result)
-    return answer
-
-
-def prepare(connection: Connection, key: str, payload: bytes) -> None:
-    """An XA transaction with one message for partition 0, prepared."""
-    assert ask(connection, f"{key} null BEGIN").code == 200
-    put = encode_put(TOPIC, 0, 0, checksum(payload), 7, payload)
-    line, _, body = put.partition(b"\r\n")
-    *words, opaque = line.split(b" ")
-    answer = connection.ask(b" ".join((*words, key.encode(), opaque)) + b"\r\n" + body)
-    assert answer.code == 200
-    assert ask(connection, f"{key} null PREPARE")[:1] == (200,)
-
-
-def last_segment(place: Place, partition: int) -> Path:
-    return max((place.data / f"{TOPIC}-{partition}").glob("*.meta"))
-
-
-def damage(place: Place, written: Log) -> Log:
-    """What a crash of the machine can do to the last segments; the messages that are left."""
-    with last_segment(place, 0).open("ab") as torn:
-        torn.write((500).to_bytes(4, "big") + b"torn record")
-    with last_segment(place, 1).open("ab") as zeros:
-        zeros.write(bytes(4096))
-    cut = last_segment(place, 2)
-    os.truncate(cut, cut.stat().st_size - 3)
-    last = max(offset for partition, offset in written if partition == "0-2")
-    return {where: payload for where, payload in written.items() if where != ("0-2", last)}
+def is_in(where: tuple[str, int], segments: list[Path]) -> bool:
+    """Whether a record of partition 1 is in the first of the segments."""
+    return where[0] == "0-1" and where[1] < int(segments[1].stem)
