@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
     from metaq.client.producer import PartitionSelector, Producer
+    from metaq.client.producer.transaction import Transaction
+    from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
     from metaq.client.values import Lag, SendResult, TopicPartition
     from metaq.protocol import errors
+    from metaq.protocol.transactions import XaCode, XaVote
 
 __all__ = [
     "ConnectionConfig",
@@ -29,9 +32,16 @@ __all__ = [
     "PartitionSelector",
     "Producer",
     "ProducerConfig",
+    "Recovered",
     "SendResult",
     "StoredMessage",
     "TopicPartition",
+    "Transaction",
+    "XaBranch",
+    "XaCode",
+    "XaResource",
+    "XaVote",
+    "Xid",
     "__version__",
     "errors",
 ]
@@ -46,9 +56,16 @@ _HOMES = {
     "PartitionSelector": "metaq.client.producer",
     "Producer": "metaq.client.producer",
     "ProducerConfig": "metaq.client.config",
+    "Recovered": "metaq.client.producer.xa",
     "SendResult": "metaq.client.values",
     "StoredMessage": "metaq.client.local_store",
     "TopicPartition": "metaq.client.values",
+    "Transaction": "metaq.client.producer.transaction",
+    "XaBranch": "metaq.client.producer.xa",
+    "XaCode": "metaq.protocol.transactions",
+    "XaResource": "metaq.client.producer.xa",
+    "XaVote": "metaq.protocol.transactions",
+    "Xid": "metaq.client.producer.xa",
 }
 
 

@@ -38,6 +38,7 @@ from .routing import Router
 from .sending import Sender
 from .transaction import Transaction
 from .transactional import Transactional
+from .xa import XaResource
 
 __all__ = ["Producer"]
 
@@ -175,6 +176,20 @@ class Producer:
         """
         default = self._config.transaction_timeout_seconds
         return Transaction(self._transactional, default if timeout_seconds is None else timeout_seconds)
+
+    def xa(
+        self, topics: Sequence[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
+    ) -> XaResource:
+        """The XA verbs, for a transaction coordinator of your own.
+
+        topics: all that messages will be sent to; a transaction goes to a broker that publishes every one of them.
+        qualifier: names this resource to brokers, for `recover` after a restart: unique among all programs, the same
+        after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
+        prepared transaction has none. Raises ConfigError.
+        """
+        default = self._config.transaction_timeout_seconds
+        seconds = default if timeout_seconds is None else timeout_seconds
+        return XaResource(self._transactional, topics, qualifier, seconds)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""

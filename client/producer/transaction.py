@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -18,16 +18,13 @@ from metaq.protocol.errors import (
     RequestTimedOut,
     TransactionLost,
 )
-from metaq.protocol.record import Buffer, encode_attributes
 from metaq.protocol.transactions import TransactionType
 
 from ..backoff import Backoff
 from ..connection import Connection
-from ..message import Message
 from ..values import SendResult, TopicPartition
-from .building import build_batch, build_message
 from .outgoing import Outgoing
-from .transactional import Transactional
+from .transactional import Transactional, TransactionSends
 
 __all__ = ["Transaction"]
 
@@ -43,70 +40,26 @@ class _State(Enum):
     ROLLED_BACK = "is rolled back"
 
 
-class Transaction:
+class Transaction(TransactionSends):
     """Made by Producer.transaction(), used as a context manager: the end of the block commits, an exception rolls back.
 
     The first message chooses the broker, as any send does; the others can only go to partitions of that broker. The
     transaction lives on one connection: if that ends, it is lost. Sends of several threads take turns.
+
+    `send` and `send_batch` raise NoPartition (none on this transaction's broker), LocalProtocolError and TypeError with
+    nothing sent, so that it goes on; TransactionLost (the connection ended, or nothing was answered in time),
+    TransactionRefused (it ran into its timeout, for example) and other refusals leave only the rollback.
     """
 
     def __init__(self, calls: Transactional, timeout_seconds: int) -> None:
+        super().__init__(calls)
         self.key = calls.new_local_key()
         """What names it to the broker, `TX:<session>:<number>`."""
-        self._calls = calls
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._state = _State.NEW
         self._connection: Connection | None = None
         self._broker = -1
-
-    def send(
-        self,
-        topic: str,
-        payload: Buffer,
-        *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
-        timeout: float | None = None,
-    ) -> SendResult:
-        """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1.
-
-        Raises NoPartition (none on this transaction's broker), TransactionLost (the connection ended or nothing was
-        answered in time), TransactionRefused (it ran into its timeout, for example); then only rollback is left. With
-        LocalProtocolError and TypeError nothing was sent, and the transaction goes on.
-        """
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
-        return self._put(outgoing)[0]
-
-    def send_batch(
-        self,
-        topic: str,
-        payloads: Iterable[Buffer | Message],
-        *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
-        timeout: float | None = None,
-    ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, in one frame (text protocol: one by one).
-
-        Arguments as for Producer.send_batch; raises as `send`.
-        """
-        items = list(payloads)
-        if not items:
-            return []
-        attributes = encode_attributes(attribute, tag, keys, headers)
-        outgoing = build_batch(topic, items, attributes, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
-        return self._put(outgoing)
 
     def commit(self) -> None:
         """Make the messages visible. Without a message there is nothing to do.
@@ -214,6 +167,3 @@ class Transaction:
         self._state = _State.ROLLED_BACK
         if self._connection is not None and not self._connection.closed:
             self._calls.verb(self._connection, TransactionType.ROLLBACK, self.key)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return self._calls.clock() + (self._calls.config.delivery_timeout_seconds if timeout is None else timeout)

@@ -1,18 +1,19 @@
-"""What transactions ask of a broker, in whichever protocol it speaks: verbs, and messages that carry a key."""
+"""What local and XA transactions share: verbs and messages with a key, in whichever protocol the broker speaks."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import Buffer
+from metaq.protocol.record import Buffer, encode_attributes
 from metaq.protocol.remoting import SendBatchRequest, SendReply, SendRequest, TransactionRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction, parse_put_result
@@ -20,14 +21,16 @@ from metaq.protocol.transactions import TransactionType
 
 from ..config import ProducerConfig
 from ..connection import Connection
+from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success, text_error, transaction_refusal
 from ..values import SendResult, TopicPartition
+from .building import build_batch, build_message
 from .outgoing import Outgoing, encode_batch
 from .routing import Router
 
-__all__ = ["Transactional"]
+__all__ = ["TransactionSends", "Transactional"]
 
 _sessions = itertools.count(1)
 PENDING_OFFSET = -1
@@ -66,6 +69,10 @@ class Transactional:
         if endpoint is None:
             raise NoPartition(f"broker {broker} is not registered any more")
         return self._pool.connection(endpoint, timeout)
+
+    def deadline(self, timeout: float | None) -> float:
+        """Clock time at which a send with this `timeout` in seconds ends."""
+        return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else timeout)
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 
@@ -163,6 +170,59 @@ class Transactional:
     def _wait(self, deadline: float | None) -> float:
         limit = self.config.connection.request_timeout_seconds
         return limit if deadline is None else min(limit, max(0.001, deadline - self.clock()))
+
+
+class TransactionSends(ABC):
+    """The sending half of a transaction."""
+
+    def __init__(self, calls: Transactional) -> None:
+        self._calls = calls
+
+    def send(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        attribute: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        partition: TopicPartition | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._calls.deadline(timeout))
+        outgoing.key, outgoing.fixed = key, partition
+        return self._put(outgoing)[0]
+
+    def send_batch(
+        self,
+        topic: str,
+        payloads: Iterable[Buffer | Message],
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        attribute: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        partition: TopicPartition | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[SendResult]:
+        """Put many messages of one partition into the transaction, in one frame (text protocol: one after the other).
+
+        Arguments as for Producer.send_batch.
+        """
+        items = list(payloads)
+        if not items:
+            return []
+        attributes = encode_attributes(attribute, tag, keys, headers)
+        outgoing = build_batch(topic, items, attributes, self._calls.deadline(timeout))
+        outgoing.key, outgoing.fixed = key, partition
+        return self._put(outgoing)
+
+    @abstractmethod
+    def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...
 
 
 def _put_line(

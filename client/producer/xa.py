@@ -1,0 +1,278 @@
+"""XA: transactions that a coordinator of the user's prepares and completes, also after either side was restarted."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    MetaqError,
+    NoPartition,
+    RequestTimedOut,
+    TransactionRefused,
+    XaError,
+    XaRefused,
+)
+from metaq.protocol.limits import INT32_MAX, INT32_MIN
+from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
+
+from ..connection import Connection
+from ..values import SendResult
+from .outgoing import Outgoing
+from .transactional import Transactional, TransactionSends
+
+__all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
+
+_MAX_ID_BYTES = 64
+"""Of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
+_FORBIDDEN = re.compile(r"[\s:]")
+
+
+class Xid(NamedTuple):
+    """The coordinator's name for its transaction (gtrid) and this branch of it (bqual), of at most 64 bytes each."""
+
+    format_id: int
+    gtrid: bytes
+    bqual: bytes
+
+    def key(self, qualifier: str) -> str:
+        """What names it to brokers. Raises ValueError if it is no xid."""
+        if not INT32_MIN <= self.format_id <= INT32_MAX:
+            raise ValueError(f"format_id {self.format_id} is no int32")
+        if max(len(self.gtrid), len(self.bqual)) > _MAX_ID_BYTES:
+            raise ValueError(
+                f"gtrid and bqual are at most {_MAX_ID_BYTES} bytes long, not {len(self.gtrid)} and {len(self.bqual)}"
+            )
+        return f"XID:{self.format_id}:{self.gtrid.hex()}:{self.bqual.hex()}:{qualifier}"
+
+    @classmethod
+    def parse(cls, key: str) -> Xid:
+        """The inverse of `key`. Raises RemoteProtocolError, ValueError."""
+        _, format_id, gtrid, bqual, _ = (parse_key(key) or "").split(":")
+        return cls(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
+
+
+class Recovered(NamedTuple):
+    """What is in doubt: prepared, and neither committed nor rolled back (or completed by an operator, until `forget`).
+
+    xids: in the order of their brokers. failures: brokers, by id, that could not say; they may hold more.
+    """
+
+    xids: tuple[Xid, ...]
+    failures: Mapping[int, MetaqError]
+
+
+class XaResource:
+    """The XA verbs of one producer. Any thread; each blocks for its round trips.
+
+    A transaction lives on one broker, chosen at `start` among those that publish all of `topics`, and remembered; after
+    a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave one:
+    XAER_RMFAIL if the broker cannot be reached or does not answer a verb that decides (ask `recover` what became of
+    it), XA_RBTIMEOUT if it does not answer one that decides nothing (roll back), XAER_RMERR for its other refusals.
+    """
+
+    def __init__(
+        self, calls: Transactional, topics: Sequence[str], qualifier: str | None, timeout_seconds: int
+    ) -> None:
+        """Raises ConfigError."""
+        if not topics:
+            raise ConfigError("topics", topics, "name every topic that messages will be sent to")
+        self.qualifier = f"XAMessageProducer-{socket.gethostname()}" if qualifier is None else qualifier
+        if not self.qualifier or _FORBIDDEN.search(self.qualifier):
+            raise ConfigError("qualifier", self.qualifier, "choose a text without ':', blanks and line ends")
+        self._calls = calls
+        self._topics = tuple(topics)
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._brokers: dict[Xid, int] = {}
+
+    def start(self, xid: Xid) -> XaBranch:
+        """Begin a transaction. Raises XaError: XAER_DUPID if this resource has begun it already."""
+        key = xid.key(self.qualifier)
+        with self._lock:
+            if xid in self._brokers:
+                raise XaError(XaCode.XAER_DUPID, f"{key} was started already")
+            broker = self._brokers[xid] = self._choose_broker()
+        try:
+            self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
+        except XaError:
+            self._forget_broker(xid)
+            raise
+        return XaBranch(self, self._calls, xid, key, broker)
+
+    def end(self, xid: Xid) -> None:
+        """No more messages will be sent in it."""
+        self._verb(TransactionType.END, xid)
+
+    def prepare(self, xid: Xid) -> XaVote:
+        """Make it ready to commit: with XaVote.OK it is on disk and stays until it is completed, whatever happens to
+        its broker. XaVote.READ_ONLY: it has no message, and is over."""
+        answer = self._verb(TransactionType.PREPARE, xid)
+        try:
+            vote = XaVote(int(answer))
+        except ValueError:
+            raise XaError(XaCode.XAER_RMERR, f"PREPARE was answered with {answer[:80]!r}") from None
+        if vote is XaVote.READ_ONLY:
+            self._forget_broker(xid)
+        return vote
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """Make its messages visible. one_phase: it was not prepared, because this is the only resource.
+
+        A transaction that this resource has not begun is looked for on all brokers first.
+        """
+        self._verb(TransactionType.COMMIT_ONE_PHASE if one_phase else TransactionType.COMMIT_TWO_PHASE, xid)
+        self._forget_broker(xid)
+
+    def rollback(self, xid: Xid) -> None:
+        """Drop its messages; looked for as by `commit`."""
+        self._verb(TransactionType.ROLLBACK, xid)
+        self._forget_broker(xid)
+
+    def forget(self, xid: Xid) -> None:
+        """Have its broker drop the note of an operator's decision on it."""
+        self._verb(TransactionType.FORGET, xid)
+        self._forget_broker(xid)
+
+    def recover(self) -> Recovered:
+        """Ask every registered broker what is in doubt under this qualifier. Never raises for a broker that fails."""
+        xids: list[Xid] = []
+        failures: dict[int, MetaqError] = {}
+        for broker in sorted(self._endpoints()):
+            try:
+                found = self._recover_from(broker)
+            except MetaqError as error:
+                failures[broker] = error
+                continue
+            with self._lock:
+                self._brokers.update(dict.fromkeys(found, broker))
+            xids += found
+        return Recovered(tuple(xids), failures)
+
+    # --- brokers ----------------------------------------------------------------------------------------------------
+
+    def _endpoints(self) -> Iterable[int]:
+        return self._calls.metadata.view(self._topics[0]).endpoints
+
+    def _choose_broker(self) -> int:
+        views = [self._calls.metadata.view(topic) for topic in self._topics]
+        candidates = set.intersection(*({each.broker for each in view.partitions} for view in views))
+        if not candidates:
+            raise XaError(XaCode.XAER_RMFAIL, f"no registered broker publishes all of {', '.join(self._topics)}")
+        return random.choice(sorted(candidates))
+
+    def _recover_from(self, broker: int) -> list[Xid]:
+        connection = self._connect(broker)
+        text = self._calls.verb(connection, TransactionType.RECOVER, None, qualifier=self.qualifier)
+        keys = [key for key in text.split("\r\n") if key]
+        return [Xid.parse(key) for key in keys if qualifier_of(key) == self.qualifier]
+
+    def _broker_of(self, xid: Xid) -> int:
+        """Raises XaError: XAER_NOTA if every broker says that it does not have it."""
+        if xid in self._brokers:
+            return self._brokers[xid]
+        failures = self.recover().failures
+        if xid in self._brokers:
+            return self._brokers[xid]
+        key = xid.key(self.qualifier)
+        if failures:
+            causes = "; ".join(map(str, failures.values()))
+            raise XaError(XaCode.XAER_RMFAIL, f"{key} is on none of the brokers that answered: {causes}")
+        raise XaError(XaCode.XAER_NOTA, f"no broker has {key} prepared")
+
+    def _forget_broker(self, xid: Xid) -> None:
+        with self._lock:
+            self._brokers.pop(xid, None)
+
+    def _connect(self, broker: int) -> Connection:
+        return self._calls.connect(self._topics[0], broker, self._calls.config.connection.connect_timeout_seconds)
+
+    def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
+        broker = self._broker_of(xid)
+        key = xid.key(self.qualifier)
+        qualifier = self.qualifier if kind is TransactionType.BEGIN else ""
+        try:
+            with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
+                connection = self._connect(broker)
+                return self._calls.verb(connection, kind, key, timeout_seconds=timeout_seconds, qualifier=qualifier)
+        except XaError as error:
+            if error.code == XaCode.XAER_NOTA:
+                self._forget_broker(xid)
+            raise
+
+
+class XaBranch(TransactionSends):
+    """What is sent between `start` and `end`, on the transaction's broker. As a context manager it ends itself.
+
+    `send` and `send_batch` raise XaError (then roll back); NoPartition (none on this broker), LocalProtocolError and
+    TypeError with nothing sent.
+    """
+
+    def __init__(self, resource: XaResource, calls: Transactional, xid: Xid, key: str, broker: int) -> None:
+        super().__init__(calls)
+        self.xid = xid
+        self.broker = broker
+        """Id of the broker that holds it."""
+        self._resource = resource
+        self._key = key
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def end(self) -> None:
+        """As XaResource.end; once."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._resource.end(self.xid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def _put(self, outgoing: Outgoing) -> Sequence[SendResult]:
+        calls = self._calls
+        with self._lock:
+            if self._ended:
+                raise XaError(XaCode.XAER_PROTO, f"{self._key} was ended already")
+            partition = calls.router.route_on(self.broker, outgoing)
+            with _as_xa_errors(decides=False):
+                connection = calls.connect(partition.topic, self.broker, outgoing.deadline - calls.clock())
+                return calls.put(connection, self._key, partition, outgoing)
+
+
+@contextmanager
+def _as_xa_errors(*, decides: bool) -> Iterator[None]:
+    """What the broker or the connection says, as XaError. decides: after this verb's lost answer the state is unknown.
+
+    (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
+    """
+    try:
+        yield
+    except XaRefused as error:
+        raise XaError(_known(error.xa_code), str(error)) from error
+    except TransactionRefused as error:
+        raise XaError(XaCode.XAER_RMERR, str(error)) from error
+    except RequestTimedOut as error:
+        raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
+    except (BrokerUnavailable, NoPartition) as error:
+        raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
+    except MetaqError as error:
+        raise XaError(XaCode.XAER_RMERR, str(error)) from error
+
+
+def _known(code: int | None) -> int:
+    if code is None:
+        return XaCode.XAER_RMERR
+    return XaCode(code) if code in list(XaCode) else code

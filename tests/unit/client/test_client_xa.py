@@ -1,0 +1,264 @@
+"""XA verbs against brokers in memory, in both protocols: what a coordinator sees, also after a restart."""
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq import Producer, ProducerConfig, TopicPartition, XaCode, XaVote, Xid
+from metaq.client.config import ConnectionConfig
+from metaq.client.producer.xa import Recovered
+from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, XaError
+from metaq.protocol.frames import Frame
+from metaq.protocol.remoting import TransactionRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Transaction as TextTransaction
+from metaq.protocol.transactions import parse_key, qualifier_of
+
+CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=0.3, connect_timeout_seconds=1.0))
+ONE = Xid(7, b"global\x00\xff", b"")
+TWO = Xid(-1, b"", b"branch")
+
+
+@pytest.fixture(params=["auto", "text"])
+def protocol(request):
+    return request.param
+
+
+@pytest.fixture
+def brokers():
+    with FakeBroker({"t": 2, "only0": 1}, 0) as first, FakeBroker({"t": 1}, 1) as second:
+        yield first, second
+
+
+@pytest.fixture
+def producer(brokers, protocol):
+    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as producer:
+        yield producer
+
+
+@pytest.fixture
+def xa(producer):
+    return producer.xa(["t", "only0"], qualifier="q")
+
+
+def everything(*brokers):
+    return [
+        body for each in brokers for topic, n in each.topics.items() for p in range(n) for body in each.bodies(topic, p)
+    ]
+
+
+def refuse_verbs(broker, frame_code, status):
+    def refuse(request):
+        if isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
+            return frame_code
+        return status if isinstance(request, TextTransaction) else None
+
+    broker.refuse = refuse
+
+
+@given(
+    st.builds(Xid, st.integers(-(1 << 31), (1 << 31) - 1), st.binary(max_size=64), st.binary(max_size=64)),
+    st.from_regex(r"[^\s:]+", fullmatch=True),
+)
+def test_an_xid_survives_the_way_through_a_key(xid, qualifier):
+    key = xid.key(qualifier)
+    assert parse_key(key) == key
+    assert Xid.parse(key) == xid
+    assert qualifier_of(key) == qualifier
+
+
+@pytest.mark.parametrize("wrong", [Xid(1 << 31, b"", b""), Xid(0, bytes(65), b""), Xid(0, b"", bytes(65))])
+def test_what_is_no_xid_is_refused_before_anything_is_sent(xa, brokers, wrong):
+    with pytest.raises(ValueError, match=r"int32|64 bytes"):
+        xa.start(wrong)
+    assert brokers[0].requests == []
+
+
+def test_two_phases(brokers, xa):
+    with xa.start(ONE) as branch:
+        result = branch.send("t", b"1", key="k")
+        assert [each.offset for each in branch.send_batch("only0", [b"2", b"3"])] == [-1, -1]
+        assert branch.send_batch("t", []) == []
+    assert (result.pending, result.partition.broker, branch.broker) == (True, 0, 0)
+    assert xa.prepare(ONE) is XaVote.OK
+    assert everything(*brokers) == []
+    assert xa.recover() == Recovered((ONE,), {})
+    xa.commit(ONE)
+    assert sorted(everything(*brokers)) == [b"1", b"2", b"3"]
+    assert xa.recover() == Recovered((), {})
+
+
+def test_one_phase_rollback_and_a_branch_without_messages(brokers, xa):
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    xa.commit(ONE, one_phase=True)
+    with xa.start(ONE) as branch:  # the name is free again
+        branch.send("t", b"2")
+    xa.prepare(ONE)
+    xa.rollback(ONE)
+    with xa.start(TWO):
+        pass
+    assert xa.prepare(TWO) is XaVote.READ_ONLY
+    assert everything(*brokers) == [b"1"]
+    assert brokers[0].transactions.keys == []
+    xa.start(TWO)
+    xa.rollback(TWO)
+
+
+def test_another_process_finds_and_completes_what_is_in_doubt(brokers, producer, protocol, xa):
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    xa.prepare(ONE)
+    with producer.xa(["t"], qualifier="q").start(TWO) as branch:
+        branch.send("t", b"2")
+    producer.xa(["t"], qualifier="other").start(Xid(1, b"", b""))
+    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as restarted:
+        again = restarted.xa(["t"], qualifier="q")
+        assert again.recover().xids == (ONE,)
+        again.commit(ONE)
+        with pytest.raises(XaError) as caught:
+            again.commit(TWO)  # never prepared, so no broker tells of it
+        assert caught.value.code == XaCode.XAER_NOTA
+    assert everything(*brokers) == [b"1"]
+
+
+def test_a_transaction_of_an_earlier_process_is_looked_for_without_recover(brokers, producer, protocol, xa):
+    for xid in (ONE, TWO):
+        with xa.start(xid) as branch:
+            branch.send("t", b"x")
+        xa.prepare(xid)
+    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as restarted:
+        restarted.xa(["t"], qualifier="q").rollback(ONE)
+        restarted.xa(["t"], qualifier="q").commit(TWO)
+    assert everything(*brokers) == [b"x"]
+
+
+def test_recover_tells_which_brokers_could_not_say(brokers, xa):
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    xa.prepare(ONE)
+    brokers[1].stop()
+    found = xa.recover()
+    assert found.xids == (ONE,)
+    assert isinstance(found.failures[1], BrokerUnavailable)
+    with pytest.raises(XaError, match="none of the brokers that answered") as caught:
+        xa.commit(TWO)
+    assert caught.value.code == XaCode.XAER_RMFAIL
+    xa.commit(ONE)
+
+
+def test_the_default_qualifier_is_that_of_1_x(producer):
+    assert producer.xa(["t"]).qualifier == f"XAMessageProducer-{socket.gethostname()}"
+    for wrong in ("", "a b", "a:b", "a\r\nb"):
+        with pytest.raises(ConfigError, match="qualifier"):
+            producer.xa(["t"], qualifier=wrong)
+    with pytest.raises(ConfigError, match="topics"):
+        producer.xa([])
+
+
+def test_a_qualifier_of_digits_is_not_taken_for_a_timeout(brokers, producer):
+    xa = producer.xa(["only0"], qualifier="42", timeout_seconds=0)
+    with xa.start(ONE) as branch:
+        branch.send("only0", b"1")
+    xa.prepare(ONE)
+    assert xa.recover().xids == (ONE,)
+    assert producer.xa(["t"], qualifier="43").recover().xids == ()
+
+
+def test_a_transaction_goes_to_a_broker_that_has_all_topics(brokers, producer):
+    xa = producer.xa(["t"])
+    seen = {xa.start(Xid(n, b"", b"")).broker for n in range(40)}
+    assert seen == {0, 1}
+    assert {producer.xa(["only0", "t"]).start(Xid(n, b"o", b"")).broker for n in range(10)} == {0}
+    with pytest.raises(XaError, match="publishes all of t, nowhere") as caught:
+        producer.xa(["t", "nowhere"]).start(ONE)
+    assert caught.value.code == XaCode.XAER_RMFAIL
+
+
+def test_what_a_coordinator_does_wrong_is_named_by_its_code(xa):
+    branch = xa.start(ONE)
+    branch.send("t", b"1")
+    codes = []
+    for wrong in (
+        lambda: xa.start(ONE),
+        lambda: xa.commit(ONE),  # two-phase, but not prepared
+        lambda: [xa.prepare(ONE), xa.prepare(ONE)],
+        lambda: [branch.end(), branch.end(), branch.send("t", b"2")],
+        lambda: xa.rollback(TWO),
+    ):
+        with pytest.raises(XaError) as caught:
+            wrong()
+        codes.append(caught.value.code)
+    proto = XaCode.XAER_PROTO
+    assert codes == [XaCode.XAER_DUPID, proto, proto, proto, XaCode.XAER_NOTA]
+    assert isinstance(codes[1], XaCode)
+
+
+def test_what_cannot_be_sent_leaves_the_branch_as_it_was(brokers, xa):
+    with xa.start(ONE) as branch:
+        with pytest.raises(NoPartition, match="not on broker 0"):
+            branch.send("t", b"", partition=TopicPartition("t", 1, 0))
+        branch.send("t", b"1")
+    xa.commit(ONE, one_phase=True)
+    assert everything(*brokers) == [b"1"]
+
+
+def test_refusals_without_a_code_and_lost_answers(brokers, xa):
+    first = brokers[0]
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    refuse_verbs(first, ResponseCode.TRANSACTION_REFUSED, Status.ERROR)
+    with pytest.raises(XaError, match="refused by the test") as refused:
+        xa.prepare(ONE)
+    refuse_verbs(first, ResponseCode.SYSTEM_ERROR, Status.UNAVAILABLE)
+    with pytest.raises(XaError) as other:
+        xa.prepare(ONE)
+    assert (refused.value.code, other.value.code) == (XaCode.XAER_RMERR, XaCode.XAER_RMERR)
+    refuse_verbs(first, None, None)
+    xa.prepare(ONE)
+    branch = xa.start(TWO)
+    first.silent = True
+    with pytest.raises(XaError, match="in time") as decided_nothing:
+        branch.send("t", b"2")
+    with pytest.raises(XaError, match="in time") as unknown:
+        xa.commit(ONE)
+    assert (decided_nothing.value.code, unknown.value.code) == (XaCode.XA_RBTIMEOUT, XaCode.XAER_RMFAIL)
+    first.silent = False
+    assert xa.recover().xids == (ONE,)  # it tells what became of it
+    xa.commit(ONE)
+
+
+def test_a_connection_that_breaks_during_a_send_is_a_failure_of_the_resource(brokers, xa):
+    branch = xa.start(ONE)
+    branch.send("t", b"1")
+    for broker in brokers:
+        broker.drop_connections()
+    with pytest.raises(XaError) as caught:
+        branch.send("t", b"2")
+    assert caught.value.code == XaCode.XAER_RMFAIL
+
+
+def test_a_broker_knows_the_timeout_and_the_qualifier_of_each_begin(brokers, producer):
+    seen = []
+
+    def note(request):
+        if isinstance(request, TextTransaction) and request.type.value == "BEGIN":
+            seen.append((request.timeout, request.qualifier))
+        elif isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
+            fields = TransactionRequest.from_ext(request.ext)
+            seen.append((fields.timeout_seconds, fields.qualifier))
+
+    brokers[0].refuse = note
+    producer.xa(["only0"], qualifier="q", timeout_seconds=9).start(ONE)
+    assert seen == [(9, "q")]
+
+
+def test_forget_is_passed_on(brokers, xa):
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    xa.prepare(ONE)
+    xa.forget(ONE)
+    assert brokers[0].requests[-1] in ("Transaction", f"frame {int(RequestCode.TRANSACTION)}")
