@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -25,6 +26,7 @@ __all__ = [
     "RealFiles",
     "default_open_limit",
     "read_exactly",
+    "write_all",
 ]
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,10 @@ _log = logging.getLogger(__name__)
 _SCRATCH_BYTES = 1 << 20
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
+_MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
+
+_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), which the os module does not have
 
 
 class FileStatus(NamedTuple):
@@ -55,6 +60,10 @@ class Files(Protocol):
 
     def fdatasync(self, fd: int) -> None: ...
     def fsync_directory(self, path: str) -> None: ...
+
+    def sync_filesystem(self, path: str) -> None:
+        """Sync everything of the file system that `path` is on: one call for any number of files."""
+
     def truncate(self, fd: int, size: int) -> None: ...
     def status(self, path: str) -> FileStatus: ...
     def device(self, fd: int) -> int: ...
@@ -96,6 +105,15 @@ class RealFiles:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_filesystem(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
         finally:
             os.close(fd)
 
@@ -148,6 +166,19 @@ def read_exactly(files: Files, fd: int, size: int, position: int) -> bytes:
         parts.append(data)
         read += len(data)
     return b"".join(parts)
+
+
+def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -> None:
+    """Write all of the buffers, one behind the other, at `position`. Raises OSError, with a part written perhaps."""
+    if len(buffers) > _MAX_BUFFERS:
+        buffers = (b"".join(buffers),)
+    size = sum(map(len, buffers))
+    written = files.pwritev(fd, buffers, position)
+    if written < size:
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            written = files.pwritev(fd, (rest,), position + size - len(rest))
+            rest = rest[written:]
 
 
 def default_open_limit() -> int:

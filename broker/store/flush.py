@@ -1,8 +1,8 @@
 """When a partition's data goes to the disk, and who waits for it.
 
 A `FlushPolicy` only answers questions; the `Flusher` runs one job at a time in a worker thread, and whatever is asked
-for meanwhile shares the next one: that is the group commit. A journal shared by all partitions would be another
-implementation of the `Flusher`'s methods: the log only calls request, when_synced, finish and reads `failure`.
+for meanwhile shares the next one: that is the group commit. Partitions whose puts wait for the disk share a journal
+(journal.py) in front of it, and use a job of their own only when few of them are busy, and for checkpoints.
 """
 
 from __future__ import annotations
@@ -282,14 +282,16 @@ class Flusher:
     def _settle(self, job: SyncJob) -> None:
         job.release()
         if job.error is not None:
-            self._fail(str(job.error))
+            self._source.sync_failed(str(job.error))
         elif job.ran:
             job.apply()
             self._source.job_succeeded(job)
 
-    def _fail(self, cause: str) -> None:
+    def fail(self, cause: str) -> None:
+        """Run no job any more and tell everybody who waits. Does nothing the second time."""
+        if self.failure is not None:
+            return
         self.failure = LogReadOnly(self._source.directory, cause)
-        self._source.sync_failed(cause)
         waiters, self._waiters = self._waiters, deque()
         for _, callback in waiters:
             call_safely(callback, self.failure)

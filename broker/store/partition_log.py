@@ -21,9 +21,10 @@ import numpy as np
 from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange, StoreError
 from metaq.protocol.record import Buffer
 
-from .files import Files, OpenFiles, read_exactly
+from .files import Files, OpenFiles, read_exactly, write_all
 from .flush import DATA, INDEX, Flusher, FlushPolicy, RunInThread, SyncJob, VisibleCallback, call_safely
 from .index import UNIT, UNIT_BYTES, UNIT_DTYPE, Index, UnitArray
+from .journal import Journal
 from .scan import scan_units
 from .segment import Segment, create_segment
 
@@ -35,7 +36,6 @@ MAX_UNSTORED_UNITS = 1 << 16
 """Index units held in memory (2 MiB) before they are written out ahead of the checkpoint."""
 
 _CHECKPOINT_SECONDS = 5.0
-_MAX_BUFFERS = 1024  # IOV_MAX of Linux
 
 
 class PartitionLog:
@@ -52,10 +52,14 @@ class PartitionLog:
         max_segment_size: int,
         open_files: OpenFiles,
         run_in_thread: RunInThread,
+        journal: Journal | None = None,
         unsynced_directories: Sequence[str] = (),
         on_dirty: Callable[[PartitionLog], None] | None = None,
     ) -> None:
-        """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
+        """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them).
+
+        journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
+        """
         self.topic = topic
         self.partition = partition
         self.directory = directory
@@ -64,6 +68,8 @@ class PartitionLog:
         self._policy = policy
         self._waits = policy.waits
         self._async_from: int | None = None  # group commit ends when everything before this offset is synced
+        self._journal = journal
+        self._journal_end = -1  # where the journal's entries of this partition end
         self._max_segment_size = max_segment_size
         self._open_files = open_files
         self._flusher = Flusher(self, run_in_thread)
@@ -123,10 +129,16 @@ class PartitionLog:
         """
         if self.read_only is not None:
             raise LogReadOnly(self.directory, self.read_only)
+        journal = self._journal if self._waits else None
+        if journal is not None and journal.failure is not None:
+            self.sync_failed(str(journal.failure))
+            raise journal.failure
         base = self.end_offset
         size = sum(map(len, data))
         self._check_units(units, base, size)
-        self._write(data, size)
+        if journal is not None and len(data) > 1:
+            data = (b"".join(data),)  # it is written twice
+        self._write(data)
         active = self._active
         active.size += size
         self._active_index.extend(units)
@@ -138,7 +150,11 @@ class PartitionLog:
             self._mark_dirty()
         if active.size >= self._max_segment_size:
             self._roll()
-        if self._policy.due_after_append(self._unsynced_records):
+        # an entry can be replayed only if everything before it is safe: not so just after asynchronous flush
+        if journal is not None and (self._journal_end == base or self.synced_end >= base):
+            self._journal_end = self.end_offset
+            journal.add(self, base, self.end_offset, self._written, data[0])
+        elif self._policy.due_after_append(self._unsynced_records):
             self._flusher.request(DATA)
         if self._active_index.unstored > MAX_UNSTORED_UNITS and not self._flusher.writes_index:
             self._flusher.request(INDEX)
@@ -206,26 +222,16 @@ class PartitionLog:
         if UNIT.unpack_from(units)[0] != base or last[0] + last[3] != base + size:
             raise ValueError(f"index units do not describe [{base}, {base + size})")
 
-    def _write(self, data: Sequence[Buffer], size: int) -> None:
+    def _write(self, data: Sequence[Buffer]) -> None:
         active = self._active
         fd = None
         try:
             fd = active.data.use()
-            if len(data) > _MAX_BUFFERS:
-                data = (b"".join(data),)
-            written = self._files.pwritev(fd, data, active.size)
-            if written != size:
-                self._write_rest(fd, b"".join(data), written)
+            write_all(self._files, fd, data, active.size)
         except OSError as error:
             cause = str(error) if fd is None else self._cut_back(fd, active.size, str(error))
             self._turn_read_only(cause)
             raise LogReadOnly(self.directory, cause) from error
-
-    def _write_rest(self, fd: int, data: bytes, written: int) -> None:
-        rest = memoryview(data)[written:]
-        while rest:
-            written = self._files.pwritev(fd, (rest,), self._active.size + len(data) - len(rest))
-            rest = rest[written:]
 
     def _cut_back(self, fd: int, size: int, cause: str) -> str:
         try:
@@ -319,9 +325,44 @@ class PartitionLog:
         return found[::-1]
 
     def sync_failed(self, cause: str) -> None:
-        """For the flusher: never tried again, because the kernel has forgotten what it could not write."""
+        """For the flusher and the journal: never tried again, the kernel has forgotten what it could not write."""
         if self.read_only is None:
             self._turn_read_only(cause)
+        self._flusher.fail(cause)
+
+    @property
+    def waits(self) -> bool:
+        """Whether puts wait for the disk (group commit)."""
+        return self._waits
+
+    def mark_synced(self) -> None:
+        """For the store: the whole file system was synced, before the log is in use."""
+        for segment in self._segments:
+            segment.synced = segment.end
+        self._unsynced_directories.clear()
+
+    @property
+    def synced_end(self) -> int:
+        """For the journal: byte offset up to which the partition's own files are on the disk."""
+        end = self.end_offset
+        for segment in reversed(self._segments):
+            if segment.synced == segment.end:
+                if segment.size:
+                    break
+                continue
+            end = segment.synced
+        return end
+
+    def sync_directly(self, end: int, callback: VisibleCallback) -> None:
+        """For the journal: sync the partition's own file, then call back."""
+        self._flusher.request(DATA)
+        self.when_visible(end, callback)
+
+    def journaled(self, end: int, sequence: int) -> None:
+        """For the journal: what lies below `end`, the first `sequence` records of this log's count, is safe."""
+        if self._flusher.failure is None:
+            self._show(end, sequence)
+            self._stop_waiting()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

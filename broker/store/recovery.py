@@ -30,9 +30,17 @@ from .index import (
     write_units,
 )
 from .scan import bound_java_times, find_record, is_zero, scan_units
-from .segment import Segment, SegmentFile, create_segment, list_segments
+from .segment import Segment, SegmentFile, create_segment, list_segments, segment_files
 
-__all__ = ["Damage", "RebuiltIndex", "Recovered", "RecoveryReport", "rebuild_index", "recover_partition"]
+__all__ = [
+    "Damage",
+    "RebuiltIndex",
+    "Recovered",
+    "RecoveryReport",
+    "rebuild_index",
+    "recover_partition",
+    "trusted_checkpoint",
+]
 
 _COPY_BYTES = 4 << 20
 
@@ -92,28 +100,38 @@ class Recovered:
     unsynced_directories: tuple[str, ...] = ()
 
 
-def recover_partition(open_files: OpenFiles, directory: str, *, sync: bool) -> Recovered:
+def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
     """Open all segments of a directory, repair the last one; an empty directory gets its first segment.
 
-    sync: wait until what was found is on the disk, because with group commit readers may only see what cannot be lost.
-    Owning thread, before the log is in use. Raises StoreError (gap, overlap, bad name, unreadable file).
+    What was found may be in the page cache only: `synced` of the last segment tells. Owning thread, before the log is
+    in use. Raises StoreError (gap, overlap, bad name, unreadable file).
     """
     try:
+        _drop_empty_after_gap(open_files.files, directory)
         found = list_segments(open_files.files, directory)
         if not found:
             return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1), (directory,))
         segments = [_open_closed(open_files, file) for file in found[:-1]]
         last, report = _recover_last(open_files, directory, len(found), found[-1])
-        if sync and not last.finished:
-            _sync(open_files.files, directory, last)
     except OSError as error:
         raise StoreError(f"{directory} cannot be opened: {error}") from error
     unindexed = [segment for segment in segments if segment.index is None]
     return Recovered([*segments, last], unindexed, report)
 
 
+def _drop_empty_after_gap(files: Files, directory: str) -> None:
+    """Remove empty segments that start behind the end of the one before them.
+
+    A power cut can keep the name of a new segment and lose the unsynced end of the one it followed. Nothing in it was
+    ever acknowledged, and it would stop the start.
+    """
+    found = segment_files(files, directory)
+    while len(found) > 1 and not found[-1].size and found[-2].end < found[-1].first_offset:
+        files.unlink(found.pop().path)
+
+
 def _open_closed(open_files: OpenFiles, file: SegmentFile) -> Segment:
-    checkpoint = _trusted_checkpoint(open_files.files, file)
+    checkpoint = trusted_checkpoint(open_files.files, file)
     index = None
     if checkpoint is not None and checkpoint.end == file.end:
         index = Index(open_files.file(file.index_path), checkpoint.units, checkpoint.max_id)
@@ -129,7 +147,7 @@ def _recover_last(
     data = open_files.file(file.path)
     fd = data.pin()
     try:
-        known = _trusted_checkpoint(files, file)
+        known = trusted_checkpoint(files, file)
         start = 0 if known is None else known.end - file.first_offset
         scan = scan_units(files, fd, start, file.size, file.first_offset)
         reason, damage = _judge_tail(files, fd, file, scan.end)
@@ -156,14 +174,7 @@ def _recover_last(
     return segment, report
 
 
-def _sync(files: Files, directory: str, segment: Segment) -> None:
-    files.fdatasync(segment.data.use())
-    files.fsync_directory(directory)
-    files.fsync_directory(os.path.dirname(directory))
-    segment.synced = segment.end
-
-
-def _trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
+def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """The checkpoint of a segment's index if it describes this very data, else None.
 
     The last unit is compared with the record it points to: another broker may have cut and rewritten the file.

@@ -11,7 +11,16 @@ from metaq.protocol.errors import StoreError
 from .files import Files, OpenFile, OpenFiles
 from .index import Index
 
-__all__ = ["DATA_SUFFIX", "INDEX_SUFFIX", "Segment", "SegmentFile", "create_segment", "data_name", "list_segments"]
+__all__ = [
+    "DATA_SUFFIX",
+    "INDEX_SUFFIX",
+    "Segment",
+    "SegmentFile",
+    "create_segment",
+    "data_name",
+    "list_segments",
+    "segment_files",
+]
 
 DATA_SUFFIX = ".meta"
 INDEX_SUFFIX = ".index"
@@ -87,10 +96,10 @@ class Segment:
             self.index.file.close()
 
 
-def list_segments(files: Files, directory: str) -> list[SegmentFile]:
+def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """The `.meta` files of a partition directory by offset; other files are left alone.
 
-    Raises StoreError for a name that is no offset, and for a gap or an overlap between neighbours, naming both.
+    Raises StoreError for a name that is no offset, OSError.
     """
     found = []
     for name in files.list_directory(directory):
@@ -102,7 +111,12 @@ def list_segments(files: Files, directory: str) -> list[SegmentFile]:
             raise StoreError(f"{path}: the name before {DATA_SUFFIX} is no byte offset: move the file elsewhere")
         status = files.status(path)
         found.append(SegmentFile(path, int(stem), status.size, status.modified_ms))
-    found.sort(key=lambda file: file.first_offset)
+    return sorted(found, key=lambda file: file.first_offset)
+
+
+def list_segments(files: Files, directory: str) -> list[SegmentFile]:
+    """As segment_files; raises StoreError too for a gap or an overlap between neighbours, naming both."""
+    found = segment_files(files, directory)
     for before, after in pairwise(found):
         if before.end != after.first_offset:
             what = "gap" if before.end < after.first_offset else "overlap"

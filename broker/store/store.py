@@ -11,13 +11,15 @@ from functools import partial
 
 from metaq.protocol.errors import PartitionNotFound, StoreError
 
-from .directories import lock_data_path, partition_path, scan_data_paths
+from .directories import PartitionDirectory, lock_data_path, partition_path, scan_data_paths
 from .discard import discard
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
-from .flush import FlushPolicy, RunInThread, flush_policy
+from .flush import DATA, INDEX, FlushPolicy, RunInThread, flush_policy
 from .index import Index
+from .journal import Journal, JournalEntry, journal_number, read_journal
 from .partition_log import PartitionLog
 from .recovery import RebuiltIndex, Recovered, RecoveryReport, rebuild_index, recover_partition
+from .replay import replay_partition
 from .retention import Action, DeletePolicy, SegmentAge, count_expired
 from .segment import Segment, SegmentFile, create_segment
 
@@ -86,6 +88,7 @@ class Store:
         self._clock = clock
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
+        self._journal = Journal(self.data_paths[0], files, run_in_thread, self._checkpoint_soon)
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
         self._dirty: dict[PartitionLog, None] = {}  # dictionaries as ordered sets
@@ -105,24 +108,63 @@ class Store:
         try:
             for path in self.data_paths:
                 self._locks.append(lock_data_path(self._files, path))
-            for entry in scan_data_paths(self._files, self.data_paths):
-                sync = self._config_for(entry.topic).flush_policy.waits
-                recovered = recover_partition(self._open_files, entry.path, sync=sync)
-                self._report(recovered.report)
-                log = self._add(entry.topic, entry.partition, entry.path, recovered)
-                self._unindexed += [(log, segment) for segment in recovered.unindexed]
+            self._recover()
         except BaseException:
             self._release()
             raise
         self._rebuild_next_index()
+
+    def _recover(self) -> None:
+        """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
+        entries, journal_paths = self._read_journal()
+        found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self._files, self.data_paths)}
+        for name, of_partition in entries.items():
+            directory = found.get(name) or self._directory_for(name)
+            if added := replay_partition(self._files, directory.path, of_partition):
+                _log.warning("%s: %d bytes came back from the journal", directory.path, added)
+            found[name] = directory
+        for entry in sorted(found.values()):
+            recovered = recover_partition(self._open_files, entry.path)
+            self._report(recovered.report)
+            log = self._add(entry.topic, entry.partition, entry.path, recovered)
+            self._unindexed += [(log, segment) for segment in recovered.unindexed]
+        if journal_paths or any(log.waits and log.dirty for log in self._logs.values()):
+            self._sync_all()
+        for path in journal_paths:
+            self._files.unlink(path)
+        if journal_paths:
+            self._journal.start_after(journal_number(journal_paths[-1]))
+
+    def _read_journal(self) -> tuple[dict[str, list[JournalEntry]], list[str]]:
+        try:
+            return read_journal(self._files, self.data_paths[0])
+        except OSError as error:
+            raise StoreError(f"the journal in {self.data_paths[0]} cannot be read: {error}") from error
+
+    def _directory_for(self, name: str) -> PartitionDirectory:
+        topic, _, number = name.rpartition("-")
+        data_path = os.path.realpath(self._data_path_for(topic))
+        return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
+
+    def _sync_all(self) -> None:
+        """With group commit readers may only see what cannot be lost: one call for all partitions."""
+        try:
+            for path in self.data_paths:
+                self._files.sync_filesystem(path)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be synced: {error}") from error
+        for log in self._logs.values():
+            log.mark_synced()
 
     def close(self) -> None:
         """Sync everything on this thread, waiting for the disk, answer all who wait, unlock. May be called twice."""
         if self._closed:
             return
         self._closed = True
+        self._journal.stop()
         for log in self._logs.values():
             log.close()
+        self._journal.close()
         self._release()
 
     def _release(self) -> None:
@@ -181,6 +223,7 @@ class Store:
             max_segment_size=config.max_segment_size,
             open_files=self._open_files,
             run_in_thread=self._run_in_thread,
+            journal=self._journal,
             unsynced_directories=recovered.unsynced_directories,
             on_dirty=self._mark_dirty,
         )
@@ -205,6 +248,10 @@ class Store:
             elif kind := log.due(now):
                 self._pending[log] = self._pending.get(log, 0) | kind
         self._start_pending()
+        self._journal.tick()
+
+    def _checkpoint_soon(self, log: PartitionLog) -> None:
+        self._pending[log] = DATA | INDEX
 
     def _mark_dirty(self, log: PartitionLog) -> None:
         self._dirty[log] = None

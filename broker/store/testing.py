@@ -153,6 +153,11 @@ class FaultyFiles(RealFiles):
         self._change("fsync_directory")
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
 
+    def sync_filesystem(self, path: str) -> None:
+        self._change("sync_filesystem")
+        for known in [each for each in self._created | set(self._synced) if os.path.exists(each)]:
+            self._remember(known)
+
     def truncate(self, fd: int, size: int) -> None:
         self._change("truncate")
         os.ftruncate(fd, size)

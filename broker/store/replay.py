@@ -1,0 +1,94 @@
+"""Giving partitions back what only the journal still has: the bytes behind the last good record of a segment.
+
+A partition's own file may have lost any part of what was not synced yet (power cut), or nothing (kill -9). What is good
+in it is believed, because another broker may have written it: a Java broker that ran in between knows no journal. The
+journal only continues a file where the file stops, and only if both agree about the record before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import iter_headers
+
+from .files import Files, read_exactly, write_all
+from .journal import JournalEntry
+from .recovery import trusted_checkpoint
+from .scan import scan_units
+from .segment import SegmentFile, data_name, segment_files
+
+__all__ = ["replay_partition"]
+
+_FOREVER = 1 << 63
+
+
+def replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry]) -> int:
+    """Continue the segments of a partition directory by the journal's entries; the bytes that were added.
+
+    entries: of this partition, in offset order. A directory without a segment gets one at the first entry. Nothing is
+    synced. Raises StoreError.
+    """
+    try:
+        files.make_directory(directory)
+        segments = segment_files(files, directory) or [_create(files, directory, entries[0].base)]
+        ends = [after.first_offset for _, after in pairwise(segments)] + [_FOREVER]
+        return sum(
+            _continue_segment(
+                files, segment, end, [each for each in entries if segment.first_offset <= each.base < end]
+            )
+            for segment, end in zip(segments, ends, strict=True)
+        )
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be recovered from the journal: {error}") from error
+
+
+def _create(files: Files, directory: str, first_offset: int) -> SegmentFile:
+    path = os.path.join(directory, data_name(first_offset))
+    files.close(files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    return SegmentFile(path, first_offset, 0, 0)
+
+
+def _continue_segment(files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry]) -> int:
+    known = trusted_checkpoint(files, file)
+    start = 0 if known is None else known.end - file.first_offset
+    if not entries or file.first_offset + start >= entries[-1].end:
+        return 0
+    fd = files.open(file.path, os.O_RDWR)
+    try:
+        good = scan_units(files, fd, start, min(file.size, limit - file.first_offset), file.first_offset).end
+        end = file.first_offset + good
+        for entry in entries:
+            if entry.end > end:
+                rest = _rest(files, fd, file, entry, end)
+                if rest is None:
+                    break
+                write_all(files, fd, (rest,), end - file.first_offset)
+                end = entry.end
+    finally:
+        files.close(fd)
+    return end - file.first_offset - good
+
+
+def _rest(files: Files, fd: int, file: SegmentFile, entry: JournalEntry, end: int) -> memoryview | None:
+    """The part of the entry behind `end`, None if it does not continue what the file has."""
+    if entry.base > end:
+        return None
+    data = memoryview(_read(files, entry))
+    cut = end - entry.base
+    if cut:
+        boundaries = {header.end for header in iter_headers(data)}
+        have = read_exactly(files, fd, cut, entry.base - file.first_offset)
+        if cut not in boundaries or have != data[:cut]:
+            return None
+    return data[cut:]
+
+
+def _read(files: Files, entry: JournalEntry) -> bytes:
+    fd = files.open(entry.path, os.O_RDONLY)
+    try:
+        return read_exactly(files, fd, entry.length, entry.position)
+    finally:
+        files.close(fd)

@@ -1,0 +1,291 @@
+"""The journal: one sync for many partitions, what a power cut leaves, truncation, and a foreign broker in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.journal import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.testing import FaultyFiles, check_invariants
+from metaq.protocol.errors import LogReadOnly, MetaqError
+from metaq.protocol.record import checksum, encode_record, iter_headers
+
+PARTITIONS = 6
+
+
+class Puts:
+    """Puts to many partitions: what was appended, and what was acknowledged."""
+
+    def __init__(self, harness: StoreHarness) -> None:
+        self.harness = harness
+        self.acknowledged: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
+        self.refused: list[MetaqError] = []
+        self._next_id = 1 << 40
+
+    def put(self, partition: int, body: bytes) -> None:
+        log = self.harness.store.get_or_create("t", partition)
+        self._next_id += 1
+        log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [self._next_id], NOW_MS))
+
+        def answered(error: MetaqError | None) -> None:
+            if error is None:
+                self.acknowledged[partition].append(body)
+            else:
+                self.refused.append(error)
+
+        log.when_visible(log.end_offset, answered)
+
+    def round(self, text: str) -> None:
+        for partition in range(PARTITIONS):
+            self.put(partition, f"{text}-{partition}".encode())
+
+    def kept(self) -> dict[int, list[bytes]]:
+        return {number: bodies(self.harness, number) for number in range(PARTITIONS)}
+
+    def check(self) -> None:
+        """Everything acknowledged is there, in order, and nothing that was never put."""
+        for number, acknowledged in self.acknowledged.items():
+            assert bodies(self.harness, number)[: len(acknowledged)] == acknowledged
+
+
+def bodies(harness: StoreHarness, partition: int) -> list[bytes]:
+    try:
+        log = harness.store.get("t", partition)
+    except MetaqError:
+        return []
+    check_invariants(log)
+    found = []
+    offset = log.first_offset
+    while offset < log.visible_end:
+        data = log.read_blocking(offset, 1 << 30)
+        found += [data[header.end - header.length : header.end] for header in iter_headers(data)]
+        offset += len(data)
+    return found
+
+
+def journal_files(harness: StoreHarness) -> list[str]:
+    directory = Path(harness.path, JOURNAL_DIRECTORY)
+    return sorted(os.listdir(directory)) if directory.exists() else []
+
+
+@pytest.fixture
+def puts(harness: StoreHarness) -> Puts:
+    harness.group_commit = True
+    return Puts(harness)
+
+
+def test_one_sync_of_the_journal_answers_all_partitions_that_waited(puts: Puts) -> None:
+    puts.round("a")
+    puts.round("b")
+    before = puts.harness.files.calls["fdatasync"]
+    puts.harness.threads.run_one()  # the first put alone: its own file
+    puts.harness.threads.run_one()  # all the others: the journal
+    assert puts.harness.files.calls["fdatasync"] == before + 2
+    assert puts.acknowledged == {number: [b"a-%d" % number, b"b-%d" % number] for number in range(PARTITIONS)}
+    assert len(puts.harness.threads) == 0
+
+
+def test_nothing_is_shown_before_the_journal_is_synced(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_one()
+    assert [len(each) for each in puts.acknowledged.values()] == [1, 0, 0, 0, 0, 0]
+    assert puts.harness.store.get("t", 3).visible_end == 0
+
+
+def test_what_is_acknowledged_through_the_journal_survives_a_power_cut(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.round("unanswered")
+    puts.harness.lose_power()
+    assert puts.kept() == {number: [b"a-%d" % number] for number in range(PARTITIONS)}
+    assert journal_files(puts.harness) == []
+
+
+def test_a_kill_leaves_everything_and_the_next_life_numbers_its_files_behind(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == ["00000000000000000000.journal"]
+    puts.harness.kill()
+    puts.check()
+    puts.round("b")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == ["00000000000000000001.journal"]
+    puts.harness.lose_power()
+    assert puts.kept() == {number: [b"a-%d" % number, b"b-%d" % number] for number in range(PARTITIONS)}
+
+
+def test_one_or_two_busy_partitions_are_synced_themselves(puts: Puts) -> None:
+    for _ in range(5):
+        puts.put(0, b"x")
+        puts.put(1, b"y")
+        puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == []
+    assert [len(puts.acknowledged[number]) for number in (0, 1)] == [5, 5]
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_a_full_file_is_followed_by_the_next_and_goes_when_its_partitions_are_synced(
+    puts: Puts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puts.harness.store._journal, "_max_file_bytes", 400)
+    puts.round("a" * 40)
+    puts.harness.threads.run_one()
+    puts.harness.threads.run_one()
+    assert journal_files(puts.harness) == ["00000000000000000000.journal"]
+    puts.harness.store.tick()
+    puts.harness.threads.run_all()  # the checkpoints of its partitions
+    puts.harness.store.tick()
+    puts.harness.threads.run_all()  # its removal
+    assert journal_files(puts.harness) == []
+    puts.round("b")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == ["00000000000000000001.journal"]
+    puts.harness.lose_power()
+    puts.check()
+    assert all(len(each) == 2 for each in puts.kept().values())
+
+
+def test_a_clean_stop_leaves_no_journal(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.round("b")
+    puts.harness.store.close()
+    assert journal_files(puts.harness) == []
+    assert all(len(each) == 2 for each in puts.acknowledged.values())
+    puts.harness.open()
+    puts.check()
+
+
+@pytest.mark.parametrize("method", ["pwritev", "fdatasync"])
+def test_a_failed_journal_refuses_every_put_that_waits_and_every_later_one(puts: Puts, method: str) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.round("b")
+    puts.harness.threads.run_one()  # the first one's own file
+    puts.harness.files.fail(method)
+    puts.harness.threads.run_all()
+    assert len(puts.refused) == PARTITIONS - 1
+    assert all("journal" in str(error) for error in puts.refused)
+    puts.harness.files.heal()
+    with pytest.raises(LogReadOnly, match="journal"):
+        puts.put(5, b"later")
+    with pytest.raises(LogReadOnly, match="journal"):
+        puts.put(0, b"of a partition that has nothing to do with it")
+    assert bodies(puts.harness, 5) == [b"a-5"]
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_an_entry_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    files = puts.harness.files
+    path = Path(puts.harness.path, JOURNAL_DIRECTORY, "00000000000000000000.journal")
+    whole, _ = read_journal(files, puts.harness.path)
+    assert sorted(whole) == [f"t-{number}" for number in range(1, PARTITIONS)]
+    data = path.read_bytes()
+    for cut in (len(data) - 1, len(data) // 2, 3):
+        path.write_bytes(data[:cut])
+        found, _ = read_journal(files, puts.harness.path)
+        names = list(found)
+        assert names == list(whole)[: len(names)]
+        assert len(names) < len(whole)
+    damaged = bytearray(data)
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert list(read_journal(files, puts.harness.path)[0]) == list(whole)[:-1]
+
+
+def test_what_another_broker_has_written_meanwhile_is_never_overwritten(puts: Puts) -> None:
+    puts.round("a" * 30)
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    # a broker that knows no journal cut a torn tail and went on with records of its own
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    foreign = encode_record(b"java", -5, 0) + encode_record(b"more", -4, 0)
+    path.write_bytes(foreign)
+    puts.harness._start_anew()
+    assert bodies(puts.harness, 3) == [b"java", b"more"]
+    assert bodies(puts.harness, 4) == [b"a" * 30 + b"-4"]
+
+
+def test_a_rolled_segment_whose_end_was_lost_is_filled_up_again(puts: Puts) -> None:
+    puts.harness.max_segment_size = 40
+    for number in range(4):
+        puts.round(f"{number}" * 10)
+        puts.harness.threads.run_one()
+        puts.harness.threads.run_one()
+    acknowledged = {number: list(each) for number, each in puts.acknowledged.items()}
+    assert sum(map(len, acknowledged.values())) > PARTITIONS
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_a_copy_that_somebody_put_beside_the_journal_is_left_alone(puts: Puts) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    path = Path(puts.harness.path, JOURNAL_DIRECTORY, "00000000000000000000.journal")
+    copy = path.with_name("backup.journal")
+    copy.write_bytes(path.read_bytes())
+    puts.harness.lose_power()
+    puts.check()
+    assert journal_files(puts.harness) == [copy.name]
+
+
+def test_puts_just_after_asynchronous_flush_wait_for_what_lies_before_them(puts: Puts) -> None:
+    puts.harness.group_commit = False
+    puts.round("asynchronous")
+    puts.harness.group_commit = True
+    puts.harness.store.reconfigure()
+    puts.round("safe")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == []
+    assert all(len(each) == 2 for each in puts.acknowledged.values())
+    puts.round("journaled")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness)
+    puts.harness.lose_power()
+    puts.check()
+
+
+def scenario(data_path: Path, fail_at: int | None, seed: list[int]) -> tuple[Puts, int]:
+    """Puts, worker steps and ticks as `seed` says, until the disk fails; then a power cut and a check."""
+    harness = StoreHarness(data_path)
+    harness.group_commit = True
+    harness.max_segment_size = 120
+    harness.files = FaultyFiles(fail_at)
+    puts = Puts(harness)
+    try:
+        harness.store._journal._max_file_bytes = 500
+        for number in seed:
+            if number < PARTITIONS:
+                puts.put(number, b"%d-" % number * (number + 1))
+            elif number == PARTITIONS:
+                harness.now += 1
+                harness.store.tick()
+            elif len(harness.threads):
+                harness.threads.run_one()
+    except (MetaqError, OSError):
+        pass  # the fault; what was acknowledged before must be kept
+    changes = harness.files.changes
+    harness.lose_power()
+    return puts, changes
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.lists(st.integers(0, PARTITIONS + 3), min_size=10, max_size=120), data=st.data())
+def test_acknowledged_puts_survive_a_fault_and_a_power_cut_at_any_change(
+    tmp_path_factory: pytest.TempPathFactory, seed: list[int], data: st.DataObject
+) -> None:
+    puts, changes = scenario(tmp_path_factory.mktemp("whole"), None, seed)
+    puts.check()
+    fail_at = data.draw(st.integers(1, max(1, changes)))
+    puts, _ = scenario(tmp_path_factory.mktemp("faulty"), fail_at, seed)
+    puts.check()
