@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import ConfigError, FiltersBusy
 from metaq.version import __version__
 
 from .config import BrokerConfig, TopicConfig
+from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
 from .metrics import Metrics
@@ -29,6 +30,9 @@ AdminFrom = Literal["loopback", "any"]
 
 T = TypeVar("T")
 
+MAX_FILTER_CALLS = 256
+"""Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
+
 
 class Broker:
     """The parts of one running broker. Lives on the reactor thread."""
@@ -44,8 +48,13 @@ class Broker:
         rng: random.Random | None = None,
         on_topic: Callable[[str, TopicConfig], None] | None = None,
         admin_from: AdminFrom = "loopback",
+        filters: FilterTable | None = None,
+        run_filter: RunInThread | None = None,
     ) -> None:
-        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
+        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once.
+
+        run_filter: threads for users' filters, which may be slow; by default those for the disk.
+        """
         self.config = config
         self.store = store
         self.reactor = reactor
@@ -61,7 +70,10 @@ class Broker:
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
+        self.filters = filters or FilterTable()
         self._run_in_thread = run_in_thread
+        self._run_filter = run_filter or run_in_thread
+        self._filter_calls = 0
 
     @property
     def url(self) -> str:
@@ -69,9 +81,10 @@ class Broker:
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"meta://{host}:{self.port}"
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Go on with another configuration, whose topics alone may differ."""
+    def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
+        """Go on with another configuration, whose topics and filters alone may differ."""
         self.config = config
+        self.filters = filters
         self.partitions.reconfigure(config)
         self.store.reconfigure()
 
@@ -87,13 +100,28 @@ class Broker:
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
         """The result of a function that may wait for the disk."""
-        deferred: Deferred[T] = Deferred()
+        return _deferred(self._run_in_thread, function)
 
-        def done(result: Any) -> None:
-            if isinstance(result, BaseException):
-                deferred.errback(result)
-            else:
-                deferred.callback(result)
+    def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:
+        """The result of a function that calls a filter. Fails with FiltersBusy when too many wait already."""
+        if self._filter_calls >= MAX_FILTER_CALLS:
+            return fail(FiltersBusy(f"{self._filter_calls} requests wait for their filters"))
+        self._filter_calls += 1
+        return _deferred(self._run_filter, function).addBoth(self._filtered)
 
-        self._run_in_thread(function, done)
-        return deferred
+    def _filtered(self, result: Any) -> Any:
+        self._filter_calls -= 1
+        return result
+
+
+def _deferred(run: RunInThread, function: Callable[[], T]) -> Deferred[T]:
+    deferred: Deferred[T] = Deferred()
+
+    def done(result: Any) -> None:
+        if isinstance(result, BaseException):
+            deferred.errback(result)
+        else:
+            deferred.callback(result)
+
+    run(function, done)
+    return deferred

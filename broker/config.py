@@ -20,8 +20,10 @@ from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
+from .filters.mapping import parse_filter_map
 from .ini import Entry, Section, evaluate_int32, parse_ini
 from .schedule import Schedule, parse_schedule
+from .sources import ConfigFiles, Sources
 from .store.retention import DeletePolicy, parse_delete_policy
 
 __all__ = [
@@ -32,7 +34,6 @@ __all__ = [
     "local_address",
     "parse_config",
     "read_config",
-    "read_source",
 ]
 
 DEFAULT_DELETE_POLICY = "delete,168"
@@ -73,7 +74,7 @@ class TopicConfig:
     stat: bool = False
     """Whether realtime counters are kept."""
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Group -> Java filter class; kept, but this broker cannot run it."""
+    """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,14 @@ class BrokerConfig:
     """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
     move_consumers_past_end: bool = False
     """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
+    app_class_path: str | None = None
+    """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
+    filter_classes: Mapping[str, str] = field(default_factory=dict)
+    """filters.ini: Java class -> Python callable."""
     source: bytes = b""
     """The file as it was read, for `stats config`."""
+    filter_source: bytes = b""
+    """filters.ini as it was read."""
 
     @property
     def checksum(self) -> int:
@@ -137,6 +144,7 @@ _TOPIC_KEYS = frozenset(
     )
 )
 _SYSTEM_KEYS = _TOPIC_KEYS | {
+    "appClassPath",
     "brokerId",
     "dashboardHttpPort",
     "hostName",
@@ -157,8 +165,7 @@ _ZOOKEEPER_KEYS = frozenset(
 )
 SYSTEM_KEYS_WITHOUT_EFFECT = frozenset(
     (
-        # threads and classes of the Java broker
-        "appClassPath",
+        # threads of the Java broker
         "getProcessThreadCount",
         "loadMessageStoresInParallel",
         "putProcessThreadCount",
@@ -247,25 +254,24 @@ _ZOOKEEPER_DEFAULTS = ZooKeeperConfig()
 _MAX_PARTITIONS = 100_000
 
 
-def read_config(path: str) -> BrokerConfig:
-    """Read a server.ini. Raises ConfigError for everything wrong with it, naming line, key, value and remedy."""
-    return parse_config(read_source(path), path)
+def read_config(path: str, filters_path: str | None = None) -> BrokerConfig:
+    """Read a server.ini and its filters.ini (sources.py).
+
+    Raises ConfigError for everything wrong with them, naming line, key, value and remedy.
+    """
+    files = ConfigFiles(path, filters_path)
+    config = parse_config(files.read(), path)
+    return config if config.app_class_path else replace(config, app_class_path=files.provided_path)
 
 
-def read_source(path: str) -> bytes:
-    """The bytes of a server.ini. Raises ConfigError if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigError("server.ini", path, f"cannot be read ({error.strerror}): give the path of a file") from error
-
-
-def parse_config(source: bytes, name: str = "server.ini", *, inherited: TopicConfig | None = None) -> BrokerConfig:
-    """The configuration in the bytes of a server.ini; `name` is used in errors.
+def parse_config(
+    source: bytes | Sources, name: str = "server.ini", *, inherited: TopicConfig | None = None
+) -> BrokerConfig:
+    """The configuration in the bytes of a server.ini, and of a filters.ini; `name` is used in errors.
 
     inherited: what topics inherit instead of the file's own [system], for a running broker that reads it again.
     """
+    source, filter_source = source if isinstance(source, Sources) else Sources(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     for required in ("system", "zookeeper"):
         if required not in sections:
@@ -285,8 +291,15 @@ def parse_config(source: bytes, name: str = "server.ini", *, inherited: TopicCon
         zookeeper=_zookeeper(_Values(sections["zookeeper"], "zookeeper", name)),
         dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
         move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
+        app_class_path=_path(values.text("appClassPath", "")),
+        filter_classes=parse_filter_map(filter_source),
         source=source,
+        filter_source=filter_source,
     )
+
+
+def _path(text: str) -> str | None:
+    return _absolute(text) if text else None
 
 
 def _topic(name: str, values: _Values, inherited: TopicConfig | None) -> TopicConfig:

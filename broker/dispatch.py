@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import (
     ChecksumMismatch,
+    FiltersBusy,
     InvalidName,
     LogReadOnly,
     MetaqError,
@@ -97,6 +98,7 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FiltersBusy: ResponseCode.SYSTEM_BUSY,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,

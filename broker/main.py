@@ -12,18 +12,22 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred, succeed
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
 
 from metaq.protocol.errors import ConfigError, MetaqError
 
 from .broker import AdminFrom, Broker
-from .config import BrokerConfig, TopicConfig, read_config, read_source
+from .config import BrokerConfig, TopicConfig, read_config
+from .filters.table import load_filters
+from .filters.threads import FilterThreads
 from .reload import Reloader
 from .schedule import Schedule
 from .server import SessionFactory, listen
+from .sources import ConfigFiles
 from .store.store import Store, TopicStoreConfig
 from .timers import ScheduledCalls, repeat
 
@@ -41,22 +45,30 @@ _CLOSE_SECONDS = 2.0
 _DESCRIPTORS_FOR_OTHERS = 64
 
 
-def run(ini_path: str, *, admin_from: AdminFrom = "loopback", grace_seconds: float | None = None) -> int:
+def run(
+    ini_path: str,
+    *,
+    filters_path: str | None = None,
+    admin_from: AdminFrom = "loopback",
+    grace_seconds: float | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
 
-    SIGHUP reads the file again. admin_from: where admin requests are taken from. grace_seconds: how long to go on
-    serving after unregistering, so that clients can move; by default the file's zkSyncTimeMs. A second signal ends it
-    at once. Main thread only.
+    SIGHUP reads the files again. filters_path: maps Java's filter classes to Python callables, by default filters.ini
+    beside the file. admin_from: where admin requests are taken from. grace_seconds: how long to go on serving after
+    unregistering, so that clients can move; by default the file's zkSyncTimeMs. A second signal ends it at once. Main
+    thread only.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("twisted").setLevel(logging.WARNING)
     logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # every try to connect; the session tells what matters
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
-        config = read_config(ini_path)
+        files = ConfigFiles(ini_path, filters_path)
+        config = read_config(ini_path, filters_path)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, reactor, grace_seconds, path=ini_path, admin_from=admin_from).run()
+        return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -71,16 +83,16 @@ class BrokerProcess:
         reactor: Any,
         grace_seconds: float | None = None,
         *,
-        path: str = "server.ini",
+        files: ConfigFiles | None = None,
         admin_from: AdminFrom = "loopback",
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: the real one (time, descriptors, threads). path: of the file that `config` was read from.
+        """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
 
         rng: chooses partitions for puts that leave it open.
         """
         self._config = config
-        self._path = path
+        self._files = files
         self._admin_from = admin_from
         self._reactor = reactor
         self._rng = rng
@@ -88,6 +100,7 @@ class BrokerProcess:
         self._failure: BaseException | None = None
         self._stopping = False
         self._hurry: Deferred[None] | None = None  # cancelled by a second signal
+        self._filter_threads = FilterThreads()
         self._registration: Registration | None = None
         self._serving = False
 
@@ -95,6 +108,7 @@ class BrokerProcess:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
+        filters = load_filters(self._config)
         store = Store(self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread)
         store.open()
         try:
@@ -106,8 +120,10 @@ class BrokerProcess:
                 rng=self._rng,
                 on_topic=self._topic_appeared,
                 admin_from=self._admin_from,
+                filters=filters,
+                run_filter=self._run_filter,
             )
-            self.broker.reloader = Reloader(self._path, lambda: self._config, self._read_file, self._apply)
+            self._offer_reload()
             self._factory = SessionFactory(self.broker, max_connections)
             self._port = listen(self.broker, self._factory, self._reactor)
             self._reactor.callWhenRunning(self._start)
@@ -136,10 +152,18 @@ class BrokerProcess:
         return self._topic(topic).data_path
 
     def _run_in_thread(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self._run_in(self._reactor.getThreadPool(), function, done)
+
+    def _run_filter(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        if not self._filter_threads.started:
+            self._filter_threads.start()
+        self._run_in(self._filter_threads, function, done)
+
+    def _run_in(self, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
         def finished(success: bool, result: Any) -> None:
             self._reactor.callFromThread(done, result if success else result.value)
 
-        self._reactor.getThreadPool().callInThreadWithCallback(finished, function)
+        pool.callInThreadWithCallback(finished, function)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
@@ -147,14 +171,6 @@ class BrokerProcess:
         store = self.broker.store
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
-        for topic in self._config.topics.values():
-            for group, filter_class in topic.filters.items():
-                _log.warning(
-                    "topic %s: the Java filter %s of group %s is not run: consumers get all messages",
-                    topic.name,
-                    filter_class,
-                    group,
-                )
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:
@@ -199,16 +215,22 @@ class BrokerProcess:
     def _reload(self) -> None:
         self.broker.reload_config().addErrback(_log_failed_reload)
 
-    def _read_file(self) -> Deferred[bytes]:
-        return self.broker.in_thread(partial(read_source, self._path))
+    def _offer_reload(self) -> None:
+        if self._files is not None:
+            read = partial(self.broker.in_thread, self._files.read)
+            self.broker.reloader = Reloader(self._files.ini, lambda: self._config, read, self._apply)
 
     def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
+        return ensureDeferred(self._apply_all(config, topics))
+
+    async def _apply_all(self, config: BrokerConfig, topics: Sequence[str]) -> list[str]:
+        filters = await self.broker.in_thread(partial(load_filters, config, self.broker.filters))
         self._config = config
-        self.broker.reconfigure(config)
+        self.broker.reconfigure(config, filters)
         self._retention.replace(self._schedules())
         if self._registration is None:
-            return succeed([])
-        return self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
+            return []
+        return await self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
 
     def _schedules(self) -> list[Schedule]:
         return [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]

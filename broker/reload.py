@@ -12,6 +12,7 @@ from metaq.protocol.errors import ConfigError
 
 from .config import BrokerConfig, parse_config
 from .ini import Section, parse_ini
+from .sources import Sources
 
 __all__ = ["ReloadReport", "Reloader", "reloaded_config"]
 
@@ -23,7 +24,7 @@ class ReloadReport:
     """What reading server.ini again has done."""
 
     changed: bool
-    """Whether the file's bytes differ from those that were loaded before; if not, nothing was done."""
+    """Whether the bytes of server.ini or filters.ini differ from those loaded before; if not, nothing was done."""
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
@@ -58,8 +59,8 @@ class ReloadReport:
         return "server.ini was loaded again; " + ("; ".join(parts) or "no topic differs")
 
 
-def reloaded_config(running: BrokerConfig, source: bytes, name: str) -> tuple[BrokerConfig, ReloadReport]:
-    """The configuration to go on with when the file holds `source`, and what of `running` it changes.
+def reloaded_config(running: BrokerConfig, source: Sources, name: str) -> tuple[BrokerConfig, ReloadReport]:
+    """The configuration to go on with when the files hold `source`, and what of `running` it changes.
 
     Only topics change; they inherit the running [system]. A topic that is missing now keeps its settings (1.x).
     Raises ConfigError for a file that the broker would not start with, and for a topic in a new data directory.
@@ -76,7 +77,14 @@ def reloaded_config(running: BrokerConfig, source: bytes, name: str) -> tuple[Br
         changed_topics=tuple(sorted(topic for topic in new.keys() & old.keys() if new[topic] != old[topic])),
         removed_topics=tuple(sorted(old.keys() - new.keys())),
     )
-    return replace(running, topics={**old, **new}, source=source), report
+    config = replace(
+        running,
+        topics={**old, **new},
+        filter_classes=file.filter_classes,
+        source=file.source,
+        filter_source=file.filter_source,
+    )
+    return config, report
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
@@ -107,10 +115,13 @@ class Reloader:
         self,
         path: str,
         running: Callable[[], BrokerConfig],
-        read: Callable[[], Deferred[bytes]],
+        read: Callable[[], Deferred[Sources]],
         apply: Apply,
     ) -> None:
-        """path: for messages. read: the file's bytes; fails with ConfigError."""
+        """path: for messages. read: the files as they are now; fails with ConfigError.
+
+        apply fails with ConfigError if the configuration cannot be used, and must have changed nothing then.
+        """
         self._path = path
         self._running = running
         self._read = read
@@ -127,13 +138,13 @@ class Reloader:
         try:
             source = await self._read()
             running = self._running()
-            if source == running.source:
+            if source == (running.source, running.filter_source):
                 return ReloadReport(changed=False)
             config, report = reloaded_config(running, source, self._path)
+            warnings = await self._apply(config, (*report.added_topics, *report.changed_topics))
         except ConfigError as error:
             _log.error("server.ini is not loaded again, nothing has changed: %s", error)
             raise
-        warnings = await self._apply(config, (*report.added_topics, *report.changed_topics))
-        report = replace(report, needs_restart=_differing_keys(self._at_start, source), warnings=tuple(warnings))
+        report = replace(report, needs_restart=_differing_keys(self._at_start, source.ini), warnings=tuple(warnings))
         _log.info("%s", report)
         return report

@@ -25,6 +25,8 @@ __all__ = [
     "CoordinationUnavailable",
     "CorruptRecord",
     "DirectoryInUse",
+    "FilterUnavailable",
+    "FiltersBusy",
     "InvalidName",
     "LocalProtocolError",
     "LocalStoreError",
@@ -191,6 +193,31 @@ class LogReadOnly(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another broker process holds the data directory."""
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+class FilterUnavailable(MetaqError):
+    """A group's messages are filtered by a Java class for which the broker has no Python callable.
+
+    Retriable: an operator may name one while the broker runs.
+    """
+
+    retriable = True
+
+    def __init__(self, filter_class: str, topic: str, group: str) -> None:
+        super().__init__(
+            f"filter {filter_class} of group {group} for topic {topic} is a Java class without a Python callable: "
+            f"name one in filters.ini, or * for all messages; until then the group gets nothing of this topic"
+        )
+
+
+class FiltersBusy(MetaqError):
+    """Too many requests wait for their filters."""
+
+    status = Status.UNAVAILABLE
+    retriable = True
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------

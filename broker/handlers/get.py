@@ -7,7 +7,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import OffsetOutOfRange, PartitionNotFound
+from metaq.protocol.errors import FilterUnavailable, OffsetOutOfRange, PartitionNotFound
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER_BYTES
 from metaq.protocol.statuses import Status
@@ -15,6 +15,7 @@ from metaq.protocol.text import Get, encode_result, encode_value_line
 
 from ..answers import Answer, Bytes
 from ..broker import Broker
+from ..filters.judge import Judge, LeadingRun, find_leading_run
 from ..store.partition_log import PartitionLog
 
 __all__ = ["answer_get"]
@@ -34,6 +35,12 @@ def answer_get(broker: Broker, get: Get) -> Answer:
         return encode_result(Status.BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}", get.opaque)
     if not log.first_offset <= get.offset < log.visible_end:
         return _miss(broker, log, get)
+    try:
+        filter_ = broker.filters.find(get.topic, get.group)
+    except FilterUnavailable as error:
+        return _failed(broker, get, error)
+    if filter_ is not None:
+        return _filtered(broker, log, get, Judge(filter_, get.group, get.topic, get.partition))
     size = min(get.max_size, broker.config.max_transfer_size)
     data = log.read(get.offset, size)
     return _read_cold(broker, log, get, size) if data is None else _whole_record(broker, log, get, data)
@@ -55,6 +62,26 @@ def _whole_record(broker: Broker, log: PartitionLog, get: Get, data: bytes) -> B
 
 def _value(get: Get, data: bytes) -> Bytes:
     return [encode_value_line(len(data), get.opaque), data]
+
+
+def _filtered(broker: Broker, log: PartitionLog, get: Get, judge: Judge) -> Deferred[Bytes]:
+    size = min(get.max_size, broker.config.max_transfer_size)
+    find = partial(find_leading_run, judge, log.read_blocking, get.offset, size, get.max_size)
+    found = broker.in_filter_thread(find)
+    return found.addCallbacks(partial(_leading_run, broker, get), partial(_gone, broker, log, get))
+
+
+def _leading_run(broker: Broker, get: Get, run: LeadingRun) -> Bytes:
+    if run.data:
+        return _value(get, run.data)
+    broker.metrics.get_missed(get.topic)
+    return encode_result(Status.MOVED, str(run.next_offset), get.opaque)
+
+
+def _failed(broker: Broker, get: Get, error: FilterUnavailable) -> bytes:
+    """1.x's words for whatever a get fails with: those of a put."""
+    prefix = f"Put message to [broker '{broker.url}'] [partition '{get.topic}-{get.partition}'] failed."
+    return encode_result(error.status, f"{prefix}Detail:{error}", get.opaque)
 
 
 def _gone(broker: Broker, log: PartitionLog, get: Get, failure: Failure) -> Bytes:

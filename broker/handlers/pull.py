@@ -1,4 +1,4 @@
-"""PULL: whole records from an offset on, filtered by tag if asked, and what to do when there are none yet.
+"""PULL: whole records from an offset on, filtered by tag and by the group's filter, and what to do without any yet.
 
 A `Pull` is advanced by `step` until it has an answer. What `step` says decides who calls it again: the session parks a
 pull that WAITs, and comes back at once, after other work, to one that must go on (AGAIN).
@@ -22,6 +22,8 @@ from metaq.protocol.statuses import ResponseCode
 
 from ..answers import Bytes, answer_frame
 from ..broker import Broker
+from ..filters.judge import Judge
+from ..filters.table import Filter
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 
@@ -79,7 +81,7 @@ class Pull:
         return min(self._request.max_bytes, self._broker.config.max_transfer_size)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
-        """The answer, or why there is none yet. Raises StoreError and what Partitions.find raises."""
+        """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
         log = self._broker.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
@@ -87,7 +89,10 @@ class Pull:
             return self._out_of_range(log)
         if self._offset == log.visible_end:
             return Step.WAIT
-        return self._step_all(log) if self._hashes is None else self._step_filtered(log)
+        filter_ = self._broker.filters.find(self._request.topic, self._request.group)
+        if self._hashes is None and filter_ is None:
+            return self._step_all(log)
+        return self._step_filtered(log, filter_)
 
     def nothing(self) -> Bytes:
         """The answer when the wait has ended without data; what was looked at need not be looked at again."""
@@ -149,20 +154,30 @@ class Pull:
 
     # --- with a filter ------------------------------------------------------------------------------------------------
 
-    def _step_filtered(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Step:
+    def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step:
         units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
-        assert self._hashes is not None
-        found = units[np.isin(units["tag"], self._hashes)]
+        found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):
             self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
             return Step.WAIT if self._offset == log.visible_end else Step.AGAIN
         runs, next_offset = _choose_runs(units, found, self.max_bytes)
+        if filter_ is not None:
+            judge = Judge(filter_, self._request.group, *self.key)
+            accepted = self._broker.in_filter_thread(partial(_read_accepted, judge, log, runs, next_offset))
+            return accepted.addCallbacks(partial(self._accepted, log), self._gone)
         parts = _read_cached(log, runs)
         if parts is None:
             cold = self._broker.in_thread(partial(_read_blocking, log, runs))
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
+        return self._runs(log, runs, next_offset, parts)
+
+    def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes:
+        """What the group's filter has left; if nothing, the client asks for what comes next."""
+        runs, parts, next_offset = accepted
+        if not runs:
+            return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
         return self._runs(log, runs, next_offset, parts)
 
     def _runs(self, log: PartitionLog, runs: list[_Span], next_offset: int, parts: list[Buffer]) -> Bytes:
@@ -170,6 +185,40 @@ class Pull:
         progress = self._progress(log, next_offset, runs=len(runs))
         size = len(table) + sum(map(len, parts))
         return [self._reply(ResponseCode.SUCCESS, progress, size) + table, *parts]
+
+
+class _Accepted(NamedTuple):
+    """Runs that a filter has left, their bytes, and where to go on."""
+
+    runs: list[_Span]
+    parts: list[Buffer]
+    next_offset: int
+
+
+def _read_accepted(judge: Judge, log: PartitionLog, runs: list[_Span], next_offset: int) -> _Accepted:
+    """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
+    accepted: list[_Span] = []
+    parts: list[Buffer] = []
+    for run, data in zip(runs, _read_blocking(log, runs), strict=True):
+        judged = 0
+        for verdict in judge.verdicts(memoryview(data), run.start):
+            judged = verdict.end
+            if verdict.accepted:
+                _extend(accepted, parts, run.start + verdict.start, data[verdict.start : verdict.end])
+        if judged < len(data):  # the time is over, or a record is damaged, which is the client's to find out
+            if not accepted and not judged and not judge.out_of_time:
+                return _Accepted([run], [data], run.end)
+            return _Accepted(accepted, parts, run.start + judged)
+    return _Accepted(accepted, parts, next_offset)
+
+
+def _extend(runs: list[_Span], parts: list[Buffer], start: int, data: Buffer) -> None:
+    """Add a record to the last run if it follows it, or as a new run."""
+    parts.append(data)
+    if runs and runs[-1].end == start:
+        runs[-1] = _Span(runs[-1].start, start + len(data))
+    else:
+        runs.append(_Span(start, start + len(data)))
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[_Span], int]:

@@ -17,8 +17,10 @@ from twisted.python.failure import Failure
 from metaq.broker.broker import Broker
 from metaq.broker.config import BrokerConfig, parse_config
 from metaq.broker.dispatch import Dispatcher
+from metaq.broker.filters.table import load_filters
 from metaq.broker.reload import Reloader
 from metaq.broker.session import Session
+from metaq.broker.sources import Sources
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame
 from metaq.protocol.record import checksum, encode_body, encode_record
@@ -138,12 +140,13 @@ class Peer:
 class Harness:
     """The broker and what it stands on."""
 
-    def __init__(self, directory: Path, system: str = "") -> None:
+    def __init__(self, directory: Path, system: str = "", topics: str = "", filters: str = "") -> None:
         self.reactor = Clock()
         self.threads = Threads()
         self.time = NOW
-        self.ini = INI.format(data=directory / "data", system=system)
-        self.config = parse_config(self.ini.encode())
+        self.ini = INI.format(data=directory / "data", system=system) + topics
+        self.filters_ini = filters
+        self.config = parse_config(Sources(self.ini.encode(), filters.encode()))
         self.topics_seen: list[str] = []
         self.registered: list[tuple[int, tuple[str, ...]]] = []
         self.store = Store(
@@ -162,10 +165,9 @@ class Harness:
             clock=lambda: self.time,
             rng=random.Random(1),
             on_topic=lambda name, config: self.topics_seen.append(name),
+            filters=load_filters(self.config),
         )
-        self.broker.reloader = Reloader(
-            "server.ini", lambda: self.config, lambda: succeed(self.ini.encode()), self._apply
-        )
+        self.broker.reloader = Reloader("server.ini", lambda: self.config, self._read, self._apply)
         self.dispatcher = Dispatcher(self.broker)
 
     def store_config(self, name: str) -> TopicStoreConfig:
@@ -175,10 +177,13 @@ class Harness:
     def connect(self, host: str = "127.0.0.1") -> Peer:
         return Peer(Session(self.dispatcher, self.reactor.seconds), host)
 
+    def _read(self) -> Deferred[Sources]:
+        return succeed(Sources(self.ini.encode(), self.filters_ini.encode()))
+
     def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
         self.config = config
         self.registered.append((config.checksum, tuple(topics)))
-        self.broker.reconfigure(config)
+        self.broker.reconfigure(config, load_filters(config, self.broker.filters))
         return succeed([])
 
     def turn(self) -> None:

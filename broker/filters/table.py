@@ -1,0 +1,107 @@
+"""From the filters that server.ini names to the callables that do the work."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from metaq.protocol.errors import ConfigError, FilterUnavailable
+
+from ..config import BrokerConfig
+from .mapping import ACCEPT_ALL
+from .message import FilteredMessage
+
+__all__ = ["Filter", "FilterTable", "load_filters"]
+
+_log = logging.getLogger(__name__)
+
+Accept = Callable[[str, FilteredMessage], object]
+"""accept(group, message): true if the group is to get the message."""
+
+
+class Filter:
+    """A user's callable. Any thread; `failures` is for people and may miss one."""
+
+    def __init__(self, name: str, accept: Accept) -> None:
+        """name: `package.module:callable`."""
+        self.name = name
+        self.failures = 0
+        self._accept = accept
+
+    def accepts(self, group: str, message: FilteredMessage) -> bool:
+        """Whether the group gets the message. What the callable raises means: no, as in 1.x; logged once."""
+        try:
+            return bool(self._accept(group, message))
+        except Exception:
+            self.failures += 1
+            if self.failures == 1:
+                _log.exception(
+                    "filter %s failed for group %s on %r, which it does not get; further failures are only counted",
+                    self.name,
+                    group,
+                    message,
+                )
+            return False
+
+
+class FilterTable:
+    """Filters by topic and group. Immutable: reading server.ini again makes a new one."""
+
+    def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
+        """filters: a name in the place of a filter stands for a Java class without a Python callable."""
+        self._filters = dict(filters or {})
+
+    def find(self, topic: str, group: str) -> Filter | None:
+        """The group's filter for a topic, None if it gets everything. Raises FilterUnavailable."""
+        found = self._filters.get((topic, group))
+        if isinstance(found, str):
+            raise FilterUnavailable(found, topic, group)
+        return found
+
+    def filters(self) -> list[Filter]:
+        """All that can be called."""
+        return list({id(each): each for each in self._filters.values() if isinstance(each, Filter)}.values())
+
+
+def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> FilterTable:
+    """Import every callable that the configuration names. Runs users' code: not on the reactor thread once it runs.
+
+    known: of an earlier configuration, whose filters are kept. Raises ConfigError for what cannot be imported. A Java
+    class that no callable stands for is logged, and the group's requests are refused: it must neither get what
+    it did not want to see nor lose anything.
+    """
+    _extend_path(config.app_class_path)
+    filters = {each.name: each for each in (known.filters() if known else ())}
+    table: dict[tuple[str, str], Filter | str] = {}
+    for topic in config.topics.values():
+        for group, named in topic.filters.items():
+            name = named if ":" in named else config.filter_classes.get(named)
+            if name is None:
+                _log.error("%s", FilterUnavailable(named, topic.name, group))
+                table[topic.name, group] = named
+            elif name != ACCEPT_ALL:
+                option = f"[topic={topic.name}] group.{group}"
+                table[topic.name, group] = filters.setdefault(name, filters.get(name) or _load(name, option))
+    return FilterTable(table)
+
+
+def _extend_path(directory: str | None) -> None:
+    if directory is not None and directory not in sys.path:
+        sys.path.append(directory)
+
+
+def _load(name: str, option: str) -> Filter:
+    module, _, attribute = name.partition(":")
+    try:
+        accept = import_module(module)
+        for part in attribute.split("."):
+            accept = getattr(accept, part)
+    except Exception as error:  # a module runs anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        remedy = f"cannot be imported ({reason}): put the module into appClassPath or install it"
+        raise ConfigError(option, name, remedy) from error
+    if not callable(accept):
+        raise ConfigError(option, name, "is not callable: name a function (group, message) -> bool")
+    return Filter(name, accept)
