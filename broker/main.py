@@ -7,7 +7,7 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +25,7 @@ from .config import BrokerConfig, TopicConfig, read_config
 from .filters.table import load_filters
 from .filters.threads import FilterThreads
 from .reload import Reloader
+from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .schedule import Schedule
 from .server import SessionFactory, listen
 from .sources import ConfigFiles
@@ -49,10 +50,13 @@ def run(
     ini_path: str,
     *,
     filters_path: str | None = None,
+    plugins: Mapping[str, str] | None = None,
     admin_from: AdminFrom = "loopback",
     grace_seconds: float | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
+
+    plugins: 1.x's -F options, plugin name -> properties file (replication/plugins.py).
 
     SIGHUP reads the files again. filters_path: maps Java's filter classes to Python callables, by default filters.ini
     beside the file. admin_from: where admin requests are taken from. grace_seconds: how long to go on serving after
@@ -66,9 +70,12 @@ def run(
     try:
         files = ConfigFiles(ini_path, filters_path)
         config = read_config(ini_path, filters_path)
+        chosen = read_plugins(plugins or {})
+        if chosen != NO_PLUGINS:
+            raise ConfigError("-F", ", ".join(plugins or {}), "this role is not part of the broker yet")
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from).run()
+        return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from, plugins=chosen).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -85,6 +92,7 @@ class BrokerProcess:
         *,
         files: ConfigFiles | None = None,
         admin_from: AdminFrom = "loopback",
+        plugins: Plugins = NO_PLUGINS,
         rng: random.Random | None = None,
     ) -> None:
         """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
@@ -94,6 +102,7 @@ class BrokerProcess:
         self._config = config
         self._files = files
         self._admin_from = admin_from
+        self._plugins = plugins
         self._reactor = reactor
         self._rng = rng
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds

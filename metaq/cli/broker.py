@@ -9,6 +9,19 @@ import click
 __all__ = ["broker"]
 
 
+def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Both -Fname=FILE and -F name=FILE arrive here as name=FILE."""
+    files: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            raise click.BadParameter(f"{value!r} is not PLUGIN=FILE, as in -Fmetaslave=conf/async_slave.properties")
+        if name in files:
+            raise click.BadParameter(f"{name} is given twice")
+        files[name] = path
+    return files
+
+
 @click.command()
 @click.option(
     "-f",
@@ -32,17 +45,28 @@ __all__ = ["broker"]
     show_default=True,
     help="Where admin requests (reload, closing partitions …) are taken from: this machine, or any address.",
 )
-def broker(ini: Path, filters: Path | None, admin_from: str) -> int:
+@click.option(
+    "-F",
+    "plugins",
+    multiple=True,
+    callback=_plugin_files,
+    metavar="PLUGIN=FILE",
+    help="A role as in 1.x, with its properties file: metaslave (asynchronous slave), samsa (synchronous master), "
+    "gregor (its slave). May be given more than once.",
+)
+def broker(ini: Path, filters: Path | None, admin_from: str, plugins: dict[str, str]) -> int:
     """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
     \b
     Example
       metaq broker -f conf/server.ini
+      metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
     """
     from metaq.broker.main import run  # Twisted: only for this command
 
     return run(
         str(ini),
         filters_path=None if filters is None else str(filters),
+        plugins=plugins,
         admin_from="any" if admin_from == "any" else "loopback",
     )

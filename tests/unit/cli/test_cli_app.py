@@ -76,3 +76,21 @@ def test_wrong_command_line_is_one_line_that_names_it_and_exit_code_2(capsys, ar
     said = capsys.readouterr().err
     assert named in said
     assert said.count("\n") == 1
+
+
+def test_a_broker_gets_its_plugins_in_both_spellings(tmp_path, monkeypatch):
+    started = []
+
+    def run(ini, **options):
+        started.append(options["plugins"])
+        return 0
+
+    monkeypatch.setattr("metaq.broker.main.run", run)
+    ini = tmp_path / "server.ini"
+    ini.touch()
+    assert app.run(["broker", "-f", str(ini), "-Fmetaslave=a/b", "-F", "samsa=c=d"]) == 0
+    assert started == [{"metaslave": "a/b", "samsa": "c=d"}]
+    for wrong in ("-Fmetaslave", "-Fmetaslave="):
+        assert app.run(["broker", "-f", str(ini), wrong]) != 0
+    assert app.run(["broker", "-f", str(ini), "-Fa=b", "-Fa=c"]) != 0
+    assert len(started) == 1

@@ -1,0 +1,208 @@
+"""The plugin options of 1.x, `-F<plugin>=<file>`: every key, default and check in one place (storage.md §9)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from metaq.protocol.errors import ConfigError, InvalidName
+from metaq.protocol.limits import INT32_MAX, check_group
+
+from .properties import Property, parse_properties
+
+__all__ = ["NO_PLUGINS", "MetaslavePlugin", "Plugins", "SamsaPlugin", "read_plugins"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_MAX_DELAY_MS = 500
+DEFAULT_SEND_TIMEOUT_MS = 2000
+DEFAULT_FAILURE_THRESHOLD = 100
+DEFAULT_CHECK_INTERVAL_MS = 100
+SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
+"""Thread counts of the Java broker: accepted, so that a file can go back and forth."""
+
+MAX_PORT = 65535
+_SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class MetaslavePlugin:
+    """An asynchronous slave. group: the consumer group it reads its master as."""
+
+    slave_id: int
+    group: str
+    max_delay_ms: int = DEFAULT_MAX_DELAY_MS
+    """slaveMaxDelayInMills: the longest pause between two requests to a master that has nothing new."""
+    sync_master_config: bool = False
+    """autoSyncMasterConfig: take over the topics of the master's server.ini, into the slave's own file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamsaPlugin:
+    """A synchronous master and where its slave listens. host: an IPv6 address without brackets."""
+
+    host: str
+    port: int
+    recover_offset: bool = False
+    """recoverOffset: before serving, move every group's offsets to this broker's own positions (a promoted slave)."""
+    send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
+    failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
+    """slaveContinuousFailureThreshold: unregister after this many bad answers and timeouts in a row."""
+    check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
+    """checkSlaveIntervalInMills: between two probes of a slave that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """What a broker was started as; all None: a plain master. `gregor`: a synchronous slave."""
+
+    metaslave: MetaslavePlugin | None = None
+    samsa: SamsaPlugin | None = None
+    gregor: bool = False
+
+
+NO_PLUGINS = Plugins()
+
+
+def read_plugins(files: Mapping[str, str]) -> Plugins:
+    """Plugin name -> properties file, as given with -F. Raises ConfigError naming plugin or key, and what to do.
+
+    metaslave excludes all others, which are left out with a warning, as in 1.x.
+    """
+    for name in files:
+        if name not in _READERS:
+            raise _unknown_plugin(name, files[name])
+    if "metaslave" in files:
+        others = sorted(files.keys() - {"metaslave"})
+        if others:
+            _log.warning("started as a slave (-Fmetaslave): left out is -F%s", ", -F".join(others))
+        files = {"metaslave": files["metaslave"]}
+    if "samsa" in files and "gregor" in files:
+        raise ConfigError("-Fgregor", files["gregor"], "excludes -Fsamsa: a broker is synchronous master or slave")
+    plugins = NO_PLUGINS
+    for name, path in files.items():
+        plugins = _READERS[name](plugins, _Values(name, path))
+    return plugins
+
+
+def _unknown_plugin(name: str, path: str) -> ConfigError:
+    if name == "jettyBroker":
+        return ConfigError(
+            "-FjettyBroker", path, "the HTTP gateway is not part of this broker yet: leave the option out"
+        )
+    close = difflib.get_close_matches(name, _READERS, 1, 0.6)
+    hint = f"did you mean {close[0]}?" if close else f"known plugins: {', '.join(sorted(_READERS))}"
+    return ConfigError(f"-F{name}", path, f"is no plugin; {hint}")
+
+
+class _Values:
+    """Typed access to one file; blank values count as not set, as in 1.x."""
+
+    def __init__(self, plugin: str, path: str) -> None:
+        self._path = path
+        try:
+            with open(path, "rb") as file:
+                self._found = parse_properties(file.read())
+        except OSError as error:
+            raise ConfigError(f"-F{plugin}", path, f"cannot be read ({error.strerror}): give a file") from error
+
+    def only(self, *keys: str) -> None:
+        """Refuse every other key."""
+        for found in self._found.values():
+            if found.key not in keys:
+                close = difflib.get_close_matches(found.key, keys, 1, 0.6)
+                known = f"known keys: {', '.join(keys)}" if keys else "the plugin has no keys"
+                raise self._fail(found, f"is no key; did you mean {close[0]}?" if close else f"is no key; {known}")
+
+    def text(self, key: str) -> str | None:
+        found = self._found.get(key)
+        return None if found is None or not found.value.strip() else found.value.strip()
+
+    def required(self, key: str) -> str:
+        value = self.text(key)
+        if value is None:
+            raise ConfigError(f"{self._path}: {key}", "", "is required: set it")
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self.text(key)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise self.fail(key, "must be true or false")
+        return value.lower() == "true"
+
+    def integer(self, key: str, default: int, low: int, high: int = INT32_MAX) -> int:
+        value = self.text(key)
+        if value is None:
+            return default
+        digits = value.removeprefix("+")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and low <= int(digits) <= high):
+            raise self.fail(key, f"must be a whole number in {low} … {high}")
+        return int(digits)
+
+    def fail(self, key: str, remedy: str) -> ConfigError:
+        return self._fail(self._found[key], remedy)
+
+    def _fail(self, found: Property, remedy: str) -> ConfigError:
+        return ConfigError(f"{self._path}:{found.line}: {found.key}", found.value, remedy)
+
+
+def _metaslave(plugins: Plugins, values: _Values) -> Plugins:
+    values.only("slaveId", "slaveGroup", "slaveMaxDelayInMills", "autoSyncMasterConfig")
+    values.required("slaveId")
+    slave_id = values.integer("slaveId", 0, 0)
+    group = values.text("slaveGroup") or f"meta-slave-group_{slave_id}"
+    try:
+        check_group(group)
+    except InvalidName as error:
+        raise values.fail("slaveGroup", str(error)) from error
+    return replace(
+        plugins,
+        metaslave=MetaslavePlugin(
+            slave_id,
+            group,
+            values.integer("slaveMaxDelayInMills", DEFAULT_MAX_DELAY_MS, 1),
+            values.boolean("autoSyncMasterConfig", False),
+        ),
+    )
+
+
+def _samsa(plugins: Plugins, values: _Values) -> Plugins:
+    values.only(
+        "slave",
+        "recoverOffset",
+        "sendToSlaveTimeoutInMills",
+        "slaveContinuousFailureThreshold",
+        "checkSlaveIntervalInMills",
+        *SAMSA_KEYS_WITHOUT_EFFECT,
+    )
+    slave = _SLAVE.fullmatch(values.required("slave"))
+    if slave is None or not 0 < int(slave[3]) <= MAX_PORT:
+        raise values.fail("slave", "must be host:port of the synchronous slave")
+    return replace(
+        plugins,
+        samsa=SamsaPlugin(
+            slave[1] or slave[2],
+            int(slave[3]),
+            values.boolean("recoverOffset", False),
+            values.integer("sendToSlaveTimeoutInMills", DEFAULT_SEND_TIMEOUT_MS, 1),
+            values.integer("slaveContinuousFailureThreshold", DEFAULT_FAILURE_THRESHOLD, 1),
+            values.integer("checkSlaveIntervalInMills", DEFAULT_CHECK_INTERVAL_MS, 1),
+        ),
+    )
+
+
+def _gregor(plugins: Plugins, values: _Values) -> Plugins:
+    values.only()
+    return replace(plugins, gregor=True)
+
+
+_READERS: Mapping[str, Callable[[Plugins, _Values], Plugins]] = {
+    "metaslave": _metaslave,
+    "samsa": _samsa,
+    "gregor": _gregor,
+}
