@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .processes import Server, Worker, free_port
-from .server_ini import server_ini
+from .server_ini import Topics, server_ini
 
 __all__ = ["JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
 
@@ -73,14 +73,14 @@ class JavaBroker(Server):
     """A running Java broker, registered in ZooKeeper once the constructor returns.
 
     directory: gets the configuration, the log and, unless `system` names another dataPath, the data; zk_connect: with a
-    chroot that exists; topics: name -> number of partitions; system: further keys of server.ini's [system].
+    chroot that exists; topics: as server_ini takes them; system: further keys of server.ini's [system].
     """
 
     def __init__(
         self,
         directory: Path,
         zk_connect: str,
-        topics: Mapping[str, int],
+        topics: Topics,
         system: Mapping[str, object] | None = None,
         port: int | None = None,
     ) -> None:

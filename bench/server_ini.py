@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["server_ini"]
+__all__ = ["Topics", "server_ini"]
+
+Topics = Mapping[str, int | Mapping[str, object]]
+"""Name -> number of partitions, or the keys of its section."""
 
 
-def server_ini(
-    port: int, zk_connect: str, topics: Mapping[str, int], system: Mapping[str, object] | None = None
-) -> str:
+def server_ini(port: int, zk_connect: str, topics: Topics, system: Mapping[str, object] | None = None) -> str:
     """The text of a server.ini that both the Java broker and ours read.
 
-    topics: name -> number of partitions; system: further keys of [system], which win over the ones set here.
+    system: further keys of [system], which win over the ones set here.
     """
-    sections: dict[str, dict[str, object]] = {
+    sections: dict[str, Mapping[str, object]] = {
         "system": {
             "brokerId": 0,
             "hostName": "127.0.0.1",
@@ -32,8 +33,8 @@ def server_ini(
         },
         "zookeeper": {"zk.zkConnect": zk_connect, "zk.zkSessionTimeoutMs": 6000, "zk.zkSyncTimeMs": 1000},
     }
-    for topic, partitions in topics.items():
-        sections[f"topic={topic}"] = {"numPartitions": partitions}
+    for topic, keys in topics.items():
+        sections[f"topic={topic}"] = {"numPartitions": keys} if isinstance(keys, int) else keys
     return "\n".join(_section(name, keys) for name, keys in sections.items())
 
 

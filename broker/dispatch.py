@@ -14,6 +14,7 @@ from metaq.protocol.errors import (
     FiltersBusy,
     InvalidName,
     LogReadOnly,
+    MessageTooLarge,
     MetaqError,
     OffsetOutOfRange,
     PartitionClosed,
@@ -23,6 +24,7 @@ from metaq.protocol.errors import (
     WrongPartition,
 )
 from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.remoting import SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
@@ -34,6 +36,7 @@ from metaq.protocol.text import (
     Stats,
     Sync,
     TextCommand,
+    TooLargePut,
     Transaction,
     Version,
     encode_result,
@@ -102,6 +105,7 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 
@@ -122,12 +126,17 @@ class Dispatcher:
         """The put that a SEND frame asks for, or the answer if it is malformed."""
         try:
             request = SendRequest.from_ext(frame.ext)
+            if len(frame.body) > MAX_BODY_BYTES:
+                raise MessageTooLarge(len(frame.body), MAX_BODY_BYTES)
         except MetaqError as error:
             return b"" if frame.is_one_way else self._frame_error(frame.opaque, error)
         return Send(*request[:4], frame.opaque, frame.body, frame.is_one_way)
 
     def text(self, command: TextCommand) -> Answer:
         """The answer to a text command other than a put without transaction and `quit`."""
+        if isinstance(command, TooLargePut):
+            self.broker.metrics.put(command.topic, 1, 0)
+            return self._refuse_put(command, command.partition, MessageTooLarge(command.body_bytes, MAX_BODY_BYTES))
         try:
             answer = _TEXT[type(command)](self.broker, command)
         except Exception as error:
@@ -186,7 +195,7 @@ class Dispatcher:
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def _refuse_put(self, put: PutOrSend, partition: int, error: MetaqError) -> bytes:
+    def _refuse_put(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
         """`partition` is the chosen one if the client left the choice to the broker."""
         if not isinstance(error, PartitionClosed):
             self.broker.metrics.put_refused(put.topic)

@@ -33,6 +33,7 @@ __all__ = [
     "LocalStoreFull",
     "LocalStoreInUse",
     "LogReadOnly",
+    "MessageTooLarge",
     "MetaqError",
     "NoPartition",
     "NotOwner",
@@ -107,6 +108,14 @@ class ChecksumMismatch(ProtocolError):
 
 
 # --- store ------------------------------------------------------------------------------------------------------------
+
+
+class MessageTooLarge(ProtocolError):
+    """A put announced a body above limits.MAX_BODY_BYTES: send smaller messages."""
+
+    def __init__(self, body_bytes: int, limit: int) -> None:
+        super().__init__(f"message of {body_bytes} bytes is above the limit of {limit} bytes")
+        self.body_bytes = body_bytes
 
 
 class StoreError(MetaqError):

@@ -7,7 +7,7 @@ import numpy as np
 from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
-from .text import Put, Sync, TextCommand, parse_command, parse_common_put
+from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
 __all__ = ["Request", "RequestReader"]
 
@@ -21,7 +21,8 @@ class RequestReader:
     """Turns a stream of bytes into requests; no I/O.
 
     Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. What may be buffered is bounded
-    before it is: a line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES.
+    before it is: a line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES. The body of a larger
+    put is dropped as it comes.
 
     The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and
     call `received`. Such a frame's body is writable.
@@ -34,6 +35,7 @@ class RequestReader:
         self.failure: RemoteProtocolError | None = None
         self._chunks: list[bytes] = []
         self._missing = 0  # bytes to collect before it is worth looking again
+        self._dropping = 0  # bytes of a body that is too large, still to come
         self._large: memoryview | None = None  # a large frame that is not complete, and how much of it is there
         self._large_filled = 0
 
@@ -70,6 +72,12 @@ class RequestReader:
             taken = min(len(data), len(space))
             space[:taken] = data[:taken]
             return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])
+        if self._dropping:
+            dropped = min(len(data), self._dropping)
+            self._dropping -= dropped
+            if dropped == len(data):
+                return []
+            data = data[dropped:]
         if self._missing > len(data):
             self._chunks.append(data)
             self._missing -= len(data)
@@ -125,6 +133,9 @@ class RequestReader:
         command, body_bytes = parse_command(data[position:line_end])
         body = line_end + 2
         end = body + body_bytes
+        if isinstance(command, TooLargePut):
+            self._dropping = max(0, end - len(data))
+            end = min(end, len(data))
         if end > len(data):
             self._missing = end - len(data)
             return 0

@@ -127,7 +127,16 @@ class IgnoredAnswer(NamedTuple):
     """`result …` or `value …` sent to a broker: read to its end and dropped, as Java does."""
 
 
-TextCommand = Put | Get | OffsetQuery | Stats | Version | Quit | Transaction | Sync | IgnoredAnswer
+class TooLargePut(NamedTuple):
+    """A put whose body, of `body_bytes`, is above MAX_BODY_BYTES: it is refused; its body is dropped as it comes."""
+
+    topic: str
+    partition: int
+    body_bytes: int
+    opaque: int
+
+
+TextCommand = Put | TooLargePut | Get | OffsetQuery | Stats | Version | Quit | Transaction | Sync | IgnoredAnswer
 
 
 class Result(NamedTuple):
@@ -171,10 +180,15 @@ def _int64(token: bytes) -> int:
     return _integer(token, -INT64_MAX - 1, INT64_MAX)
 
 
-def _body_length(token: bytes) -> int:
+def _any_body_length(token: bytes) -> int:
     length = _int32(token)
     if length < 0:
         raise RemoteProtocolError(f"negative body length {length}")
+    return length
+
+
+def _body_length(token: bytes) -> int:
+    length = _any_body_length(token)
     if length > MAX_BODY_BYTES:
         raise RemoteProtocolError(f"body of {length} bytes is above the limit of {MAX_BODY_BYTES}")
     return length
@@ -263,8 +277,11 @@ def _parse_put(tokens: list[bytes]) -> tuple[TextCommand, int]:
             checksum = _int32(tokens[5])
         else:
             tx_key = _put_key(tokens[5])
-    length = _body_length(tokens[3])
-    return Put(_text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), checksum, tx_key, _int32(tokens[-1])), length
+    length = _any_body_length(tokens[3])
+    put = Put(_text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), checksum, tx_key, _int32(tokens[-1]))
+    if length > MAX_BODY_BYTES:
+        return TooLargePut(put.topic, put.partition, length, put.opaque), length
+    return put, length
 
 
 def _parse_get(tokens: list[bytes]) -> tuple[TextCommand, int]:

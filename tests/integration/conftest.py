@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from tests.integration.java_peers import require_java
+from tests.integration.java_sides import KINDS, Side, running_side
 
 _numbers = count()
 
@@ -23,3 +25,16 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 def chroot(zookeeper: EmbeddedZooKeeper) -> str:
     """Connect string with a chroot of this test's own; ZkSession creates it."""
     return f"{zookeeper.connect_string}/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def side(
+    request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Side]:
+    """A broker of either kind, configured by the module's TOPICS and SYSTEM, and an application of the Java client."""
+    require_java()
+    connect = f"{zookeeper.connect_string}/test-{next(_numbers)}"
+    directory = tmp_path_factory.mktemp(request.param) / "side"
+    system = getattr(request.module, "SYSTEM", None)
+    with running_side(request.param, connect, directory, request.module.TOPICS, system) as running:
+        yield running

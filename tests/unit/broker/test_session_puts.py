@@ -5,6 +5,7 @@ import pytest
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.frames import ONE_WAY, encode_frame
+from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import SendReply, SendRequest
@@ -215,3 +216,15 @@ def test_a_bug_in_a_handler_is_answered_and_logged(peer, harness, monkeypatch, c
     assert peer.ask(b"offset t g 0 0 5\r\n").text == "internal error: ZeroDivisionError"
     assert peer.ask_frame(encode_frame(RequestCode.MIN_OFFSET, 1, {"topic": "t", "partition": 0})).code == 1
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_put_above_the_limit_is_refused_by_its_size_and_the_connection_goes_on(peer, harness):
+    size = MAX_BODY_BYTES + 1
+    limit = f"message of {size} bytes is above the limit of {MAX_BODY_BYTES} bytes"
+    peer.send(put("t", 0, opaque=1) + b"put t 0 %d 0 -1 2\r\n" % size + bytes(size) + put("t", 0, opaque=3))
+    first, refused, last = peer.answers()
+    assert (refused.code, refused.opaque) == (500, 2)
+    assert refused.text == f"Put message to [broker '{harness.broker.url}'] [partition 't-0'] failed.Detail:{limit}"
+    assert [parse_put_result(answer.text)[2] for answer in (first, last)] == [0, 25]
+    frame = peer.ask_frame(send("t", 0, bytes(size), opaque=4))
+    assert (frame.code, frame.remark) == (ResponseCode.MESSAGE_ILLEGAL, limit)

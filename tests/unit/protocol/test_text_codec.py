@@ -18,6 +18,7 @@ from metaq.protocol.text import (
     Result,
     Stats,
     Sync,
+    TooLargePut,
     Transaction,
     TransactionType,
     Value,
@@ -85,7 +86,8 @@ REFUSED = [
     b"put t3 0 5 0 1 -2147483649",
     b"put t3 0 1_0 0 1 4",
     b"put t3 0 \xd9\xa3 0 1 4",
-    b"put t3 0 %d 0 1 4" % (MAX_BODY_BYTES + 1),
+    b"put t3 0 2147483648 0 1 4",
+    b"sync t3 0 %d 0 9 1 4" % (MAX_BODY_BYTES + 1),
     b"get t3 g1 0 0 100",
     b"get t3 g1 0 abc 100 1",
     b"get t3 g1 0 9223372036854775808 100 1",
@@ -117,6 +119,18 @@ def test_what_the_java_decoder_refuses_ends_the_stream_behind_the_good_commands(
     assert reader.receive(b"version 1\r\n" + line + b"\r\nversion 2\r\n") == [Version(1)]
     assert isinstance(reader.failure, RemoteProtocolError)
     assert reader.receive(b"version 3\r\n") == []
+
+
+@pytest.mark.parametrize("chunk", [1000, 1 << 18, 1 << 30])
+def test_the_body_of_a_put_that_is_too_large_is_dropped_and_the_stream_goes_on(chunk):
+    size = MAX_BODY_BYTES + 1
+    raw = b"version 1\r\nput t3 7 %d 0 1 4\r\n" % size + bytes(size) + b"put t3 0 2 0 1 5\r\nhi" + b"version 6\r\n"
+    reader = RequestReader()
+    found = []
+    for start in range(0, len(raw), chunk):
+        found += reader.receive(raw[start : start + chunk])
+        assert reader.buffered_bytes < 100
+    assert found == [Version(1), TooLargePut("t3", 7, size, 4), Put("t3", 0, 0, 1, None, 5, b"hi"), Version(6)]
 
 
 def test_recorded_requests_of_the_java_client_are_understood():

@@ -79,10 +79,16 @@ final class Factories implements AutoCloseable {
         return Map.of("closed", name);
     }
 
+    /** Shuts all down; one without ZooKeeper cannot be (a NullPointerException in 1.4.6.2), which is only logged. */
     @Override
-    public void close() throws MetaClientException {
+    public void close() {
         for (final MessageSessionFactory factory : this.factories.values()) {
-            factory.shutdown();
+            try {
+                factory.shutdown();
+            }
+            catch (final MetaClientException | NullPointerException failure) {
+                failure.printStackTrace();
+            }
         }
     }
 }

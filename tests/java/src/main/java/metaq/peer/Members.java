@@ -22,7 +22,7 @@ import com.taobao.metamorphosis.exception.MetaClientException;
 final class Members {
 
     private static final String[] OPTIONS = { "group", "factory", "id", "partition", "offset", "from_max", "strategy",
-        "retries", "max_delay", "commit", "size", "runners", "times", "acks", "executor", "filter", "reject" };
+        "retries", "max_delay", "commit", "size", "runners", "times", "acks", "executor", "filter", "reject", "server_url" };
     private static final int FETCH_BYTES = 1024 * 1024;
 
     private final Factories factories;
@@ -64,6 +64,7 @@ final class Members {
     private static ConsumerConfig config(final String name, final Options options) {
         final ConsumerConfig config = new ConsumerConfig(options.text("group", name));
         config.setConsumerId(options.text("id", null));
+        config.setServerUrl(options.text("server_url", null));
         config.setPartition(options.text("partition", null));
         config.setOffset(options.number("offset", 0));
         if (options.has("from_max")) {

@@ -1,0 +1,123 @@
+"""An application of the Java client while its broker is stopped, killed and started again, and with big messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+import pytest
+
+from bench.processes import Server
+from metaq.protocol.limits import MAX_BODY_BYTES
+from tests.integration.client_cluster import eventually
+from tests.integration.java_sides import Broker, Fields, Side
+
+TOPICS = {"stopped": 1, "killed": 1, "ordered": 1, "big": 1, "huge": 1}
+NO_PARTITION = "There is no aviable partition for topic"
+NOT_CONNECTED = "无可用连接"
+UNANSWERED = "等待响应超时"
+MAX_RECORD_BODY = (1 << 20) - 20
+"""The largest body of a record that fits into one answer, of maxTransferSize bytes."""
+
+ENDS = [pytest.param("stopped", Server.close, id="stopped"), pytest.param("killed", Server.kill, id="killed")]
+
+
+def outcomes(results: list[Fields]) -> list[str]:
+    """What a sending application saw, one entry for each run of equal outcomes."""
+    return [name for name, _ in groupby(map(outcome, results))]
+
+
+def outcome(result: Fields) -> str:
+    if result["success"]:
+        return "sent"
+    return "no partition" if NO_PARTITION in result["reason"] else "failed"
+
+
+@pytest.fixture
+def sending(side: Side) -> Iterator[str]:
+    """The name of a producer that is made by the test."""
+    yield "background"
+    side.app.call("close_producer", "background")
+
+
+@pytest.mark.parametrize(("topic", "end"), ENDS)
+def test_an_application_goes_on_when_the_broker_is_back(
+    side: Side, topic: str, end: Callable[[Broker], None], sending: str
+) -> None:
+    side.app.producer(sending, topic)
+    side.app.subscribe(topic, topic, max_delay=100, commit=100)
+    side.app.call("start_sending", sending, topic)
+    received = side.app.payloads(topic, 10)
+    side.restart(end)
+    count = len(received)
+    received += side.app.payloads(topic, 1)
+    received += side.app.payloads(topic, 10)
+    results = side.app.call("stop_sending", sending)["results"]
+    assert len(received) > count
+    seen = outcomes(results)
+    assert (seen[0], seen[-1]) == ("sent", "sent")
+    failures = {result["reason"] for result in results if outcome(result) == "failed"}
+    if topic == "stopped":  # it says good-bye to ZooKeeper first: no put stays without answer
+        assert "no partition" in seen
+        assert failures <= {NOT_CONNECTED}
+    else:
+        assert failures <= {NOT_CONNECTED, UNANSWERED}
+    acknowledged = [str(number).encode() for number, result in enumerate(results) if result["success"]]
+    missing = set(acknowledged) - set(received)
+    while missing and (more := side.app.payloads(topic, 1)):
+        received += more
+        missing -= set(more)
+    assert missing == set()
+    first_time = list(dict.fromkeys(received))
+    assert first_time == sorted(first_time, key=int)
+    side.app.unsubscribe(topic)
+
+
+def test_an_ordered_producer_bridges_a_stop_with_its_local_store(side: Side) -> None:
+    side.app.call("factory", "bridging", "ordered", "partitions=ordered:0:1", "recover_ms=1000")
+    sender = side.app.producer("bridge", "ordered", factory="bridging", selector="ordered")
+    side.app.send_all(sender, "ordered", b"0", b"1")
+    stop(side)
+    for number in range(2, 6):
+        result = side.app.send(sender, "ordered", str(number).encode())
+        assert (result["success"], result["offset"], result["reason"]) == (True, -1, "send to local")
+    side.start_again()
+    side.app.subscribe("ordered", "ordered", max_delay=100)
+    received = side.app.payloads("ordered", 6)
+    assert received == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    result = side.app.send(sender, "ordered", b"6")
+    assert (result["success"], result["partition"]) == (True, "0-0")
+    assert side.app.payloads("ordered", 1) == [b"6"]
+    side.app.unsubscribe("ordered")
+
+
+def stop(side: Side) -> None:
+    """Stop the broker cleanly; return when the application knows."""
+    side.broker.close()
+    eventually(lambda: side.app.call("partitions", "ordered")["partitions"] == [], 20, "no partitions")
+
+
+def test_messages_up_to_what_one_answer_holds_are_delivered(side: Side) -> None:
+    sender = side.app.producer("big", "big")
+    sizes = [1 << 19, MAX_RECORD_BODY, 1]  # 1.x treats 512 KiB and more apart (semantics.md §9)
+    side.app.send_all(sender, "big", *[bytes([65 + n]) * size for n, size in enumerate(sizes)])
+    side.app.subscribe("big", "big", retries=100, max_delay=100)
+    assert [len(data) for data in side.app.payloads("big", 3)] == sizes
+    side.app.unsubscribe("big")
+
+
+def test_larger_messages(side: Side) -> None:
+    """1.x takes any size and never delivers what does not fit into maxTransferSize; ours delivers, and has a limit."""
+    if side.is_java:
+        return
+    sender = side.app.producer("huge", "huge")
+    side.app.send_all(sender, "huge", b"a" * (2 << 20), b"z")
+    side.app.subscribe("huge", "huge", size=4 << 20, retries=100, max_delay=100)
+    assert [len(data) for data in side.app.payloads("huge", 2)] == [2 << 20, 1]
+    side.app.unsubscribe("huge")
+    refused = side.app.send(sender, "huge", bytes(MAX_BODY_BYTES + 1))
+    assert not refused["success"]
+    assert refused["reason"].endswith(
+        f"Detail:message of {MAX_BODY_BYTES + 1} bytes is above the limit of {MAX_BODY_BYTES} bytes"
+    )
+    assert side.app.send(sender, "huge", b"and on")["success"]
