@@ -33,6 +33,7 @@ from .store.store import Store, TopicStoreConfig
 from .timers import ScheduledCalls, repeat
 
 if TYPE_CHECKING:
+    from .http.ports import HttpPorts
     from .registration import Registration
 
 __all__ = ["run"]
@@ -135,6 +136,7 @@ class BrokerProcess:
             self._offer_reload()
             self._factory = SessionFactory(self.broker, max_connections)
             self._port = listen(self.broker, self._factory, self._reactor)
+            self._http = self._open_http()
             self._reactor.callWhenRunning(self._start)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._signalled)
@@ -145,6 +147,19 @@ class BrokerProcess:
         if self._failure is not None:
             raise self._failure
         return 0
+
+    def _open_http(self) -> HttpPorts | None:
+        if self._config.dashboard_port is None:
+            return None
+        from .http.ports import HttpPorts  # twisted.web: only where it is asked for
+
+        return HttpPorts(
+            self.broker,
+            self._reactor,
+            dashboard_port=self._config.dashboard_port,
+            dashboard_interface="" if self._admin_from == "any" else "127.0.0.1",
+            session=lambda: None if self._registration is None else self._registration.session,
+        )
 
     # --- what the store asks ------------------------------------------------------------------------------------------
 
@@ -264,6 +279,8 @@ class BrokerProcess:
             if self._serving:
                 await self._pause(self._grace_seconds)
         await self._port.stopListening()  # type: ignore[no-untyped-call]
+        if self._http is not None:
+            await self._http.close()
         self._factory.close_all()
         deadline = self._reactor.seconds() + _CLOSE_SECONDS
         while self.broker.connections and self._reactor.seconds() < deadline:

@@ -46,6 +46,11 @@ class Registration:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="registration", daemon=True).start()
 
+    @property
+    def session(self) -> ZkSession:
+        """For what else the broker reads in ZooKeeper, in worker threads."""
+        return self._session
+
     def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
         """Connect and register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
         config = self._config

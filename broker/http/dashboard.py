@@ -60,13 +60,11 @@ class RecentLog(logging.Handler):
 class Dashboard:
     """What the pages show. Reactor thread.
 
-    session: the broker's ZooKeeper session, or None without ZooKeeper. reload: reads server.ini again and returns what
-    changed, in one line. log: the handler that keeps the last lines.
+    session: the broker's ZooKeeper session, or None without ZooKeeper. log: the handler that keeps the last lines.
     """
 
     broker: Broker
     session: Callable[[], ZkSession | None]
-    reload: Callable[[], Deferred[str]]
     log: RecentLog
 
     def resource(self) -> Resource:
@@ -172,7 +170,7 @@ class Dashboard:
     # --- what changes something ---------------------------------------------------------------------------------------
 
     async def reload_config(self) -> Page:
-        return Page("Reload", [Text(await self.reload())])
+        return Page("Reload", [Text(str(await self.broker.reload_config()))])
 
     async def skip(self, topic: str, group: str, partition: str) -> Page:
         session = self._require_session()

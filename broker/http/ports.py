@@ -37,16 +37,15 @@ class HttpPorts:
         dashboard_interface: str = "127.0.0.1",
         gateway_port: int | None = None,
         session: Callable[[], ZkSession | None],
-        reload: Callable[[], Deferred[str]],
     ) -> None:
-        """Ports: None = not at all, 0 = a free one. session, reload: as in Dashboard."""
+        """Ports: None = not at all, 0 = a free one. session: as in Dashboard."""
         self._ports: list[Any] = []
         self._recent = RecentLog()
         self._recent.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         try:
             if dashboard_port is not None:
                 logging.getLogger().addHandler(self._recent)
-                pages = Dashboard(broker, session, reload, self._recent).resource()
+                pages = Dashboard(broker, session, self._recent).resource()
                 self._listen("dashboard", pages, "dashboardHttpPort", dashboard_port, reactor, dashboard_interface)
             if gateway_port is not None:
                 gateway = Gateway(Dispatcher(broker))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.site import BoundedRequest
+from metaq.broker.reload import ReloadReport
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 
@@ -54,8 +56,8 @@ def pages(harness):
     return dashboard(harness)
 
 
-def dashboard(harness, reload=lambda: succeed("nothing changed")):
-    return Browser(Dashboard(harness.broker, lambda: None, reload, RecentLog()).resource())
+def dashboard(harness):
+    return Browser(Dashboard(harness.broker, lambda: None, RecentLog()).resource())
 
 
 def put(gateway, body=b"hello", **changed):
@@ -148,14 +150,15 @@ def test_a_page_that_is_not_there_is_404(pages, address):
 def test_the_configuration_is_reloaded_by_a_post_of_our_own_page_only(harness):
     asked: list[str] = []
 
-    def reload() -> Deferred[str]:
+    def reload() -> Deferred[ReloadReport]:
         asked.append("reload")
-        return succeed("t: numPartitions 3 -> 4")
+        return succeed(ReloadReport(changed=True, added_topics=("<new>",)))
 
-    pages = dashboard(harness, reload)
+    harness.broker.reloader = SimpleNamespace(reload=reload)
+    pages = dashboard(harness)
     own = {"origin": "http://127.0.0.1:8120"}
     assert pages.ask("POST", "/reload-config", **own)[0] == 200
-    assert b"numPartitions 3 -&gt; 4" in pages.ask("POST", "/reload-config")[2]  # curl sends no origin
+    assert b"added: &lt;new&gt;" in pages.ask("POST", "/reload-config")[2]  # curl sends no origin
     assert asked == ["reload", "reload"]
     assert pages.ask("POST", "/reload-config", origin="http://evil.example")[0] == 403
     assert pages.ask("POST", "/reload-config", origin="http://evil.example", host="evil.example")[0] == 403

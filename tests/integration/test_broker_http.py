@@ -1,0 +1,84 @@
+"""The operator's pages of a real broker, with a real consumer group behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from metaq import Consumer, Producer
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.client_cluster import eventually, read
+
+
+def ask(port, path, method="GET", **headers):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", method=method, headers={"Accept": "application/json", **headers}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def refused(port, path, method, **headers):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(port, path, method, **headers)
+    with caught.value as error:
+        return error.code, error.read().decode()
+
+
+def dashboard_port(broker):
+    (port,) = re.findall(r"dashboard at http://127\.0\.0\.1:(\d+)/", broker.errors.read_text())
+    return int(port)
+
+
+@pytest.fixture
+def broker(tmp_path, chroot):
+    ini = server_ini(
+        tmp_path / "data", {"t": "numPartitions=1"}, system="dashboardHttpPort=0", zookeeper=f"zk.zkConnect={chroot}"
+    )
+    with RunningBroker(tmp_path, ini) as running:
+        yield running
+
+
+def test_an_operator_sees_a_group_and_lets_it_skip_what_is_pending(broker, chroot):
+    port = dashboard_port(broker)
+    with Producer(chroot) as producer:
+        producer.send_batch("t", [b"x" * 80] * 5)
+        with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
+            read(consumer, 5)
+            consumer.commit()
+            (row,) = json.loads(ask(port, "/topics/t?group=g"))["Group g"]
+            assert (row["committed"], row["messages behind"]) == (500, 0)
+            assert row["owner"].startswith("g_")
+            status, text = refused(port, "/topics/t/groups/g/partitions/0/skip", "POST")
+            assert (status, "stop the consumers" in text) == (409, True)
+        producer.send_batch("t", [b"y" * 80] * 3)
+    (row,) = json.loads(ask(port, "/topics/t?group=g"))["Group g"]
+    assert (row["bytes behind"], row["messages behind"], row["owner"]) == (300, 3, "")
+    assert "goes on at 800" in ask(port, "/topics/t/groups/g/partitions/0/skip", "POST")
+    (row,) = json.loads(ask(port, "/topics/t?group=g"))["Group g"]
+    assert (row["committed"], row["messages behind"]) == (800, 0)
+    assert f"127.0.0.1:{broker.port}" in ask(port, "/cluster")
+    assert 'metaq_topic_messages{topic="t"} 8.0' in ask(port, "/metrics")
+
+
+def test_the_configuration_is_loaded_again_from_the_page_but_not_from_a_foreign_one(broker):
+    port = dashboard_port(broker)
+    with broker.ini.open("a") as file:
+        file.write("[topic=new]\nnumPartitions=2\n")
+    assert refused(port, "/reload-config", "POST", Origin="http://elsewhere.example")[0] == 403
+    assert "new" not in json.loads(ask(port, "/topics"))["Configured, without data"]
+    assert "added: new" in ask(port, "/reload-config", "POST")
+    eventually(lambda: "new" in json.loads(ask(port, "/topics"))["Configured, without data"], 5, "the new topic")
+
+
+def test_a_port_that_is_taken_stops_the_start_with_its_key(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ini = server_ini(tmp_path / "data", {"t": ""}, system=f"dashboardHttpPort={port}")
+        with pytest.raises(AssertionError, match=f"dashboardHttpPort={port}"):
+            RunningBroker(tmp_path, ini)
