@@ -174,6 +174,8 @@ class PartitionLog:
         self._policy = policy
         self._async_from = None
         if policy.waits:
+            if not self._waits:
+                self._journal_end = -1  # the journal knows nothing of what was written meanwhile
             self._waits = True
             if self._unsynced_records:
                 self._flusher.request(DATA)
