@@ -28,6 +28,10 @@ COMMANDS = {
     "topics": "List and describe topics.",
     "groups": "List and describe consumer groups; move their offsets.",
     "brokers": "List and describe brokers.",
+    "stats": "Show the figures of one broker, Java or ours.",
+    "partitions": "Close and open partitions; delete and move their directories.",
+    "transactions": "List and decide prepared transactions.",
+    "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
 """Name and short help of each command; the module of the same name holds the click command of the same name."""

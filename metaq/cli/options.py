@@ -22,7 +22,9 @@ __all__ = [
     "TOPIC_WITH_PARTITIONS",
     "Position",
     "TopicSpec",
+    "dry_run_option",
     "json_option",
+    "yes_option",
     "zk_option",
 ]
 
@@ -157,3 +159,7 @@ zk_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")

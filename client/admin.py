@@ -1,0 +1,105 @@
+"""Requests for operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
+
+All functions block the calling thread, at most `timeout` seconds (default: the connection's request timeout), and raise
+BrokerUnavailable or RequestTimedOut; RequestRefused where the broker, a Java one always, does not take the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import simplejson
+
+from metaq.protocol.errors import MetaqError, RemoteProtocolError, RequestRefused, TopicNotAccepted
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.remoting import ClosePartitionsRequest, CompleteTransactionRequest, OpenPartitionsRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+
+from .inquiry import Asked
+from .replies import is_success, transaction_refusal
+
+__all__ = ["close_partitions", "complete_transaction", "open_partitions", "prepared_transactions", "reload_config"]
+
+
+def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
+    """Let the broker read its server.ini again; what that changed."""
+    report: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
+    return report
+
+
+def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
+    """Refuse puts to and gets from the partitions start … end; all partitions of `topic` that are closed then.
+
+    Raises TopicNotAccepted.
+    """
+    request = ClosePartitionsRequest(topic, start, end)
+    return _partitions(ask(connection, RequestCode.CLOSE_PARTITIONS, request.to_ext(), timeout, topic), "closed")
+
+
+def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
+    """Take puts and gets again for all of `topic`; the partitions that were closed. Raises TopicNotAccepted."""
+    request = OpenPartitionsRequest(topic)
+    return _partitions(ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
+
+
+def prepared_transactions(connection: Asked, timeout: float | None = None) -> list[dict[str, Any]]:
+    """XA transactions that wait for their coordinator, oldest first."""
+    found: list[dict[str, Any]] = _asked_for(list, ask(connection, RequestCode.PREPARED_TRANSACTIONS, {}, timeout))
+    return found
+
+
+def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: float | None = None) -> None:
+    """Decide a prepared XA transaction in its coordinator's place; action: one of remoting.COMPLETE_ACTIONS.
+
+    Raises TransactionRefused for one that the broker does not know, or that is not prepared.
+    """
+    ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
+
+
+def ask(
+    connection: Asked, code: RequestCode, ext: Mapping[str, str | int], timeout: float | None = None, topic: str = ""
+) -> Any:
+    """One request; the JSON value of its answer (None for an empty body)."""
+    if not connection.speaks_frames:
+        raise RequestRefused(
+            Status.BAD_REQUEST,
+            f"{connection.endpoint} is a Java broker (metaq 1.x), which takes this by JMX only: use the tools of "
+            "metaq 1.x with its JMX port",
+        )
+    reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+    if not isinstance(reply, Frame):
+        raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
+    if not is_success(reply):
+        raise _refusal(connection, reply, topic)
+    try:
+        return simplejson.loads(bytes(reply.body).decode("utf-8")) if reply.body else None
+    except ValueError as error:
+        raise RemoteProtocolError(f"{connection.endpoint} answered what is no JSON: {error}") from error
+
+
+def _refusal(connection: Asked, frame: Frame, topic: str) -> MetaqError:
+    endpoint, code = connection.endpoint, frame.code
+    if code == ResponseCode.NO_PERMISSION:
+        return RequestRefused(
+            code,
+            f"{endpoint} takes requests of operators from its own machine only: run the command there with "
+            f"--server 127.0.0.1:{endpoint.port}, or start the broker with --admin-from any",
+        )
+    if code == ResponseCode.TRANSACTION_REFUSED:
+        return transaction_refusal(frame.remark)
+    if code == ResponseCode.TOPIC_NOT_EXIST and topic:
+        return TopicNotAccepted(topic)
+    if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return RequestRefused(code, f"{endpoint} does not know this request: it is an older broker, update it")
+    return RequestRefused(code, f"{endpoint}: {frame.remark or f'response code {code}'}")
+
+
+def _asked_for(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise RemoteProtocolError(f"a broker answered {str(value)[:80]!r} instead of a {kind.__name__}")
+    return value
+
+
+def _partitions(value: Any, name: str) -> list[int]:
+    return [int(each) for each in _asked_for(list, _asked_for(dict, value).get(name))]

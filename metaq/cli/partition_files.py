@@ -1,0 +1,116 @@
+"""Partition directories of a broker that does not run: locked, checked, deleted, renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import click
+
+from metaq.broker.store.directories import lock_data_path
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, RedoReader, numbered_files
+from metaq.protocol.errors import ConfigError, StoreError
+from metaq.protocol.limits import INT32_MAX
+
+__all__ = ["DataDirectory", "Move", "delete_directory", "move_directories"]
+
+
+class Move(NamedTuple):
+    """One directory and its new name."""
+
+    old: Path
+    new: Path
+
+
+class DataDirectory:
+    """A dataPath, locked against brokers of ours while the context is open.
+
+    A Java broker takes no lock: its operator must have stopped it. lock=False only looks. Raises DirectoryInUse.
+    """
+
+    def __init__(self, path: Path, *, lock: bool) -> None:
+        self.path = path
+        self._lock = lock
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        if self._lock:
+            self._descriptor = lock_data_path(REAL_FILES, str(self.path))
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            REAL_FILES.close(self._descriptor)
+
+    def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
+        """The directories, all of which must be there; else StoreError."""
+        paths = [self.path / f"{topic}-{partition}" for partition in partitions]
+        missing = [path for path in paths if not path.is_dir()]
+        if missing:
+            raise StoreError(f"{missing[0]} does not exist: choose --start and --end among what `metaq check` shows")
+        return paths
+
+    def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[Move]:
+        """What to rename, in an order in which no rename meets a directory that is still to be moved away.
+
+        Raises ConfigError for numbers out of range, StoreError for a missing source or an existing target.
+        """
+        if not offset:
+            raise ConfigError("--offset", offset, "moves nothing: choose a number other than 0")
+        if partitions[0] + offset < 0 or partitions[-1] + offset > INT32_MAX:
+            raise ConfigError("--offset", offset, f"would make partition {partitions[0] + offset}: stay at 0 or above")
+        sources = self.existing(topic, partitions)
+        targets = [self.path / f"{topic}-{partition + offset}" for partition in partitions]
+        for target in targets:
+            if target not in sources and os.path.lexists(target):
+                raise StoreError(f"{target} exists already: choose another --offset, or move it away first")
+        moves = [Move(*each) for each in zip(sources, targets, strict=True)]
+        return moves if offset < 0 else moves[::-1]
+
+    def warn_of_replay(self, topic: str, partitions: Sequence[int]) -> None:
+        """Say on stderr when the transaction log still names one of them: a start would write its messages again."""
+        named = _stores_in_redo(self.path / DIRECTORY) & {f"{topic}-{partition}" for partition in partitions}
+        if named:
+            click.echo(
+                f"warning: {self.path / DIRECTORY} has commits to {', '.join(sorted(named))}: a broker would write "
+                "those messages again at its start; `metaq check` shows what is in the log",
+                err=True,
+            )
+
+
+def _stores_in_redo(directory: Path) -> set[str]:
+    if not directory.is_dir():
+        return set()
+    return {
+        location.store
+        for path in numbered_files(REAL_FILES, str(directory), REDO_PREFIX).values()
+        for entry in RedoReader(REAL_FILES, path)
+        for location in entry.locations
+    }
+
+
+def delete_directory(path: Path) -> None:
+    """Remove it with everything in it, durably. Raises OSError."""
+    shutil.rmtree(path)
+    REAL_FILES.fsync_directory(str(path.parent))
+
+
+def move_directories(data_path: Path, moves: Sequence[Move]) -> None:
+    """Rename all, durably; after an error those that were renamed are put back. Raises OSError."""
+    done: list[Move] = []
+    try:
+        for move in moves:
+            move.old.rename(move.new)
+            done.append(move)
+    except OSError:
+        for move in reversed(done):
+            move.new.rename(move.old)
+        raise
+    REAL_FILES.fsync_directory(str(data_path))

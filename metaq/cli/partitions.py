@@ -1,0 +1,170 @@
+"""`metaq partitions`: close and open partitions of a running broker, delete and move those of a stopped one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from metaq.client.admin import close_partitions, open_partitions
+from metaq.protocol.errors import ConfigError
+
+from .confirm import confirm
+from .options import TOPIC, dry_run_option, json_option, yes_option
+from .output import print_json
+from .partition_files import DataDirectory, Move, delete_directory, move_directories
+from .target import Target, target_options
+
+__all__ = ["partitions"]
+
+_topic = click.option("--topic", "-t", type=TOPIC, required=True, help="Topic of the partitions.")
+_start = click.option("--start", type=click.IntRange(0), required=True, help="First partition.")
+_end = click.option("--end", type=click.IntRange(0), required=True, help="Last partition, inclusive.")
+_data_dir = click.option(
+    "--data-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="dataPath of a broker that is stopped.",
+)
+
+
+def _range(start: int, end: int) -> range:
+    if end < start:
+        raise ConfigError("--end", end, f"is before --start={start}: name the last partition, inclusive")
+    return range(start, end + 1)
+
+
+@click.group()
+def partitions() -> None:
+    """Close and open partitions of a running broker; delete and move partition directories of a stopped one.
+
+    \b
+    Example
+      metaq partitions close --topic trades --start 0 --end 3 --broker 0
+      metaq partitions move --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
+    """
+
+
+@partitions.command("close")
+@target_options
+@dry_run_option
+@json_option
+@_topic
+@_start
+@_end
+def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, end: int) -> None:
+    """Refuse puts and gets on partitions --start to --end of a configured topic, until they are opened or a restart.
+
+    \b
+    Example
+      metaq partitions close --topic trades --start 0 --end 3 --broker 0
+    """
+    chosen = _range(start, end)
+    if dry_run:
+        click.echo(f"would close {_names(topic, chosen)} on {target.endpoint()}")
+        return
+    with target.connected() as connection:
+        closed = close_partitions(connection, topic, start, end)
+    _say({"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}", as_json)
+
+
+@partitions.command("open")
+@target_options
+@dry_run_option
+@json_option
+@_topic
+def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
+    """Open all closed partitions of a topic again.
+
+    \b
+    Example
+      metaq partitions open --topic trades --broker 0
+    """
+    if dry_run:
+        click.echo(f"would open all closed partitions of {topic} on {target.endpoint()}")
+        return
+    with target.connected() as connection:
+        opened = open_partitions(connection, topic)
+    _say({"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}", as_json)
+
+
+@partitions.command("delete")
+@_data_dir
+@_topic
+@_start
+@_end
+@yes_option
+@dry_run_option
+@json_option
+def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Delete the directories of partitions --start to --end with everything in them; asks for each. No way back.
+
+    \b
+    Example
+      metaq partitions delete --data-dir /data/meta --topic trades --start 4 --end 7
+    """
+    chosen = _range(start, end)
+    with DataDirectory(data_dir, lock=not dry_run) as directory:
+        paths = directory.existing(topic, chosen)
+        directory.warn_of_replay(topic, chosen)
+        for path in paths:
+            if dry_run:
+                click.echo(f"would delete {path}")
+                continue
+            confirm(f"delete {path} with everything in it?", yes=yes)
+            delete_directory(path)
+            if not as_json:
+                click.echo(f"deleted {path}")
+    if as_json:
+        print_json({"deleted": [] if dry_run else list(map(str, paths))})
+
+
+@partitions.command("move")
+@_data_dir
+@_topic
+@_start
+@_end
+@click.option("--offset", type=int, required=True, help="Added to each partition number; may be negative.")
+@yes_option
+@dry_run_option
+@json_option
+def move(
+    data_dir: Path, topic: str, start: int, end: int, offset: int, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Rename the directories of partitions --start to --end: `topic-i` becomes `topic-(i+offset)`.
+
+    Nothing is done when a source is missing or a target exists. Consumers' offsets stay with the old numbers: copy them
+    with `metaq offsets copy`.
+
+    \b
+    Example
+      metaq partitions move --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
+    """
+    chosen = _range(start, end)
+    with DataDirectory(data_dir, lock=not dry_run) as directory:
+        moves = directory.plan_move(topic, chosen, offset)
+        directory.warn_of_replay(topic, chosen)
+        if not dry_run:
+            confirm(f"move {_names(topic, chosen)} by {offset:+d}?", yes=yes)
+            move_directories(directory.path, moves)
+    _say_moves(moves, dry_run, as_json)
+
+
+def _say_moves(moves: Sequence[Move], dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"moved": [] if dry_run else [{"from": str(old), "to": str(new)} for old, new in moves]})
+        return
+    for old, new in moves:
+        click.echo(f"{'would move' if dry_run else 'moved'} {old} to {new}")
+
+
+def _names(topic: str, chosen: Sequence[int]) -> str:
+    return ", ".join(f"{topic}-{each}" for each in chosen) or "none"
+
+
+def _say(value: object, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)

@@ -1,0 +1,74 @@
+"""`metaq stats`: what a broker, Java or ours, says about itself: the body of 1.x's `stats` command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from metaq.client.inquiry import read_stats
+
+from .options import json_option
+from .output import print_json, print_table
+from .target import Target, target_options
+
+__all__ = ["named_figures", "stats", "stats_rows"]
+
+_TEXT_ITEMS = ("config", "help")
+_Row = dict[str, object]
+
+
+@click.command()
+@target_options
+@json_option
+@click.option("--raw", is_flag=True, help="Print the lines as the broker sends them.")
+@click.argument("item", default="")
+def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
+    """Figures of a broker. ITEM: topics, offsets, realtime, config, help, reset or a topic; default: the broker's own.
+
+    The item reset sets the realtime figures to zero.
+
+    \b
+    Example
+      metaq stats --broker 0
+      metaq stats --server 127.0.0.1:8123 offsets --json
+    """
+    with target.connected() as connection:
+        lines = read_stats(connection, item)
+    if raw or (item in _TEXT_ITEMS and not as_json):
+        click.echo("\n".join(lines))
+    elif item in _TEXT_ITEMS:
+        print_json({"item": item, "lines": lines})
+    elif item in ("topics", "offsets"):
+        _print_rows(stats_rows(lines), as_json)
+    elif as_json:
+        print_json(named_figures(lines))
+    else:
+        print_table(("NAME", "VALUE"), list(named_figures(lines).items()))
+
+
+def named_figures(lines: Sequence[str]) -> _Row:
+    """`name value` lines by name; whole numbers as such. A line of one word (a topic's name) is its own value."""
+    return {name: _value(value) for name, _, value in (line.partition(" ") for line in lines if line)}
+
+
+def stats_rows(lines: Sequence[str]) -> list[_Row]:
+    """`<topic> name value name value …` lines, one row each; `*Empty*` leaves a row of the topic alone."""
+    rows: list[_Row] = []
+    for line in lines:
+        topic, *words = line.split(" ")
+        rows.append({"topic": topic, **{k: _value(v) for k, v in zip(words[::2], words[1::2], strict=False)}})
+    return rows
+
+
+def _print_rows(rows: list[_Row], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    headings = [name.replace("_", " ").upper() for name in columns]
+    print_table(headings, [[row.get(name) for name in columns] for row in rows])
+
+
+def _value(text: str) -> object:
+    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else text

@@ -1,0 +1,92 @@
+"""`metaq transactions`: prepared XA transactions of a broker, and an operator's decision on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from metaq.client.admin import complete_transaction, prepared_transactions
+
+from .confirm import confirm
+from .options import dry_run_option, json_option, yes_option
+from .output import print_json, print_table
+from .target import Target, target_options
+
+__all__ = ["transactions"]
+
+
+@click.group()
+def transactions() -> None:
+    """List the prepared XA transactions of a broker; decide one in its coordinator's place.
+
+    \b
+    Example
+      metaq transactions list --broker 0
+      metaq transactions rollback XID:1:00ff:01:tm --broker 0 --yes
+    """
+
+
+@transactions.command("list")
+@target_options
+@json_option
+def list_transactions(target: Target, as_json: bool) -> None:
+    """Transactions that are prepared, or were decided by an operator and not yet forgotten; oldest first.
+
+    \b
+    Example
+      metaq transactions list --broker 0 --json
+    """
+    with target.connected() as connection:
+        found = prepared_transactions(connection)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(
+            ("KEY", "STATE", "PREPARED", "AGE S", "MESSAGES", "BYTES", "TOPICS"), [_row(each) for each in found]
+        )
+
+
+def _row(found: Mapping[str, Any]) -> tuple[object, ...]:
+    prepared_ms = found.get("prepared_at_ms") or 0
+    prepared = datetime.fromtimestamp(prepared_ms / 1000, UTC).isoformat(timespec="seconds") if prepared_ms else None
+    age = max(0, int(time.time() - prepared_ms / 1000)) if prepared_ms else None
+    topics = ", ".join(map(str, found.get("topics") or ()))
+    return (found.get("key"), found.get("state"), prepared, age, found.get("messages"), found.get("bytes"), topics)
+
+
+_EFFECTS = {
+    "commit": "Write the messages of the transaction now; its coordinator learns of it by a heuristic code.",
+    "rollback": "Drop the messages of the transaction; its coordinator learns of it by a heuristic code.",
+    "complete": "Give the transaction up without saying how; its coordinator learns of it by a heuristic code.",
+    "forget": "Drop the note that an operator has decided the transaction.",
+}
+
+
+def _deciding(action: str) -> click.Command:
+    @target_options
+    @dry_run_option
+    @yes_option
+    @json_option
+    @click.argument("key")
+    def decide(target: Target, dry_run: bool, yes: bool, as_json: bool, key: str) -> None:
+        if dry_run:
+            click.echo(f"would {action} {key} on {target.endpoint()}")
+            return
+        confirm(f"{action} {key}? Its coordinator may have decided otherwise", yes=yes)
+        with target.connected() as connection:
+            complete_transaction(connection, key, action)
+        if as_json:
+            print_json({"key": key, "action": action})
+        else:
+            click.echo(f"{action}: {key}")
+
+    text = f"{_EFFECTS[action]}\n\nKEY: as `metaq transactions list` shows it.\n\n\b\nExample\n"
+    return click.command(action, help=f"{text}  metaq transactions {action} XID:1:00ff:01:tm --broker 0")(decide)
+
+
+for _action in _EFFECTS:
+    transactions.add_command(_deciding(_action))
