@@ -22,6 +22,8 @@ from .reactor import ReactorTime
 from .reload import Reloader, ReloadReport
 from .store.flush import RunInThread
 from .store.store import Store
+from .transactions.log import TransactionLog
+from .transactions.transactions import Transactions
 
 __all__ = ["AdminFrom", "Broker"]
 
@@ -71,6 +73,22 @@ class Broker:
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.filters = filters or FilterTable()
+        self.transactions = Transactions(
+            config.transactions,
+            TransactionLog(
+                config.transactions,
+                store.data_paths,
+                run_in_thread=run_in_thread,
+                seconds=reactor.seconds,
+                now_ms=self.now_ms,
+            ),
+            self.partitions,
+            self.message_ids,
+            self.metrics,
+            reactor,
+            self.now_ms,
+        )
+        """To be opened before anything is served, and closed before the store."""
         self._run_in_thread = run_in_thread
         self._run_filter = run_filter or run_in_thread
         self._filter_calls = 0

@@ -25,6 +25,7 @@ from .ini import Entry, Section, evaluate_int32, parse_ini
 from .schedule import Schedule, parse_schedule
 from .sources import ConfigFiles, Sources
 from .store.retention import DeletePolicy, parse_delete_policy
+from .transactions.config import FlushTxLog, TransactionConfig
 
 __all__ = [
     "BrokerConfig",
@@ -38,6 +39,10 @@ __all__ = [
 
 DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
+DEFAULT_MAX_CHECKPOINTS = 3
+DEFAULT_CHECKPOINT_INTERVAL_MS = 60 * 60 * 1000
+DEFAULT_MAX_TX_TIMEOUT_SECONDS = 60
+DEFAULT_MAX_TX_TIMEOUTS = 30_000
 # 1.x has no defaults for these three: its sample file's values
 DEFAULT_UNFLUSH_INTERVAL_MS = 10_000
 DEFAULT_MAX_SEGMENT_SIZE = 1024 * 1024 * 1024
@@ -88,6 +93,7 @@ class BrokerConfig:
     topics: Mapping[str, TopicConfig]
     max_segment_size: int
     max_transfer_size: int
+    transactions: TransactionConfig
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     dashboard_port: int | None = None
     """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
@@ -146,10 +152,16 @@ _TOPIC_KEYS = frozenset(
 _SYSTEM_KEYS = _TOPIC_KEYS | {
     "appClassPath",
     "brokerId",
+    "checkpointInterval",
     "dashboardHttpPort",
+    "dataLogPath",
+    "flushTxLogAtCommit",
     "hostName",
+    "maxCheckpoints",
     "maxSegmentSize",
     "maxTransferSize",
+    "maxTxTimeoutInSeconds",
+    "maxTxTimeoutTimerCapacity",
     "serverPort",
     "updateConsumerOffsets",
 }
@@ -170,13 +182,6 @@ SYSTEM_KEYS_WITHOUT_EFFECT = frozenset(
         "loadMessageStoresInParallel",
         "putProcessThreadCount",
         "quartzThreadCount",
-        # transactions, which this version does not have
-        "checkpointInterval",
-        "dataLogPath",
-        "flushTxLogAtCommit",
-        "maxCheckpoints",
-        "maxTxTimeoutInSeconds",
-        "maxTxTimeoutTimerCapacity",
         # fields of Java's configuration class, which it accepts and ignores
         "closedPartitionMap",
         "configFileChecksum",
@@ -288,6 +293,7 @@ def parse_config(
         topics=_topics(sections, inherited or system, name),
         max_segment_size=values.integer("maxSegmentSize", None, 1),
         max_transfer_size=values.integer("maxTransferSize", None, 1),
+        transactions=_transactions(values, system.data_path),
         zookeeper=_zookeeper(_Values(sections["zookeeper"], "zookeeper", name)),
         dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
         move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
@@ -377,6 +383,17 @@ def _zookeeper(values: _Values) -> ZooKeeperConfig:
         session_timeout_ms=values.integer("zk.zkSessionTimeoutMs", base.session_timeout_ms, 1),
         connection_timeout_ms=values.integer("zk.zkConnectionTimeoutMs", base.connection_timeout_ms, 1),
         sync_time_ms=values.integer("zk.zkSyncTimeMs", base.sync_time_ms, 0),
+    )
+
+
+def _transactions(values: _Values, data_path: str) -> TransactionConfig:
+    return TransactionConfig(
+        log_path=_absolute(values.text("dataLogPath", data_path)),
+        flush=FlushTxLog(values.integer("flushTxLogAtCommit", FlushTxLog.AT_COMMIT, min(FlushTxLog), max(FlushTxLog))),
+        max_checkpoints=values.integer("maxCheckpoints", DEFAULT_MAX_CHECKPOINTS, 1),
+        checkpoint_interval_ms=values.integer("checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL_MS, 1),
+        max_timeout_seconds=values.integer("maxTxTimeoutInSeconds", DEFAULT_MAX_TX_TIMEOUT_SECONDS, 1),
+        max_timeouts=values.integer("maxTxTimeoutTimerCapacity", DEFAULT_MAX_TX_TIMEOUTS, 1),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
@@ -21,11 +22,12 @@ from metaq.protocol.errors import (
     PartitionNotFound,
     RemoteProtocolError,
     TopicNotAccepted,
+    TransactionRefused,
     WrongPartition,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
-from metaq.protocol.remoting import SendRequest
+from metaq.protocol.remoting import TX_KEY, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     NO_OPAQUE,
@@ -64,7 +66,16 @@ from .handlers.pull import Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
 from .handlers.send_batch import answer_send_batch
 from .handlers.stats import answer_stats, answer_stats_frame
-from .handlers.transaction import answer_sync, answer_transaction, answer_transactional_put
+from .handlers.transaction import (
+    answer_complete_transaction,
+    answer_prepared_transactions,
+    answer_send_batch_in_transaction,
+    answer_send_in_transaction,
+    answer_sync,
+    answer_transaction,
+    answer_transaction_frame,
+    answer_transactional_put,
+)
 from .handlers.version import answer_version
 
 __all__ = ["Dispatcher"]
@@ -74,12 +85,21 @@ _log = logging.getLogger(__name__)
 _TEXT: Mapping[type, Callable[[Broker, Any], Answer]] = {
     Get: answer_get,
     OffsetQuery: answer_offset,
-    Put: answer_transactional_put,  # those without a transaction go to a PutGroup
     Stats: answer_stats,
     Sync: answer_sync,
-    Transaction: answer_transaction,
     Version: answer_version,
     IgnoredAnswer: lambda broker, command: None,
+}
+
+_TRANSACTIONAL_TEXT: Mapping[type, Callable[[Broker, Any, object], Answer]] = {
+    Put: answer_transactional_put,  # those without a transaction go to a PutGroup
+    Transaction: answer_transaction,
+}
+
+_TRANSACTIONAL_FRAMES: Mapping[int, Callable[..., Answer]] = {
+    RequestCode.SEND: answer_send_in_transaction,
+    RequestCode.SEND_BATCH: answer_send_batch_in_transaction,
+    RequestCode.TRANSACTION: answer_transaction_frame,
 }
 
 _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
@@ -93,6 +113,8 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.RELOAD_CONFIG: answer_reload_config,
     RequestCode.CLOSE_PARTITIONS: answer_close_partitions,
     RequestCode.OPEN_PARTITIONS: answer_open_partitions,
+    RequestCode.PREPARED_TRANSACTIONS: answer_prepared_transactions,
+    RequestCode.COMPLETE_TRANSACTION: answer_complete_transaction,
 }
 
 _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
@@ -132,27 +154,36 @@ class Dispatcher:
             return b"" if frame.is_one_way else self._frame_error(frame.opaque, error)
         return Send(*request[:4], frame.opaque, frame.body, frame.is_one_way)
 
-    def text(self, command: TextCommand) -> Answer:
-        """The answer to a text command other than a put without transaction and `quit`."""
+    def text(self, command: TextCommand, connection: object = None) -> Answer:
+        """The answer to a text command other than a put without transaction and `quit`.
+
+        connection: what stands for the connection it came on; local transactions belong to it. None: to nobody.
+        """
         if isinstance(command, TooLargePut):
             self.broker.metrics.put(command.topic, 1, 0)
             return self._refuse_put(command, command.partition, MessageTooLarge(command.body_bytes, MAX_BODY_BYTES))
         try:
-            answer = _TEXT[type(command)](self.broker, command)
+            handle = _TEXT.get(type(command))
+            if handle is not None:
+                answer = handle(self.broker, command)
+            else:
+                answer = _TRANSACTIONAL_TEXT[type(command)](self.broker, command, connection)
         except Exception as error:
             return self._text_error(command, error)
         if isinstance(answer, Deferred):
             return answer.addErrback(self._text_failed, command)
         return answer
 
-    def frame(self, frame: Frame, peer: str) -> Answer:
-        """The answer to a frame other than SEND and PULL; a one-way frame's is the caller's to drop.
+    def frame(self, frame: Frame, peer: str, connection: object) -> Answer:
+        """The answer to a frame other than PULL and a plain SEND; a one-way frame's is the caller's to drop.
 
-        peer: numeric address of the connection's other end.
+        peer: numeric address of the connection's other end. connection: as for `text`.
         """
         if frame.code in ADMIN_CODES and not admits(self.broker.admin_from, peer):
             return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
         handle = _FRAMES.get(frame.code)
+        if frame.code == RequestCode.TRANSACTION or (TX_KEY in frame.ext and frame.code in _TRANSACTIONAL_FRAMES):
+            handle = partial(_TRANSACTIONAL_FRAMES[frame.code], connection=connection)
         if handle is None:
             return answer_frame(
                 frame.opaque, {}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"no request has the code {frame.code}"
@@ -222,6 +253,9 @@ class Dispatcher:
     def _frame_error(self, opaque: int, error: BaseException) -> bytes:
         if not isinstance(error, MetaqError):
             return answer_frame(opaque, {}, ResponseCode.SYSTEM_ERROR, _internal(opaque, error))
+        if isinstance(error, TransactionRefused):
+            ext = {} if error.xa_code is None else {"xaCode": error.xa_code}
+            return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
         code = _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
         return answer_frame(opaque, {}, code, str(error))
 

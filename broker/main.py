@@ -133,20 +133,28 @@ class BrokerProcess:
                 filters=filters,
                 run_filter=self._run_filter,
             )
-            self._offer_reload()
-            self._factory = SessionFactory(self.broker, max_connections)
-            self._port = listen(self.broker, self._factory, self._reactor)
-            self._http = self._open_http()
-            self._reactor.callWhenRunning(self._start)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._signalled)
-            signal.signal(signal.SIGHUP, self._reload_signalled)
-            self._reactor.run(installSignalHandlers=False)
+            self.broker.transactions.open()
+            try:
+                self._serve(max_connections)
+            finally:
+                self.broker.transactions.close()
         finally:
             store.close()
         if self._failure is not None:
             raise self._failure
         return 0
+
+    def _serve(self, max_connections: int) -> None:
+        """Listen and run the reactor until told to stop."""
+        self._offer_reload()
+        self._factory = SessionFactory(self.broker, max_connections)
+        self._port = listen(self.broker, self._factory, self._reactor)
+        self._http = self._open_http()
+        self._reactor.callWhenRunning(self._start)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        signal.signal(signal.SIGHUP, self._reload_signalled)
+        self._reactor.run(installSignalHandlers=False)
 
     def _open_http(self) -> HttpPorts | None:
         if self._config.dashboard_port is None:
@@ -194,6 +202,7 @@ class BrokerProcess:
     def _start(self) -> None:
         store = self.broker.store
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
+        self._tx_tick = repeat(_TICK_SECONDS, self.broker.transactions.tick, self._reactor, "the transactions' timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
         ensureDeferred(self._register()).addErrback(self._fail)
 
@@ -286,6 +295,7 @@ class BrokerProcess:
         while self.broker.connections and self._reactor.seconds() < deadline:
             await self._pause(0.02)
         self._tick.stop()
+        self._tx_tick.stop()
         self._retention.stop()
         if self._registration is not None:
             await self._registration.close()

@@ -25,7 +25,13 @@ class MessageIds:
         self._broker_id = broker_id
         self._clock = clock
         # the floor may carry another broker's id (a moved directory): its whole counter value is taken as used
-        self._next = counter_of(floor_id) + 1 if floor_id > 0 else 0
+        self._next = 0
+        self.begin_above(floor_id)
+
+    def begin_above(self, floor_id: int) -> None:
+        """Never give an id again that is not larger than this one; 0 and below change nothing."""
+        if floor_id > 0:
+            self._next = max(self._next, counter_of(floor_id) + 1)
 
     def next(self, count: int = 1) -> int:
         """The first of `count` consecutive new ids; message_ids_from gives all of them."""

@@ -79,6 +79,11 @@ class Metrics:
         self.cmd_offset = 0
         self.get_miss = 0
         self.put_failed = 0
+        # verbs asked for, whether they succeed or not
+        self.tx_begin = 0
+        self.tx_xa_begin = 0
+        self.tx_commit = 0
+        self.tx_rollback = 0
         self._has_stat = has_stat
         self._seconds = seconds
         self._started = self._reset_at = seconds()

@@ -98,6 +98,15 @@ class Partitions:
         log = self._writable.get((topic, partition))
         return self._open(topic, partition, chosen) if log is None else log
 
+    def for_replay(self, topic: str, partition: int) -> PartitionLog:
+        """The log, made if there is none, whatever the configuration says: what was committed must be kept.
+
+        Raises InvalidName, StoreError.
+        """
+        log = self._store.get_or_create(topic, partition)
+        self._learn(log)
+        return log
+
     def for_read(self, topic: str, partition: int) -> PartitionLog:
         """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
         if (topic, partition) in self._closed:

@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
+from metaq.protocol.remoting import TX_KEY
 from metaq.protocol.requests import Request, RequestReader
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Get, Put, Quit
@@ -123,6 +124,7 @@ class Session(Protocol):
         for pull in self._parked:
             self._broker.parked.drop(pull)
         self._parked.clear()
+        self._broker.transactions.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
@@ -156,7 +158,11 @@ class Session(Protocol):
                     group = self._dispatcher.put_group()
                 group.add(cast(Put, request))
                 continue
-            if kind is Frame and cast(Frame, request).code == RequestCode.SEND:
+            if (
+                kind is Frame
+                and cast(Frame, request).code == RequestCode.SEND
+                and TX_KEY not in cast(Frame, request).ext
+            ):
                 send = self._dispatcher.send(cast(Frame, request))
                 if isinstance(send, bytes):
                     self._write(send)
@@ -186,7 +192,7 @@ class Session(Protocol):
             self._serve_pull(request)
         elif not isinstance(request, Frame):
             cost = request.max_size if isinstance(request, Get) else 0
-            self._answer(self._dispatcher.text(request), cost)
+            self._answer(self._dispatcher.text(request, self), cost)
         elif request.code == RequestCode.PULL:
             pull = self._dispatcher.pull(request)
             if isinstance(pull, Pull):
@@ -194,7 +200,7 @@ class Session(Protocol):
             else:
                 self._write(pull)
         else:
-            answer = self._dispatcher.frame(request, self._host)
+            answer = self._dispatcher.frame(request, self._host, self)
             if request.is_one_way:
                 answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
             self._answer(answer, len(request.body), ordered=False)

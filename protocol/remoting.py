@@ -19,6 +19,8 @@ from .record import HEADER_BYTES
 from .transactions import NULL_KEY, TransactionType, parse_key
 
 __all__ = [
+    "COMPLETE_ACTIONS",
+    "TX_KEY",
     "ClosePartitionsRequest",
     "CompleteTransactionRequest",
     "MessageCountsReply",

@@ -1,43 +1,183 @@
-"""`transaction`, puts with a transaction key, and `sync`: what this version answers to what it does not have.
+"""`transaction` and puts with a transaction key, TRANSACTION and SEND, SEND_BATCH with `txKey`, and `sync`.
 
-No transaction can be begun, so a put with a key is checked as 1.x checks it and then answered as for an unknown one.
+`connection` is whatever stands for the connection that a request came on: local transactions belong to it.
 """
 
 from __future__ import annotations
 
-from metaq.protocol.errors import MetaqError
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, RemoteProtocolError
+from metaq.protocol.frames import Frame
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.remoting import (
+    CompleteTransactionRequest,
+    SendBatchRequest,
+    SendReply,
+    SendRequest,
+    TransactionRequest,
+    split_batch,
+)
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, Sync, Transaction, TransactionType, encode_result
+from metaq.protocol.transactions import NULL_KEY
 
+from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker
-from ..partitions import ANY
+from .admin import answer_json
 
-__all__ = ["answer_sync", "answer_transaction", "answer_transactional_put"]
+__all__ = [
+    "answer_complete_transaction",
+    "answer_prepared_transactions",
+    "answer_send_batch_in_transaction",
+    "answer_send_in_transaction",
+    "answer_sync",
+    "answer_transaction",
+    "answer_transaction_frame",
+    "answer_transactional_put",
+]
 
-UNSUPPORTED = "Transactions are not supported by this version of metaq: send without one"
 NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
 """1.x's own words: no request handler is registered for the class."""
 
-
-class TransactionRefused(MetaqError):
-    """A put inside a transaction that cannot be accepted."""
-
-
-def answer_transaction(broker: Broker, transaction: Transaction) -> bytes | None:
-    if transaction.type is TransactionType.END:
-        return None  # never answered (wire.md §4)
-    return encode_result(Status.UNAVAILABLE, UNSUPPORTED, transaction.opaque)
-
-
-def answer_transactional_put(broker: Broker, put: Put) -> bytes:
-    """Raises what is wrong with it, last of all that its transaction is unknown."""
-    if put.partition == ANY:
-        raise TransactionRefused(f"Invalid partition for transaction command:{put.partition}")
-    broker.partitions.check(put.topic, put.partition)
-    kind = "XA" if str(put.tx_key).startswith("XID:") else "Local"
-    raise TransactionRefused(f"{kind} transaction '{put.tx_key}' has not been started.")
+T = TypeVar("T")
 
 
 def answer_sync(broker: Broker, sync: Sync) -> bytes:
     """As a 1.x broker that is no synchronous slave."""
     return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)
+
+
+# --- verbs ------------------------------------------------------------------------------------------------------------
+
+
+def answer_transaction(broker: Broker, command: Transaction, connection: object) -> Answer:
+    """END is never answered (wire.md §4). Raises TransactionRefused, also later."""
+    if command.type is TransactionType.END:
+        return None
+    request = TransactionRequest(
+        command.key, command.type.name, command.session, command.timeout or 0, command.qualifier or ""
+    )
+    text = _perform(broker, request, connection)
+    return _then(text, lambda text: encode_result(Status.SUCCESS, text, command.opaque))
+
+
+def answer_transaction_frame(broker: Broker, frame: Frame, connection: object) -> Answer:
+    """The same; the body is the text, and END is answered. Raises RemoteProtocolError, TransactionRefused."""
+
+    def encode(text: str) -> Bytes:
+        body = text.encode("utf-8")
+        parts: list[Buffer] = [answer_frame(frame.opaque, {}, body=len(body)), body]
+        return parts
+
+    return _then(_perform(broker, TransactionRequest.from_ext(frame.ext), connection), encode)
+
+
+def _perform(broker: Broker, request: TransactionRequest, connection: object) -> str | Deferred[str]:
+    """What 1.x's answer to this verb says."""
+    transactions, key = broker.transactions, request.tx_key
+    match TransactionType[request.type]:
+        case TransactionType.BEGIN:
+            transactions.begin(connection, key, request.timeout_seconds)
+        case TransactionType.PREPARE:
+            return _then(transactions.prepare(connection, key), str)
+        case TransactionType.COMMIT_ONE_PHASE:
+            return _then(transactions.commit(connection, key, one_phase=True), _nothing)
+        case TransactionType.COMMIT_TWO_PHASE:
+            return _then(transactions.commit(connection, key, one_phase=False), _nothing)
+        case TransactionType.ROLLBACK:
+            return _then(transactions.rollback(connection, key), _nothing)
+        case TransactionType.FORGET:
+            return _then(transactions.forget(key), _nothing)
+        case TransactionType.RECOVER:
+            return "\r\n".join(transactions.recover(request.qualifier or None))
+        case TransactionType.END:
+            pass
+    return ""
+
+
+def _nothing(_: None) -> str:
+    return ""
+
+
+def _then(result: Any | Deferred[Any], convert: Callable[[Any], T]) -> T | Deferred[T]:
+    return result.addCallback(convert) if isinstance(result, Deferred) else convert(result)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def answer_transactional_put(broker: Broker, put: Put, connection: object) -> bytes:
+    """Raises what is wrong with it."""
+    key = put.tx_key or NULL_KEY
+    first_id = _put(broker, connection, key, put.topic, put.partition, [(put.flag, put.checksum, put.body)], put.opaque)
+    return encode_result(Status.SUCCESS, f"{first_id} {put.partition} -1", put.opaque)
+
+
+def answer_send_in_transaction(broker: Broker, frame: Frame, connection: object) -> Bytes:
+    """Raises what is wrong with it."""
+    topic, partition, flag, announced, key = SendRequest.from_ext(frame.ext)
+    # a copy: the body is a view into all that was received with it
+    puts = [(flag, announced, bytes(frame.body))]
+    first_id = _put(broker, connection, key or NULL_KEY, topic, partition, puts, frame.opaque)
+    return answer_frame(frame.opaque, SendReply(first_id, partition, -1).to_ext())
+
+
+def answer_send_batch_in_transaction(broker: Broker, frame: Frame, connection: object) -> Bytes:
+    """All or nothing. Raises what is wrong with it."""
+    topic, partition, count, key = SendBatchRequest.from_ext(frame.ext)
+    sizes, records = split_batch(frame.body, count)
+    puts = []
+    start = 0
+    for size in sizes.tolist():
+        length, announced, _, flag = HEADER.unpack_from(records, start)
+        if length != size - HEADER_BYTES or announced < 0:
+            raise RemoteProtocolError(f"batch: the record at byte {start} does not have its announced size")
+        puts.append((flag, announced, bytes(records[start + HEADER_BYTES : start + size])))
+        start += size
+    first_id = _put(broker, connection, key or NULL_KEY, topic, partition, puts, frame.opaque)
+    return answer_frame(frame.opaque, SendReply(first_id, partition, -1).to_ext())
+
+
+def _put(
+    broker: Broker,
+    connection: object,
+    key: str,
+    topic: str,
+    partition: int,
+    puts: Sequence[tuple[int, int, Buffer]],
+    opaque: int,
+) -> int:
+    try:
+        return broker.transactions.put(connection, key, topic, partition, puts, opaque)
+    except MetaqError:
+        broker.metrics.put_refused(topic, len(puts))
+        raise
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def answer_prepared_transactions(broker: Broker, frame: Frame) -> Answer:
+    found = [
+        {
+            "key": each.key,
+            "prepared_at_ms": each.prepared_at_ms,
+            "messages": each.messages,
+            "bytes": each.size,
+            "topics": each.topics,
+            "state": each.state,
+        }
+        for each in broker.transactions.prepared()
+    ]
+    return answer_json(frame, found)
+
+
+def answer_complete_transaction(broker: Broker, frame: Frame) -> Answer:
+    """Raises RemoteProtocolError, TransactionRefused."""
+    request = CompleteTransactionRequest.from_ext(frame.ext)
+    done = broker.transactions.complete(request.tx_key, request.action)
+    return _then(done, lambda _: answer_frame(frame.opaque, {}))

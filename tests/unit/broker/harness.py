@@ -168,6 +168,7 @@ class Harness:
             filters=load_filters(self.config),
         )
         self.broker.reloader = Reloader("server.ini", lambda: self.config, self._read, self._apply)
+        self.broker.transactions.open()
         self.dispatcher = Dispatcher(self.broker)
 
     def store_config(self, name: str) -> TopicStoreConfig:

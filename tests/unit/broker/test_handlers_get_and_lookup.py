@@ -93,21 +93,6 @@ def test_heartbeat_is_answered(peer):
     assert peer.ask_frame(encode_frame(RequestCode.HEARTBEAT, 3, {})).code == ResponseCode.SUCCESS
 
 
-@pytest.mark.parametrize("type_", ["BEGIN", "PREPARE", "COMMIT_ONE_PHASE", "ROLLBACK", "RECOVER"])
-def test_a_transaction_is_refused_by_name_and_its_end_not_answered(peer, type_):
-    answer = peer.ask(b"transaction TX:s:1 s %b 1\r\n" % type_.encode())
-    assert answer.code == 503
-    assert "not supported" in answer.text
-    peer.send(b"transaction TX:s:1 s END 2\r\n")
-    assert peer.received() == b""
-
-
-def test_a_put_in_a_transaction_is_never_stored(peer, harness):
-    raw = b"put t 0 1 0 215750275 XID:1:0a:0b:q 5\r\nx"
-    assert peer.ask(raw).text == "XA transaction 'XID:1:0a:0b:q' has not been started."
-    assert list(harness.store.logs()) == []
-
-
 def test_ids_after_a_restart_are_above_all_that_are_stored_even_if_the_clock_went_back(tmp_path):
     first = Harness(tmp_path)
     peer = first.connect()

@@ -1,0 +1,174 @@
+"""A commit: first the record that decides it, then the messages, then the answer.
+
+1. The commit record is queued with the places where the messages will lie if nothing else comes in between.
+2. Once it is written (and synced, if that is the setting) the transaction is committed: the messages are appended to
+   their partitions. If something did come in between, the attachment of the record is put right.
+3. It is answered when the messages are visible in every partition: synced where the topic's setting says so.
+
+A crash between 1 and 3 is repaired at the next start (recovery.py): all messages, or none. 1.x appends first and
+records then, so that a crash leaves messages of a transaction that nobody committed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.record import Buffer
+
+from ..store.batch import encode_puts
+from ..store.index import UNIT_DTYPE
+from ..store.partition_log import PartitionLog
+from .commands import Operation, OperationType
+from .journal import Journal
+from .redo import Location, encode_locations, encode_operation_record
+from .transaction import Block, Transaction
+
+__all__ = ["Committer", "EncodedBlock", "block_checksum"]
+
+_MAX_MISSES = 256
+
+Settled = Callable[[str | None, MetaqError | None], None]
+"""settled(journal failure, first partition's failure); both None: the messages are there for everybody."""
+
+
+class EncodedBlock:
+    """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
+
+    __slots__ = ("base", "checksum", "data", "log", "size", "store", "units")
+
+    def __init__(self, block: Block, base: int, now_ms: int) -> None:
+        self.log = block.log
+        self.store = block.store
+        self.size = block.size
+        self.base = base
+        self.data, self.units = encode_puts(block.puts, base, block.ids, now_ms)
+        self.checksum = block_checksum(self.data)
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+    @property
+    def location(self) -> Location:
+        return Location(self.store, self.base, self.size, self.checksum)
+
+    def move(self, base: int) -> None:
+        """Make the index units fit another place."""
+        units = np.frombuffer(self.units, UNIT_DTYPE).copy()
+        units["offset"] += base - self.base
+        self.units = units.tobytes()
+        self.base = base
+
+
+def block_checksum(data: Iterable[Buffer]) -> int:
+    """CRC-32 of all bytes, 31 bits of it (storage.md §7)."""
+    crc = 0
+    for buffer in data:
+        crc = crc32(buffer, crc)
+    return crc & 0x7FFFFFFF
+
+
+class Committer:
+    """Runs the commits of one broker. Lives on the reactor thread."""
+
+    def __init__(self, journal: Journal, now_ms: Callable[[], int], on_settled: Callable[[Transaction], None]) -> None:
+        """on_settled: called when all messages of a committed transaction are on the disk of their partitions."""
+        self._journal = journal
+        self._now_ms = now_ms
+        self._on_settled = on_settled
+        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of commits not yet appended
+        self._unsynced: dict[Transaction, list[tuple[PartitionLog, int]]] = {}
+
+    def commit(self, transaction: Transaction, was_prepared: bool, settled: Settled) -> None:
+        """Commit a transaction with messages; `settled` is called once."""
+        file = transaction.file
+        assert file is not None
+        parts = []
+        now_ms = self._now_ms()
+        for block in transaction.finish():
+            parts.append(EncodedBlock(block, block.log.end_offset + self._promised[block.log], now_ms))
+            self._promised[block.log] += block.size
+        kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
+        attachment = encode_locations([part.location for part in parts])
+        record = encode_operation_record(Operation(transaction.key, kind, was_prepared), attachment)
+        attachment_at = self._journal.append(file, record) - len(attachment)
+        self._journal.when_written(partial(self._decided, transaction, parts, attachment_at, settled))
+
+    def _decided(
+        self,
+        transaction: Transaction,
+        parts: list[EncodedBlock],
+        attachment_at: int,
+        settled: Settled,
+        failure: str | None,
+    ) -> None:
+        for part in parts:
+            self._promised[part.log] -= part.size
+            if not self._promised[part.log]:
+                del self._promised[part.log]
+        if failure is not None:
+            settled(failure, None)
+            return
+        predicted = [part.base for part in parts]
+        error = None
+        for part in parts:
+            error = _append(part) or error
+        if [part.base for part in parts] != predicted:
+            assert transaction.file is not None
+            attachment = encode_locations([part.location for part in parts])
+            self._journal.patch(transaction.file, attachment_at, attachment)
+            self._journal.flush()
+        if error is not None:  # stays unsettled: the next start appends what is missing
+            settled(None, error)
+            return
+        self._unsynced[transaction] = [(part.log, part.end) for part in parts]
+        _WhenVisible(parts, partial(settled, None))
+
+    def settle(self) -> None:
+        """Find out which committed transactions are on the disk by now; the oldest ones first, not all at once."""
+        done, misses = [], 0
+        for transaction, ends in self._unsynced.items():
+            if all(log.synced_end >= end for log, end in ends):
+                done.append(transaction)
+            elif (misses := misses + 1) > _MAX_MISSES:
+                break
+        for transaction in done:
+            del self._unsynced[transaction]
+            self._on_settled(transaction)
+
+    def wait_for_disk(self, transaction: Transaction, ends: list[tuple[PartitionLog, int]]) -> None:
+        """Have a transaction that was committed before the start settled like the others."""
+        self._unsynced[transaction] = ends
+
+
+def _append(part: EncodedBlock) -> MetaqError | None:
+    if part.log.end_offset != part.base:
+        part.move(part.log.end_offset)
+    try:
+        part.log.append(part.data, part.units)
+    except MetaqError as error:
+        return error
+    return None
+
+
+class _WhenVisible:
+    """Calls back once, when every part is visible or its partition has failed."""
+
+    def __init__(self, parts: list[EncodedBlock], done: Callable[[MetaqError | None], None]) -> None:
+        self._done = done
+        self._missing = len(parts)
+        self._error: MetaqError | None = None
+        for part in parts:
+            part.log.when_visible(part.end, self._visible)
+
+    def _visible(self, error: MetaqError | None) -> None:
+        self._error = self._error or error
+        self._missing -= 1
+        if not self._missing:
+            self._done(self._error)

@@ -1,0 +1,341 @@
+"""Writing the transaction log: records are queued on the reactor thread and written, and synced, by worker threads.
+
+One job is under way at a time; whatever is asked for meanwhile shares the next one (group commit). A record has its
+place in its file as soon as it is queued. A failed write or sync ends the writing for good: nobody can know what of it
+is on the disk until the log is read again at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from metaq.protocol.record import Buffer
+
+from ..store.files import Files
+from ..store.flush import RunInThread, call_safely
+from .redo import REDO_PREFIX
+
+__all__ = ["Journal", "RedoFile", "RedoPosition", "write_whole_file"]
+
+_log = logging.getLogger(__name__)
+
+MAX_REDO_BYTES = 64 << 20
+"""A transaction that begins when the newest file is larger than this goes to a new one (1.x)."""
+
+_MAX_QUEUED_BYTES = 1 << 20
+"""Puts wait in memory for the next prepare or commit, or until there are as many bytes of them."""
+
+_MAX_BUFFERS = 1024  # IOV_MAX of Linux
+
+Done = Callable[[str | None], None]
+"""Called with None, or with why the log takes no more writes."""
+
+
+class RedoPosition(NamedTuple):
+    """A place in the log: number of the redo file, byte in it."""
+
+    number: int
+    offset: int
+
+
+class RedoFile:
+    """One `redo.<n>`. Lives on the reactor thread, but for `fd`, which belongs to the job under way."""
+
+    def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
+        self.number = number
+        self.path = path
+        self.size = size
+        """Bytes, with those that are still queued."""
+        self.unsettled: dict[Hashable, None] = {}
+        """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
+        self.busy_from = size
+        """A place with no transaction open across it, and none unsettled before it: where a replay may begin."""
+        self.queued: list[Buffer] = []
+        self.patches: list[tuple[int, bytes]] = []
+        self.dirty = False
+        self.new = not exists
+        self.fd: int | None = None
+
+    def hold(self, transaction: Hashable) -> None:
+        """The next record is the first one of a transaction."""
+        if not self.unsettled:
+            self.busy_from = self.size
+        self.unsettled[transaction] = None
+
+
+class _Part:
+    """One file's share of a job."""
+
+    def __init__(self, file: RedoFile) -> None:
+        self.file = file
+        self.data, file.queued = file.queued, []
+        self.patches, file.patches = file.patches, []
+        self.position = file.size - sum(map(len, self.data))
+
+
+class _Job:
+    """Made on the reactor thread, run by a worker."""
+
+    def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
+        self.to_sync = to_sync
+        self.waiters: list[Done] = []
+        self.works: list[Callable[[], None]] = []
+        self._files = files
+        self._directory = directory
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._ran = False
+        self._error: OSError | None = None
+
+    def run(self) -> None:
+        """Do it once, whoever comes first, and have everybody else wait. Raises the OSError that ended it."""
+        with self._lock:
+            if not self._ran:
+                self._ran = True
+                try:
+                    self._run()
+                except OSError as error:
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+
+    def _run(self) -> None:
+        for part in self._parts:
+            fd = self._open(part.file)
+            _write(self._files, fd, part.data, part.position)
+            for position, data in part.patches:
+                _write(self._files, fd, [data], position)
+        for file in self.to_sync:
+            self._files.fdatasync(self._open(file))
+        if any(file.new for file in self.to_sync):
+            self._files.fsync_directory(self._directory)
+            self._files.fsync_directory(os.path.dirname(self._directory))
+        for work in self.works:
+            work()
+
+    def _open(self, file: RedoFile) -> int:
+        if file.fd is None:
+            self._files.make_directory(self._directory)
+            file.fd = self._files.open(file.path, os.O_RDWR | os.O_CREAT)
+        return file.fd
+
+
+class Journal:
+    """The redo files of one broker. Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        run_in_thread: RunInThread,
+        *,
+        sync: bool,
+        redo_files: Sequence[RedoFile] = (),
+        next_number: int = 1,
+        max_file_bytes: int = MAX_REDO_BYTES,
+    ) -> None:
+        """sync: whether `when_written` waits for the disk (flushTxLogAtCommit=1). redo_files: existing ones by number.
+
+        next_number: of the next file. max_file_bytes: see MAX_REDO_BYTES.
+        """
+        self.directory = directory
+        self.failure: str | None = None
+        self._files = files
+        self._run_in_thread = run_in_thread
+        self._sync = sync
+        self._max_file_bytes = max_file_bytes
+        self._redo = {file.number: file for file in redo_files}
+        self._next_number = max([next_number, *(number + 1 for number in self._redo)])
+        self._current = redo_files[-1] if redo_files else self._new_file()
+        self._queued_bytes = 0
+        self._waiters: list[Done] = []
+        self._works: list[Callable[[], None]] = []
+        self._sync_wanted = False
+        self._running: _Job | None = None
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def file_for(self, transaction: Hashable) -> RedoFile:
+        """The file of a transaction whose first record comes now; all its records belong there."""
+        if self._current.size > self._max_file_bytes:
+            self._current = self._new_file()
+            self._drop_settled()
+        self._current.hold(transaction)
+        return self._current
+
+    def append(self, file: RedoFile, record: Sequence[Buffer]) -> int:
+        """Queue a record; where in the file it ends, in bytes."""
+        file.queued += record
+        size = sum(map(len, record))
+        file.size += size
+        self._queued_bytes += size
+        if self._queued_bytes > _MAX_QUEUED_BYTES:
+            self.flush()
+        return file.size
+
+    def patch(self, file: RedoFile, offset: int, data: bytes) -> None:
+        """Overwrite bytes of a record that has been written."""
+        file.patches.append((offset, data))
+
+    def when_written(self, done: Done) -> None:
+        """Call back when everything queued so far is written (and synced if that is the setting), in order."""
+        if self.failure is not None:
+            done(self.failure)
+            return
+        self._waiters.append(done)
+        self._sync_wanted |= self._sync
+        self._start()
+
+    def also(self, work: Callable[[], None]) -> None:
+        """Have a worker do something behind what is queued so far; an OSError of it counts as a failed write."""
+        self._works.append(work)
+        self.flush(sync=self._sync)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Start writing what is queued, without anybody waiting for it."""
+        self._sync_wanted |= sync
+        if self.failure is None and (
+            self._works or self._waiters or any(_has_work(file, self._sync_wanted) for file in self._redo.values())
+        ):
+            self._start()
+
+    def settle(self, file: RedoFile, transaction: Hashable) -> None:
+        """A replay need not see this transaction any more; a file without any is deleted, but not the newest."""
+        file.unsettled.pop(transaction, None)
+        if not file.unsettled and file is not self._current:
+            self._drop_settled()
+
+    @property
+    def replay_from(self) -> RedoPosition:
+        """Where a replay may begin: the oldest file with an unsettled transaction, or the end of the log."""
+        for file in self._redo.values():
+            if file.unsettled:
+                return RedoPosition(file.number, file.busy_from)
+        return RedoPosition(self._current.number, self._current.size)
+
+    @property
+    def has_unsettled(self) -> bool:
+        return any(file.unsettled for file in self._redo.values())
+
+    def close(self) -> None:
+        """Write and sync what is queued on this thread and close the files. Nothing may follow."""
+        running, self._running = self._running, None
+        if running is not None:  # its worker may never report: the reactor has stopped
+            self._run_here(running)
+        if self.failure is None:
+            self._sync_wanted = True
+            self._run_here(self._make_job())
+        for file in self._redo.values():
+            if file.fd is not None:
+                self._files.close(file.fd)
+                file.fd = None
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _run_here(self, job: _Job) -> None:
+        try:
+            job.run()
+        except OSError as error:
+            self._failed(job, str(error))
+        else:
+            self._succeeded(job)
+
+    def _start(self) -> None:
+        if self._running is None:
+            job = self._running = self._make_job()
+            self._run_in_thread(job.run, lambda result: self._ended(job, result))
+
+    def _make_job(self) -> _Job:
+        parts = [_Part(file) for file in self._redo.values() if file.queued or file.patches]
+        for part in parts:
+            part.file.dirty = True
+        to_sync = [file for file in self._redo.values() if file.dirty] if self._sync_wanted else []
+        job = _Job(self._files, self.directory, parts, to_sync)
+        job.waiters, self._waiters = self._waiters, []
+        job.works, self._works = self._works, []
+        self._queued_bytes = 0
+        self._sync_wanted = False
+        return job
+
+    def _ended(self, job: _Job, result: object) -> None:
+        if self._running is not job:
+            return  # close() has settled it
+        self._running = None
+        if isinstance(result, BaseException):
+            self._failed(job, str(result))
+        else:
+            self._succeeded(job)
+            if self._waiters or self._works or self._sync_wanted or self._queued_bytes > _MAX_QUEUED_BYTES:
+                self._start()
+
+    def _succeeded(self, job: _Job) -> None:
+        for file in job.to_sync:
+            file.dirty = file.new = False
+        for done in job.waiters:
+            call_safely(done, None)
+
+    def _failed(self, job: _Job, cause: str) -> None:
+        self.failure = f"the transaction log {self.directory} cannot be written: {cause}"
+        _log.critical("%s; transactions are refused until the broker is restarted", self.failure)
+        waiters = [*job.waiters, *self._waiters]
+        self._waiters = []
+        for done in waiters:
+            call_safely(done, self.failure)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _new_file(self) -> RedoFile:
+        number = self._next_number
+        self._next_number += 1
+        file = self._redo[number] = RedoFile(number, os.path.join(self.directory, f"{REDO_PREFIX}{number}"))
+        return file
+
+    def _drop_settled(self) -> None:
+        for file in list(self._redo.values()):
+            if file is not self._current and not file.unsettled:
+                del self._redo[file.number]
+                self.also(lambda file=file: self._delete(file))  # type: ignore[misc]
+
+    def _delete(self, file: RedoFile) -> None:
+        """Worker thread."""
+        if file.fd is not None:
+            self._files.close(file.fd)
+            file.fd = None
+        with suppress(FileNotFoundError):  # it was never written
+            self._files.unlink(file.path)
+            self._files.fsync_directory(self.directory)
+
+
+def _has_work(file: RedoFile, sync: bool) -> bool:
+    return bool(file.queued or file.patches or (sync and file.dirty))
+
+
+def _write(files: Files, fd: int, data: Sequence[Buffer], position: int) -> None:
+    buffers = data if len(data) <= _MAX_BUFFERS else [b"".join(data)]
+    size = sum(map(len, buffers))
+    written = files.pwritev(fd, buffers, position) if size else 0
+    rest = memoryview(b"".join(buffers))[written:] if written < size else memoryview(b"")
+    while rest:
+        position += written
+        written = files.pwritev(fd, [rest], position)
+        rest = rest[written:]
+
+
+def write_whole_file(files: Files, path: str, data: bytes) -> None:
+    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.tmp")
+    files.make_directory(directory)
+    fd = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        _write(files, fd, [data], 0)
+        files.fdatasync(fd)
+    finally:
+        files.close(fd)
+    files.rename(temporary, path)
+    files.fsync_directory(directory)

@@ -1,0 +1,215 @@
+"""The transaction log as a whole: journal, checkpoints, decisions of operators, and when each reaches the disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import ConfigError, StoreError, TransactionRefused
+from metaq.protocol.record import Buffer
+
+from ..store.directories import lock_data_path
+from ..store.files import REAL_FILES, Files
+from ..store.flush import RunInThread
+from .checkpoints import Checkpoints, Heuristic, SavedState, read_state, write_state
+from .commit import Committer, Settled
+from .config import FlushTxLog, TransactionConfig
+from .journal import Done, Journal, RedoPosition
+from .recovery import LogFor, Replayed, replay
+from .redo import DIRECTORY
+from .transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["TransactionLog"]
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_STATE_BYTES = 8 << 20
+"""So much more log, and metaq.json says again where a replay may begin: it bounds the time a start takes."""
+
+
+class TransactionLog:
+    """`<dataLogPath>/transactions`. Lives on the reactor thread; whatever waits for the disk goes to a worker."""
+
+    def __init__(
+        self,
+        config: TransactionConfig,
+        data_paths: Sequence[str],
+        *,
+        run_in_thread: RunInThread,
+        seconds: Callable[[], float],
+        now_ms: Callable[[], int],
+        files: Files = REAL_FILES,
+        max_file_bytes: int | None = None,
+    ) -> None:
+        """data_paths: those the store has locked already. seconds: a monotonic clock. now_ms: Unix milliseconds."""
+        self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
+        self._config = config
+        self._data_paths = data_paths
+        self._run_in_thread = run_in_thread
+        self._seconds = seconds
+        self._now_ms = now_ms
+        self._files = files
+        self._max_file_bytes = max_file_bytes
+        self._heuristics: dict[str, Heuristic] = {}
+        self._lock: int | None = None
+        self._saved = RedoPosition(0, 0)
+        self._ticked = self._checkpointed = 0.0
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self, log_for: LogFor) -> Replayed:
+        """Lock, read and replay what is there; see recovery.replay. Raises StoreError, ConfigError, DirectoryInUse."""
+        self._lock_directory()
+        try:
+            state = self._read(log_for)
+        except OSError as error:
+            self._unlock()
+            raise StoreError(f"the transaction log {self.directory} cannot be read: {error}") from error
+        except BaseException:
+            self._unlock()
+            raise
+        self._ticked = self._checkpointed = self._seconds()
+        return state
+
+    def _read(self, log_for: LogFor) -> Replayed:
+        files = self._files
+        exists = files.is_directory(self.directory)
+        state = read_state(files, self.directory) if exists else SavedState()
+        self._heuristics = dict(state.heuristics)
+        self._checkpoints = Checkpoints(files, self.directory, self._config.max_checkpoints)
+        replayed = Replayed()
+        if exists:
+            self._checkpoints.open()
+            replayed = replay(files, self.directory, state.replay_from, log_for, self._now_ms)
+        last = self._checkpoints.last
+        saved = state.replay_from
+        self._journal = Journal(
+            files,
+            self.directory,
+            self._run_in_thread,
+            sync=self._config.flush is FlushTxLog.AT_COMMIT,
+            redo_files=replayed.files,
+            # Java ignores files below its last checkpoint's
+            next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
+            **({} if self._max_file_bytes is None else {"max_file_bytes": self._max_file_bytes}),
+        )
+        self._committer = Committer(self._journal, self._now_ms, self.settle)
+        for transaction, ends in replayed.committed.items():
+            self._committer.wait_for_disk(transaction, ends)
+        if saved is not None:
+            self._saved = saved
+        if replayed.late:
+            _log.warning("%d messages that came after their transaction was prepared are dropped", replayed.late)
+        return replayed
+
+    def close(self) -> None:
+        """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
+        self._committer.settle()
+        self._checkpoint()
+        self._journal.close()
+        self._unlock()
+
+    def _lock_directory(self) -> None:
+        path = os.path.realpath(self._config.log_path)
+        if path in self._data_paths:
+            return  # the store has it
+        try:
+            self._lock = lock_data_path(self._files, path)
+        except ConfigError as error:
+            raise ConfigError("dataLogPath", path, str(error)) from error
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._files.close(self._lock)
+            self._lock = None
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log takes no more writes until the broker is restarted; None if it does."""
+        return self._journal.failure
+
+    def append(self, transaction: Transaction, record: Sequence[Buffer]) -> None:
+        """Queue a record of a transaction; its first one finds it a file."""
+        if transaction.file is None:
+            transaction.file = self._journal.file_for(transaction)
+        self._journal.append(transaction.file, record)
+
+    def when_written(self, done: Done) -> None:
+        """Call back when what was queued is as safe as flushTxLogAtCommit says."""
+        self._journal.when_written(done)
+
+    def commit(self, transaction: Transaction, was_prepared: bool, settled: Settled) -> None:
+        """See Committer.commit."""
+        self._committer.commit(transaction, was_prepared, settled)
+
+    def settle(self, transaction: Transaction) -> None:
+        """A replay need not see this transaction again."""
+        assert transaction.file is not None
+        self._journal.settle(transaction.file, transaction)
+
+    # --- decisions of operators ---------------------------------------------------------------------------------------
+
+    @property
+    def heuristics(self) -> Mapping[str, Heuristic]:
+        """Key -> decision, until the coordinator's FORGET."""
+        return self._heuristics
+
+    def set_heuristic(self, key: str, decision: Heuristic | None) -> Deferred[None]:
+        """Note a decision, or with None forget it; called back when that is on the disk."""
+        if decision is None:
+            self._heuristics.pop(key, None)
+        else:
+            self._heuristics[key] = decision
+        self._save_state(self._saved)
+        deferred: Deferred[None] = Deferred()
+
+        def written(failure: str | None) -> None:
+            if failure is None:
+                deferred.callback(None)
+            else:
+                deferred.errback(TransactionRefused(failure))
+
+        self._journal.when_written(written)
+        return deferred
+
+    # --- by the clock -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Write what waits, once a second; checkpoints, when they are due."""
+        now = self._seconds()
+        if now - self._ticked < _TICK_SECONDS or self.failure is not None:
+            return
+        self._ticked = now
+        self._committer.settle()
+        self._journal.flush(sync=self._config.flush is FlushTxLog.EVERY_SECOND)
+        position = self._journal.replay_from
+        if now - self._checkpointed >= self._config.checkpoint_interval_ms / 1000:
+            self._checkpointed = now
+            self._checkpoint()
+        elif position.number > self._saved.number or position.offset - self._saved.offset > _STATE_BYTES:
+            self._save_state(position)
+
+    def _checkpoint(self) -> None:
+        """For us and, if it has something to find or an older checkpoint would mislead it, for the Java broker."""
+        position = self._journal.replay_from
+        if position != self._saved:
+            self._save_state(position)
+        last = self._checkpoints.last
+        if position != last and (last is not None or self._journal.has_unsettled):
+            self._journal.also(self._checkpoints.next(position))
+
+    def _save_state(self, position: RedoPosition) -> None:
+        self._saved = position
+        state = SavedState(position, dict(self._heuristics))
+        self._journal.also(partial(write_state, self._files, self.directory, state))
