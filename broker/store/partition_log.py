@@ -108,16 +108,6 @@ class PartitionLog:
         return self.visible_end - self.first_offset
 
     @property
-    def synced_end(self) -> int:
-        """Byte offset up to which all data is known to be on the disk."""
-        end = self.end_offset
-        for segment in reversed(self._segments):
-            if segment.size and segment.synced == segment.end:
-                break
-            end = segment.synced
-        return end
-
-    @property
     def max_message_id(self) -> int:
         """Largest positive message id known, 0 if there is none."""
         return max(0 if segment.index is None else segment.index.max_id for segment in self._segments)
@@ -355,7 +345,7 @@ class PartitionLog:
 
     @property
     def synced_end(self) -> int:
-        """For the journal: byte offset up to which the partition's own files are on the disk."""
+        """Byte offset up to which the partition's own files are on the disk."""
         end = self.end_offset
         for segment in reversed(self._segments):
             if segment.synced == segment.end:

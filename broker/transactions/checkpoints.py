@@ -20,8 +20,8 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.transactions import parse_key
 
 from ..store.files import Files, read_exactly
-from .journal import RedoPosition, write_whole_file
 from .redo import CHECKPOINT_PREFIX, numbered_files
+from .writer import RedoPosition, write_whole_file
 
 __all__ = ["STATE_NAME", "Checkpoints", "Heuristic", "SavedState", "read_state", "write_state"]
 

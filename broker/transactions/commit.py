@@ -25,16 +25,16 @@ from ..store.batch import encode_puts
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
 from .commands import Operation, OperationType
-from .journal import Journal
 from .redo import Location, encode_locations, encode_operation_record
 from .transaction import Block, Transaction
+from .writer import RedoWriter
 
 __all__ = ["Committer", "EncodedBlock", "block_checksum"]
 
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""settled(journal failure, first partition's failure); both None: the messages are there for everybody."""
+"""settled(writer failure, first partition's failure); both None: the messages are there for everybody."""
 
 
 class EncodedBlock:
@@ -77,9 +77,11 @@ def block_checksum(data: Iterable[Buffer]) -> int:
 class Committer:
     """Runs the commits of one broker. Lives on the reactor thread."""
 
-    def __init__(self, journal: Journal, now_ms: Callable[[], int], on_settled: Callable[[Transaction], None]) -> None:
+    def __init__(
+        self, writer: RedoWriter, now_ms: Callable[[], int], on_settled: Callable[[Transaction], None]
+    ) -> None:
         """on_settled: called when all messages of a committed transaction are on the disk of their partitions."""
-        self._journal = journal
+        self._writer = writer
         self._now_ms = now_ms
         self._on_settled = on_settled
         self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of commits not yet appended
@@ -97,8 +99,8 @@ class Committer:
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         attachment = encode_locations([part.location for part in parts])
         record = encode_operation_record(Operation(transaction.key, kind, was_prepared), attachment)
-        attachment_at = self._journal.append(file, record) - len(attachment)
-        self._journal.when_written(partial(self._decided, transaction, parts, attachment_at, settled))
+        attachment_at = self._writer.append(file, record) - len(attachment)
+        self._writer.when_written(partial(self._decided, transaction, parts, attachment_at, settled))
 
     def _decided(
         self,
@@ -122,8 +124,8 @@ class Committer:
         if [part.base for part in parts] != predicted:
             assert transaction.file is not None
             attachment = encode_locations([part.location for part in parts])
-            self._journal.patch(transaction.file, attachment_at, attachment)
-            self._journal.flush()
+            self._writer.patch(transaction.file, attachment_at, attachment)
+            self._writer.flush()
         if error is not None:  # stays unsettled: the next start appends what is missing
             settled(None, error)
             return

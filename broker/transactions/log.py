@@ -1,4 +1,4 @@
-"""The transaction log as a whole: journal, checkpoints, decisions of operators, and when each reaches the disk."""
+"""The transaction log as a whole: writer, checkpoints, decisions of operators, and when each reaches the disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..store.flush import RunInThread
 from .checkpoints import Checkpoints, Heuristic, SavedState, read_state, write_state
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
-from .journal import Done, Journal, RedoPosition
 from .recovery import LogFor, Replayed, replay
 from .redo import DIRECTORY
 from .transaction import Transaction
+from .writer import Done, RedoPosition, RedoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +92,7 @@ class TransactionLog:
             replayed = replay(files, self.directory, state.replay_from, log_for, self._now_ms)
         last = self._checkpoints.last
         saved = state.replay_from
-        self._journal = Journal(
+        self._writer = RedoWriter(
             files,
             self.directory,
             self._run_in_thread,
@@ -102,7 +102,7 @@ class TransactionLog:
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
             **({} if self._max_file_bytes is None else {"max_file_bytes": self._max_file_bytes}),
         )
-        self._committer = Committer(self._journal, self._now_ms, self.settle)
+        self._committer = Committer(self._writer, self._now_ms, self.settle)
         for transaction, ends in replayed.committed.items():
             self._committer.wait_for_disk(transaction, ends)
         if saved is not None:
@@ -115,7 +115,7 @@ class TransactionLog:
         """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
         self._committer.settle()
         self._checkpoint()
-        self._journal.close()
+        self._writer.close()
         self._unlock()
 
     def _lock_directory(self) -> None:
@@ -137,17 +137,17 @@ class TransactionLog:
     @property
     def failure(self) -> str | None:
         """Why the log takes no more writes until the broker is restarted; None if it does."""
-        return self._journal.failure
+        return self._writer.failure
 
     def append(self, transaction: Transaction, record: Sequence[Buffer]) -> None:
         """Queue a record of a transaction; its first one finds it a file."""
         if transaction.file is None:
-            transaction.file = self._journal.file_for(transaction)
-        self._journal.append(transaction.file, record)
+            transaction.file = self._writer.file_for(transaction)
+        self._writer.append(transaction.file, record)
 
     def when_written(self, done: Done) -> None:
         """Call back when what was queued is as safe as flushTxLogAtCommit says."""
-        self._journal.when_written(done)
+        self._writer.when_written(done)
 
     def commit(self, transaction: Transaction, was_prepared: bool, settled: Settled) -> None:
         """See Committer.commit."""
@@ -156,7 +156,7 @@ class TransactionLog:
     def settle(self, transaction: Transaction) -> None:
         """A replay need not see this transaction again."""
         assert transaction.file is not None
-        self._journal.settle(transaction.file, transaction)
+        self._writer.settle(transaction.file, transaction)
 
     # --- decisions of operators ---------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class TransactionLog:
             else:
                 deferred.errback(TransactionRefused(failure))
 
-        self._journal.when_written(written)
+        self._writer.when_written(written)
         return deferred
 
     # --- by the clock -------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ class TransactionLog:
             return
         self._ticked = now
         self._committer.settle()
-        self._journal.flush(sync=self._config.flush is FlushTxLog.EVERY_SECOND)
-        position = self._journal.replay_from
+        self._writer.flush(sync=self._config.flush is FlushTxLog.EVERY_SECOND)
+        position = self._writer.replay_from
         if now - self._checkpointed >= self._config.checkpoint_interval_ms / 1000:
             self._checkpointed = now
             self._checkpoint()
@@ -202,14 +202,14 @@ class TransactionLog:
 
     def _checkpoint(self) -> None:
         """For us and, if it has something to find or an older checkpoint would mislead it, for the Java broker."""
-        position = self._journal.replay_from
+        position = self._writer.replay_from
         if position != self._saved:
             self._save_state(position)
         last = self._checkpoints.last
-        if position != last and (last is not None or self._journal.has_unsettled):
-            self._journal.also(self._checkpoints.next(position))
+        if position != last and (last is not None or self._writer.has_unsettled):
+            self._writer.also(self._checkpoints.next(position))
 
     def _save_state(self, position: RedoPosition) -> None:
         self._saved = position
         state = SavedState(position, dict(self._heuristics))
-        self._journal.also(partial(write_state, self._files, self.directory, state))
+        self._writer.also(partial(write_state, self._files, self.directory, state))

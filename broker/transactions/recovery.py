@@ -23,9 +23,9 @@ from ..store.files import Files, read_exactly
 from ..store.partition_log import PartitionLog
 from .commands import OperationType, StoredPut
 from .commit import EncodedBlock
-from .journal import RedoFile, RedoPosition, write_whole_file
 from .redo import REDO_PREFIX, Location, RedoEntry, RedoReader, encode_locations, numbered_files
 from .transaction import Block, State, Transaction
+from .writer import RedoFile, RedoPosition, write_whole_file
 
 __all__ = ["Replayed", "replay"]
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from metaq.protocol.record import Buffer
 
-from ..store.files import Files
+from ..store.files import Files, write_all
 from ..store.flush import RunInThread, call_safely
 from .redo import REDO_PREFIX
 
-__all__ = ["Journal", "RedoFile", "RedoPosition", "write_whole_file"]
+__all__ = ["RedoFile", "RedoPosition", "RedoWriter", "write_whole_file"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ MAX_REDO_BYTES = 64 << 20
 
 _MAX_QUEUED_BYTES = 1 << 20
 """Puts wait in memory for the next prepare or commit, or until there are as many bytes of them."""
-
-_MAX_BUFFERS = 1024  # IOV_MAX of Linux
 
 Done = Callable[[str | None], None]
 """Called with None, or with why the log takes no more writes."""
@@ -107,9 +105,10 @@ class _Job:
     def _run(self) -> None:
         for part in self._parts:
             fd = self._open(part.file)
-            _write(self._files, fd, part.data, part.position)
+            if part.data:
+                write_all(self._files, fd, part.data, part.position)
             for position, data in part.patches:
-                _write(self._files, fd, [data], position)
+                write_all(self._files, fd, [data], position)
         for file in self.to_sync:
             self._files.fdatasync(self._open(file))
         if any(file.new for file in self.to_sync):
@@ -125,7 +124,7 @@ class _Job:
         return file.fd
 
 
-class Journal:
+class RedoWriter:
     """The redo files of one broker. Lives on the reactor thread."""
 
     def __init__(
@@ -315,17 +314,6 @@ def _has_work(file: RedoFile, sync: bool) -> bool:
     return bool(file.queued or file.patches or (sync and file.dirty))
 
 
-def _write(files: Files, fd: int, data: Sequence[Buffer], position: int) -> None:
-    buffers = data if len(data) <= _MAX_BUFFERS else [b"".join(data)]
-    size = sum(map(len, buffers))
-    written = files.pwritev(fd, buffers, position) if size else 0
-    rest = memoryview(b"".join(buffers))[written:] if written < size else memoryview(b"")
-    while rest:
-        position += written
-        written = files.pwritev(fd, [rest], position)
-        rest = rest[written:]
-
-
 def write_whole_file(files: Files, path: str, data: bytes) -> None:
     """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
     directory, name = os.path.split(path)
@@ -333,7 +321,7 @@ def write_whole_file(files: Files, path: str, data: bytes) -> None:
     files.make_directory(directory)
     fd = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        _write(files, fd, [data], 0)
+        write_all(files, fd, [data], 0)
         files.fdatasync(fd)
     finally:
         files.close(fd)
