@@ -72,7 +72,7 @@ def run(
         files = ConfigFiles(ini_path, filters_path)
         config = read_config(ini_path, filters_path)
         chosen = read_plugins(plugins or {})
-        if chosen != NO_PLUGINS:
+        if chosen.metaslave or chosen.samsa or chosen.gregor:
             raise ConfigError("-F", ", ".join(plugins or {}), "this role is not part of the broker yet")
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
@@ -157,14 +157,16 @@ class BrokerProcess:
         self._reactor.run(installSignalHandlers=False)
 
     def _open_http(self) -> HttpPorts | None:
-        if self._config.dashboard_port is None:
+        dashboard_port, gateway_port = self._config.dashboard_port, self._plugins.gateway_port
+        if dashboard_port is None and gateway_port is None:
             return None
         from .http.ports import HttpPorts  # twisted.web: only where it is asked for
 
         return HttpPorts(
             self.broker,
             self._reactor,
-            dashboard_port=self._config.dashboard_port,
+            dashboard_port=dashboard_port,
+            gateway_port=gateway_port,
             dashboard_interface="" if self._admin_from == "any" else "127.0.0.1",
             session=lambda: None if self._registration is None else self._registration.session,
         )

@@ -24,6 +24,7 @@ DEFAULT_CHECK_INTERVAL_MS = 100
 SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
 """Thread counts of the Java broker: accepted, so that a file can go back and forth."""
 
+DEFAULT_GATEWAY_PORT = 8080
 MAX_PORT = 65535
 _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
@@ -57,11 +58,15 @@ class SamsaPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """What a broker was started as; all None: a plain master. `gregor`: a synchronous slave."""
+    """What a broker was started as; all None: a plain master. `gregor`: a synchronous slave.
+
+    gateway_port: jettyBroker's serverPort, 0 for a free one; None: no gateway.
+    """
 
     metaslave: MetaslavePlugin | None = None
     samsa: SamsaPlugin | None = None
     gregor: bool = False
+    gateway_port: int | None = None
 
 
 NO_PLUGINS = Plugins()
@@ -89,10 +94,6 @@ def read_plugins(files: Mapping[str, str]) -> Plugins:
 
 
 def _unknown_plugin(name: str, path: str) -> ConfigError:
-    if name == "jettyBroker":
-        return ConfigError(
-            "-FjettyBroker", path, "the HTTP gateway is not part of this broker yet: leave the option out"
-        )
     close = difflib.get_close_matches(name, _READERS, 1, 0.6)
     hint = f"did you mean {close[0]}?" if close else f"known plugins: {', '.join(sorted(_READERS))}"
     return ConfigError(f"-F{name}", path, f"is no plugin; {hint}")
@@ -201,8 +202,14 @@ def _gregor(plugins: Plugins, values: _Values) -> Plugins:
     return replace(plugins, gregor=True)
 
 
+def _jetty_broker(plugins: Plugins, values: _Values) -> Plugins:
+    values.only("serverPort")
+    return replace(plugins, gateway_port=values.integer("serverPort", DEFAULT_GATEWAY_PORT, 0, MAX_PORT))
+
+
 _READERS: Mapping[str, Callable[[Plugins, _Values], Plugins]] = {
     "metaslave": _metaslave,
     "samsa": _samsa,
     "gregor": _gregor,
+    "jettyBroker": _jetty_broker,
 }

@@ -11,6 +11,8 @@ import urllib.request
 import pytest
 
 from metaq import Consumer, Producer
+from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.text import parse_put_result
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import eventually, read
 
@@ -31,7 +33,11 @@ def refused(port, path, method, **headers):
 
 
 def dashboard_port(broker):
-    (port,) = re.findall(r"dashboard at http://127\.0\.0\.1:(\d+)/", broker.errors.read_text())
+    return http_port(broker, r"dashboard at http://127\.0\.0\.1")
+
+
+def http_port(broker, address):
+    (port,) = re.findall(rf"{address}:(\d+)/", broker.errors.read_text())
     return int(port)
 
 
@@ -82,3 +88,19 @@ def test_a_port_that_is_taken_stops_the_start_with_its_key(tmp_path):
         ini = server_ini(tmp_path / "data", {"t": ""}, system=f"dashboardHttpPort={port}")
         with pytest.raises(AssertionError, match=f"dashboardHttpPort={port}"):
             RunningBroker(tmp_path, ini)
+
+
+def test_messages_are_put_and_got_through_the_gateway_that_a_plugin_option_opens(tmp_path):
+    properties = tmp_path / "jetty.properties"
+    properties.write_text("serverPort=0\n")
+    command = ("-m", "metaq", "broker", f"-FjettyBroker={properties}", "-f")
+    with RunningBroker(tmp_path, server_ini(tmp_path / "data", {"t": ""}), module=command) as broker:
+        url = f"http://127.0.0.1:{http_port(broker, r'gateway at http://[*]')}"
+        put = f"{url}/put/0?topic=t&partition=0&flag=0&length=5&checksum={checksum(b'hello')}"
+        with urllib.request.urlopen(put, data=b"hello", timeout=10) as answer:
+            message_id, partition, offset = parse_put_result(answer.read().decode())
+        assert (partition, offset) == (0, 0)
+        with urllib.request.urlopen(
+            f"{url}/get/0?topic=t&partition=0&offset=0&group=g&maxsize=99", timeout=10
+        ) as answer:
+            assert answer.read() == encode_record(b"hello", message_id, 0)

@@ -78,12 +78,19 @@ def test_a_slave_is_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ("samsa", "slave=h:1\nqwxyz=1", "known keys"),
         ("gregor", "slave=h:1", "has no keys"),
         ("gregory", "", "did you mean gregor"),
-        ("jettyBroker", "", "gateway"),
+        ("jettyBroker", "serverPort=70000", "65535"),
+        ("jettyBroker", "port=1", "did you mean serverPort"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, plugin: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         read_plugins({plugin: file(tmp_path, text)})
+
+
+def test_the_gateway_listens_on_8080_unless_told_otherwise(tmp_path: Path):
+    assert read_plugins({}).gateway_port is None
+    assert read_plugins({"jettyBroker": file(tmp_path, "")}).gateway_port == 8080
+    assert read_plugins({"jettyBroker": file(tmp_path, "serverPort=0")}).gateway_port == 0
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
