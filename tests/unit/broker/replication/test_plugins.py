@@ -79,7 +79,7 @@ def test_a_slave_is_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ("gregor", "slave=h:1", "has no keys"),
         ("gregory", "", "did you mean gregor"),
         ("jettyBroker", "serverPort=70000", "65535"),
-        ("jettyBroker", "port=1", "did you mean serverPort"),
+        ("jettyBroker", "serverport=1", "did you mean serverPort"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, plugin: str, text: str, said: str):
