@@ -136,7 +136,7 @@ def running_side(
     settings = {**ON_DISK_WHEN_ANSWERED, **(system or {})}
     with ZkSession(connect):  # a chroot must exist for Java; our sessions create it
         pass
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     broker = BROKERS[kind](directory, connect, topics, settings)
     app = Application(connect, directory / "client.log")
     side = Side(kind, connect, directory, broker, app, topics, settings)

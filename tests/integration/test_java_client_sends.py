@@ -131,3 +131,14 @@ def test_a_closed_producer_refuses_and_its_factory_goes_on(side: Side) -> None:
     with pytest.raises(ProcessFailed, match="no producer closing"):
         side.app.send(sender, "plain", b"x")
     assert side.app.send(side.app.producer("another", "plain"), "plain", b"x")["success"]
+
+
+def test_a_topic_that_only_a_pattern_knows_reaches_its_consumers_with_the_first_message(side: Side) -> None:
+    side.app.subscribe("early", "wild-born", max_delay=100)
+    url = f"meta://127.0.0.1:{side.broker.port}"
+    side.app.call("factory", "pioneer", "plain", f"server_url={url}")
+    pioneer = side.app.producer("pioneer", "wild-born", factory="pioneer")
+    side.app.send_all(pioneer, "wild-born", b"first", b"second")
+    assert side.app.payloads("early", 2) == [b"first", b"second"]
+    side.app.unsubscribe("early")
+    assert side.app.send(side.app.producer("settler", "wild-born"), "wild-born", b"third")["partition"] == "0-0"

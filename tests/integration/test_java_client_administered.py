@@ -1,0 +1,96 @@
+"""The Java client while an operator works on our broker: filters of the broker, closed partitions, a reload."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.server_ini import Topics
+from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.broker_process import Connection
+from tests.integration.client_cluster import eventually
+from tests.integration.java_peers import require_java
+from tests.integration.java_sides import Fields, Side, running_side
+
+FILTER = "def only_red(group, message):\n    return message.attribute == 'red'\n"
+TOPICS: Topics = {
+    "filtered": {"numPartitions": 1, "group.picky": "com.acme.OnlyRed"},
+    "closed": {"numPartitions": 1},
+    "grown": {"numPartitions": 1},
+    "wild*": {},
+}
+
+
+@pytest.fixture(scope="module")
+def ours(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+    require_java()
+    directory: Path = tmp_path_factory.mktemp("administered")
+    modules = directory / "modules"
+    modules.mkdir()
+    (modules / "acme_java_filters.py").write_text(FILTER)
+    conf = directory / "side" / "conf" / "ours"
+    conf.mkdir(parents=True)
+    (conf / "filters.ini").write_text("[filters]\ncom.acme.OnlyRed = acme_java_filters:only_red\n")
+    connect = f"{zookeeper.connect_string}/{directory.name}"
+    with running_side("ours", connect, directory / "side", TOPICS, {"appClassPath": modules}) as side:
+        yield side
+
+
+def ask(side: Side, code: RequestCode, ext: dict[str, str | int]) -> None:
+    with Connection(side.broker.port) as connection:
+        assert connection.ask_frame(encode_frame(code, 1, ext)).code == ResponseCode.SUCCESS
+
+
+def test_a_filter_of_the_broker_loses_nothing_and_costs_the_client_no_offset(ours: Side) -> None:
+    """The Java broker sends its own client into an endless loop here (semantics.md §9)."""
+    sender = ours.app.producer("painter", "filtered")
+    colours = ["blue", "red", "red", "blue", None, "red", "blue"] * 10
+    sent: list[Fields] = [
+        ours.app.send(sender, "filtered", str(number).encode(), colour)
+        if colour
+        else ours.app.send(sender, "filtered", str(number).encode())
+        for number, colour in enumerate(colours)
+    ]
+    red = [str(number).encode() for number, colour in enumerate(colours) if colour == "red"]
+    ours.app.subscribe("picky", "filtered", max_delay=50, commit=100)
+    ours.app.subscribe("other", "filtered", max_delay=50)
+    assert ours.app.payloads("picky", len(red)) == red
+    assert len(ours.app.payloads("other", len(sent))) == len(sent)
+    ours.app.send_all(sender, "filtered", b"plain")
+    assert ours.app.send(sender, "filtered", b"last", "red")["success"]
+    assert ours.app.payloads("picky", 1) == [b"last"]
+    for name in ("picky", "other"):
+        ours.app.unsubscribe(name)
+
+
+def test_a_closed_partition_is_forbidden_until_it_is_opened(ours: Side) -> None:
+    sender = ours.app.producer("closing", "closed")
+    ours.app.send_all(sender, "closed", b"before")
+    ask(ours, RequestCode.CLOSE_PARTITIONS, {"topic": "closed", "start": 0, "end": 0})
+    refused = ours.app.send(sender, "closed", b"never")
+    assert (refused["success"], refused["reason"]) == (False, "403")
+    ours.app.subscribe("waiting", "closed", max_delay=50)
+    ask(ours, RequestCode.OPEN_PARTITIONS, {"topic": "closed"})
+    ours.app.send_all(sender, "closed", b"after")
+    assert ours.app.payloads("waiting", 2) == [b"before", b"after"]
+    ours.app.unsubscribe("waiting")
+
+
+def test_clients_follow_a_reload(ours: Side) -> None:
+    sender = ours.app.producer("following", "grown", selector="length")
+    ours.app.subscribe("following", "grown", max_delay=50)
+    config = ours.directory / "conf" / "ours" / "server.ini"
+    text = config.read_text()
+    assert "[topic=grown]\nnumPartitions=1\n" in text
+    config.write_text(text.replace("[topic=grown]\nnumPartitions=1\n", "[topic=grown]\nnumPartitions=3\n"))
+    ours.broker.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(ours.app.call("partitions", "grown")["partitions"]) == 3, 20, "three partitions")
+    results = ours.app.send_all(sender, "grown", b"", b"1", b"22")
+    assert [result["partition"] for result in results] == ["0-0", "0-1", "0-2"]
+    assert sorted(ours.app.payloads("following", 3)) == [b"", b"1", b"22"]
+    ours.app.unsubscribe("following")
