@@ -200,11 +200,11 @@ _TOPIC_PREFIX = "topic="
 
 
 def _check_keys(section: Section, name: str, known: frozenset[str]) -> None:
-    for entry in section.values():
+    for entry in (*section.values(), *section.blank.values()):
         if entry.key in known:
             continue
-        close = difflib.get_close_matches(entry.key, known, 1, 0.6)
-        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
+        close = difflib.get_close_matches(entry.key, known, 1, 0.0)
+        hint = f"did you mean {close[0]}? known keys: {', '.join(sorted(known))}"
         raise ConfigError(f"{entry.where}: {entry.key}", entry.value, f"is no key of [{name}]; {hint}")
 
 
@@ -222,6 +222,10 @@ class _Values:
 
     def entry(self, key: str) -> Entry | None:
         return self._section.get(key)
+
+    def blank(self, key: str) -> Entry | None:
+        """The entry of a key that stands there without a value."""
+        return self._section.blank.get(key)
 
     def text(self, key: str, default: str) -> str:
         entry = self._section.get(key)
@@ -285,6 +289,7 @@ def parse_config(
     _check_keys(sections["zookeeper"], "zookeeper", _ZOOKEEPER_KEYS | _SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     values = _Values(sections["system"], "system", name)
     system = _topic("", values, None)
+    _check_values_without_effect(values)
     return BrokerConfig(
         broker_id=values.integer("brokerId", None, 0, MAX_BROKER_ID),
         host=_host(values),
@@ -302,6 +307,13 @@ def parse_config(
         source=source,
         filter_source=filter_source,
     )
+
+
+def _check_values_without_effect(values: _Values) -> None:
+    """What the Java broker would not start with is refused, so that it can take the file back."""
+    for key in ("getProcessThreadCount", "putProcessThreadCount", "quartzThreadCount"):
+        values.integer(key, 0)
+    values.boolean("loadMessageStoresInParallel", False)
 
 
 def _path(text: str) -> str | None:
@@ -351,8 +363,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
             continue
         topic = name.removeprefix(_TOPIC_PREFIX).strip()
         _check_topic_name(topic, file, name)
-        filters = {key: entry for key, entry in section.items() if key.startswith(_FILTER_PREFIX)}
-        settings = {key: entry for key, entry in section.items() if key not in filters}
+        filters, settings = _split_filters(section)
         _check_keys(settings, name, _TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
         topics[topic] = replace(
             _topic(topic, _Values(settings, name, file), system),
@@ -361,6 +372,14 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
     if not topics:
         raise ConfigError(file, "", "has no topic: add a section such as [topic=test], or [topic=*] for any name")
     return topics
+
+
+def _split_filters(section: Section) -> tuple[Section, Section]:
+    """The entries of a topic's section that name filters, and the others."""
+    parts = Section(), Section()
+    for entry in (*section.values(), *section.blank.values()):
+        parts[0 if entry.key.startswith(_FILTER_PREFIX) else 1].put(entry)
+    return parts
 
 
 def _check_topic_name(topic: str, file: str, section: str) -> None:
@@ -375,6 +394,8 @@ def _check_topic_name(topic: str, file: str, section: str) -> None:
 
 def _zookeeper(values: _Values) -> ZooKeeperConfig:
     base = _ZOOKEEPER_DEFAULTS
+    if blank := values.blank("zk.zkConnect"):
+        raise _fail(blank, "names no server: set host:port, or remove the line for localhost:2181")
     root = "/" + values.text("zk.zkRoot", base.root).strip("/")
     return ZooKeeperConfig(
         connect=values.text("zk.zkConnect", base.connect),

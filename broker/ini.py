@@ -22,7 +22,19 @@ class Entry(NamedTuple):
     where: str
 
 
-Section = dict[str, Entry]
+class Section(dict[str, Entry]):
+    """The entries of one section by key; those whose last value is blank count as not set and are only in `blank`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blank: dict[str, Entry] = {}
+
+    def put(self, entry: Entry) -> None:
+        """Take over an entry in the place of an earlier one of its key."""
+        self.pop(entry.key, None)
+        self.blank.pop(entry.key, None)
+        (self if entry.value else self.blank)[entry.key] = entry
+
 
 _SECTION = re.compile(r"\[(.*)\]")
 _ASSIGNMENT = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
@@ -42,18 +54,14 @@ def parse_ini(text: str, name: str) -> dict[str, Section]:
             continue
         where = f"{name}:{number}"
         if header := _SECTION.fullmatch(line):
-            current = sections.setdefault(header[1].strip(), {})
+            current = sections.setdefault(header[1].strip(), Section())
             continue
         assignment = _ASSIGNMENT.fullmatch(line)
         if assignment is None:
             raise ConfigError(where, line, "is neither [section] nor key=value nor a comment (; or #)")
         if current is None:
             raise ConfigError(where, line, "stands before the first [section]: put it below [system]")
-        key, value = assignment[1].strip(), assignment[2].strip()
-        if value:
-            current[key] = Entry(key, value, where)
-        else:
-            current.pop(key, None)
+        current.put(Entry(assignment[1].strip(), assignment[2].strip(), where))
     return sections
 
 
@@ -62,6 +70,7 @@ def parse_ini(text: str, name: str) -> dict[str, Section]:
 _MAX_TEXT = 200
 _MAX_BITS = 256
 _DECIMAL = re.compile(r"[+-]?[0-9]+")
+_EXPRESSION = re.compile(r"(?:0[xX][0-9a-fA-F]+|[0-9]+|[-+*/%&|^~() \t]|<<|>>)*")
 
 
 def _divide(a: int, b: int) -> int:
@@ -107,6 +116,8 @@ def evaluate_int32(text: str) -> int:
         value = int(text)  # Python's grammar has no leading zeros
     elif len(text) > _MAX_TEXT:
         raise ValueError("is too long for a number")
+    elif not _EXPRESSION.fullmatch(text):  # Python's grammar has more numbers: 1_000, 0b1
+        raise ValueError("is not an integer expression")
     else:
         try:
             value = _evaluate(ast.parse(text, mode="eval").body)

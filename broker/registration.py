@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LONGEST_CONNECT_SECONDS = 15.0
 _STOP_SECONDS = 5.0
 
 
@@ -41,7 +40,7 @@ class Registration:
         self._reactor = reactor
         zookeeper = config.zookeeper
         self._session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
-        self._connect_seconds = min(zookeeper.connection_timeout_ms / 1000, _LONGEST_CONNECT_SECONDS)
+        self._connect_seconds = zookeeper.connection_timeout_ms / 1000
         self._registration: BrokerRegistration | None = None
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="registration", daemon=True).start()

@@ -92,7 +92,7 @@ def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")
-        return [found.get(name, {}) for name in ("system", "zookeeper")]
+        return [found.get(name, Section()) for name in ("system", "zookeeper")]
 
     keys: set[str] = set()
     for before, after in zip(sections(old), sections(new), strict=True):

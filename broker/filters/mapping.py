@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from metaq.protocol.errors import ConfigError
 
-from ..ini import parse_ini
+from ..ini import Section, parse_ini
 
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
@@ -31,7 +31,7 @@ def parse_filter_map(source: bytes, name: str = FILTERS_FILE) -> Mapping[str, st
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     if others := sections.keys() - {_SECTION}:
         raise ConfigError(name, f"[{min(others)}]", f"is no section of this file: use [{_SECTION}]")
-    entries = sections.get(_SECTION, {})
+    entries = sections.get(_SECTION, Section())
     for entry in entries.values():
         if entry.value != ACCEPT_ALL and ":" not in entry.value:
             raise ConfigError(

@@ -109,7 +109,8 @@ def test_comments_stand_at_the_start_of_a_line():
 
 
 def test_keys_of_the_java_broker_without_effect_are_accepted():
-    lines = "\n".join(f"{key}=1" for key in sorted(SYSTEM_KEYS_WITHOUT_EFFECT))
+    lines = "\n".join(f"{key}=1" for key in sorted(SYSTEM_KEYS_WITHOUT_EFFECT - {"loadMessageStoresInParallel"}))
+    lines += "\nloadMessageStoresInParallel=true"
     assert config(lines, "brokerId=5\nflushTxLogAtCommit=1", "[topic=t]\ngroup.g1=com.example.Filter\ntopic=t")
     assert config(topics="[topic=t]\ngroup.g1=X").topics["t"].filters == {"g1": "X"}
 
@@ -119,6 +120,10 @@ def test_keys_of_the_java_broker_without_effect_are_accepted():
     [
         ({"system": "numPartition=5"}, ["server.ini:8", "numPartition=5", "numPartitions?"]),
         ({"system": "slaveId=5"}, ["slaveId", "[system]"]),
+        ({"system": "slaveId="}, ["slaveId", "[system]"]),
+        ({"system": "quartzThreadCount=many"}, ["quartzThreadCount=many", "whole number"]),
+        ({"system": "loadMessageStoresInParallel=yes"}, ["loadMessageStoresInParallel=yes", "true or false"]),
+        ({"zookeeper": "zk.zkConnect="}, ["zk.zkConnect=", "localhost:2181"]),
         ({"zookeeper": "zk.zkConect=x"}, ["zk.zkConect", "zk.zkConnect?"]),
         ({"topics": "[topic=t]\nunflushTreshold=1"}, ["topic=t", "unflushThreshold?"]),
         ({"topics": ""}, ["topic", "[topic=test]"]),
@@ -184,7 +189,24 @@ def test_numbers_are_expressions_that_wrap_to_32_bits(text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1.5", "x", "__import__('os')", "2**9", "1/0", "1<<9999", "True", "[1]", "1+", "9" * 300 + "*1", "'a'"]
+    "text",
+    [
+        "",
+        "1.5",
+        "x",
+        "__import__('os')",
+        "2**9",
+        "1/0",
+        "1<<9999",
+        "True",
+        "[1]",
+        "1+",
+        "1_000",
+        "0b1",
+        "0o7",
+        "9" * 300 + "*1",
+        "'a'",
+    ],
 )
 def test_anything_else_is_no_number(text):
     with pytest.raises(ValueError, match=r"."):
