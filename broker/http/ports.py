@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
 from ..dispatch import Dispatcher
@@ -22,9 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class HttpPorts:
-    """Reactor thread. Raises ConfigError if a port cannot be listened on; none stays open then.
+    """Reactor thread.
 
-    The dashboard can change things, so it listens where admin requests may come from. The gateway sends and reads
+    A dashboard's port that is taken is one line in the log: pages must not keep messages from being served. The
+    gateway serves messages itself, so it raises ConfigError then. The dashboard can change things, so it listens where admin requests may come from. The gateway sends and reads
     messages like the broker's own port, so it listens everywhere.
     """
 
@@ -46,7 +48,10 @@ class HttpPorts:
             if dashboard_port is not None:
                 logging.getLogger().addHandler(self._recent)
                 pages = Dashboard(broker, session, self._recent).resource()
-                self._listen("dashboard", pages, "dashboardHttpPort", dashboard_port, reactor, dashboard_interface)
+                try:
+                    self._listen("dashboard", pages, "dashboardHttpPort", dashboard_port, reactor, dashboard_interface)
+                except ConfigError as error:
+                    _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
                 gateway = Gateway(Dispatcher(broker))
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, "")
