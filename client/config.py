@@ -96,6 +96,12 @@ class ProducerConfig:
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    recover_interval_seconds: float = 300.0
+    """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
+    ordered_wait_messages: int = 20
+    ordered_wait_seconds: float = 0.2
+    """An ordered message waits this long for at most so many in front of it, and is saved behind them otherwise (1.x:
+    20 messages, 2 × 100 ms)."""
     transaction_timeout_seconds: int = 60
     """After which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker lowers
     it to its own maxTxTimeoutInSeconds (60)."""
@@ -114,9 +120,13 @@ class ProducerConfig:
             "delivery_timeout_seconds",
             "retry_min_seconds",
             "retry_max_seconds",
+            "recover_interval_seconds",
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        for name in ("ordered_wait_messages", "ordered_wait_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "choose 0 or more")
         if self.transaction_timeout_seconds < 0:
             raise ConfigError(
                 "transaction_timeout_seconds", self.transaction_timeout_seconds, "choose 0 (never) or more"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
     from metaq.client.producer import PartitionSelector, Producer
+    from metaq.client.producer.ordered import OrderedProducer
     from metaq.client.producer.transaction import Transaction
     from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
     from metaq.client.values import Lag, SendResult, TopicPartition
@@ -29,6 +30,7 @@ __all__ = [
     "Lag",
     "LocalMessageStore",
     "Message",
+    "OrderedProducer",
     "PartitionSelector",
     "Producer",
     "ProducerConfig",
@@ -53,6 +55,7 @@ _HOMES = {
     "Lag": "metaq.client.values",
     "LocalMessageStore": "metaq.client.local_store",
     "Message": "metaq.client.message",
+    "OrderedProducer": "metaq.client.producer.ordered",
     "PartitionSelector": "metaq.client.producer",
     "Producer": "metaq.client.producer",
     "ProducerConfig": "metaq.client.config",

@@ -26,7 +26,7 @@ class Outgoing(Waiter):
     """One message. Owned by the calling thread until it is enqueued, then by whoever holds its partition's turn.
 
     size: bytes of its record (header and body). future: None if a thread is blocked for it; that thread sets `driver`
-    to the connection it is going to drive. result/error: set once, before `done`.
+    to the connection it is going to drive. result/error: set once, before `done`. once: it is tried once only.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class Outgoing(Waiter):
         "future",
         "key",
         "message",
+        "once",
         "result",
         "size",
         "topic",
@@ -64,6 +65,7 @@ class Outgoing(Waiter):
         self.key: str | bytes | None = None
         self.fixed: TopicPartition | None = None
         self.message: Any = None
+        self.once = False
         self.driver: Connection | None = None
         self.future: SendFuture[Any] | None = None
         self.result: Any = None

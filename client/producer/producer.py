@@ -20,10 +20,11 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.record import Buffer, encode_attributes
+from metaq.protocol.record import Buffer, checksum, encode_attributes
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
+from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
@@ -38,6 +39,7 @@ from .routing import Router
 from .sending import Sender
 from .transaction import Transaction
 from .transactional import Transactional
+from .undelivered import Undelivered
 from .xa import XaResource
 
 __all__ = ["Producer"]
@@ -63,6 +65,8 @@ class Producer:
         linger_ms: int | None = None,
         protocol: str = "auto",
         root: str = "/meta",
+        default_topic: str | None = None,
+        undelivered: LocalMessageStore | None = None,
         config: ProducerConfig | None = None,
         metadata: Metadata | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -72,6 +76,10 @@ class Producer:
 
         selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
         asynchronous message waits for company. protocol: "auto", or "text" for the metaq 1.x commands only.
+        default_topic: whose partitions a message goes to, under its own topic, while nobody publishes that (brokers
+        with a pattern in server.ini publish a topic with its first message). undelivered: where asynchronous messages
+        go that could not be delivered in time, to be sent again every recover_interval_seconds; for this producer
+        alone, closed with it.
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
         config = config or ProducerConfig()
@@ -79,13 +87,17 @@ class Producer:
         self._clock = clock
         self._random = random
         self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
-        self._metadata = metadata or _connect_metadata(connect, root, self._config)
-        self._router = Router(self._metadata, self._pool, selector, clock)
+        self._metadata = metadata or connect_metadata(connect, root, self._config)
+        self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
         self._sender = Sender(self._metadata, self._pool, self._config.connection, self._finished, self._failed, clock)
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
         self._closing = False
+        self._undelivered: Undelivered | None = None
+        if undelivered is not None:
+            interval = self._config.recover_interval_seconds
+            self._undelivered = Undelivered(undelivered, self._send_again, interval, clock)
         self._metadata.on_change(self._view_changed)
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -133,12 +145,21 @@ class Producer:
 
         Blocks only for the first connection to a broker and while max_buffered_bytes are waiting (then raises
         RequestTimedOut). Callbacks of the future run on the thread that reads the answer: keep them short.
+
+        With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
+        is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
-        accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
+        try:
+            accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
+        except MetaqError as error:
+            if self._undelivered is None or not error.retriable:
+                raise
+            self._undelivered.keep(outgoing, error)
+            return future
         if batch:
             self._sender.transmit(accumulator, batch)
         return future
@@ -167,6 +188,17 @@ class Producer:
             return []
         outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
+        return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
+
+    def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
+        """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
+
+        Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and whatever else the try ends with.
+        """
+        body = message.body
+        outgoing = Outgoing(message.topic, message.flag, checksum(body), body, self._deadline(timeout))
+        outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
+        outgoing.once = not retry
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
@@ -200,19 +232,29 @@ class Producer:
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         if not self._outbox.flush(self._clock() + seconds):
             raise RequestTimedOut(f"{self._outbox.buffered_bytes} bytes are not acknowledged after {seconds} s")
+        if self._undelivered is not None:
+            self._undelivered.write()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Flush for at most `timeout` seconds; what is left then fails with ClientError. Idempotent."""
+        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered.
+
+        Idempotent.
+        """
         if self._closing:
             return
+        deadline = self._clock() + timeout
         try:
-            self._outbox.flush(self._clock() + timeout)
+            if self._undelivered is not None:
+                self._undelivered.stop_sending(timeout)
+            self._outbox.flush(deadline)
         finally:
             self._closing = True
             for outgoing in self._outbox.close():
-                outgoing.fail(ClientError("the producer was closed before this message could be sent"))
+                self._give_up(outgoing, _Closed("the producer was closed before this message could be sent"))
             self._timers.close()
             self._pool.close()  # requests under way end with BrokerUnavailable
+            if self._undelivered is not None:
+                self._undelivered.close()
             self._metadata.close()
 
     def __enter__(self) -> Self:
@@ -260,24 +302,32 @@ class Producer:
     def _failed(self, accumulator: Accumulator, batch: list[Outgoing], error: MetaqError) -> None:
         """Give up what cannot or may not be tried again; the rest waits, in order, for the retry thread."""
         again: list[Outgoing] = []
+        given_up: list[Outgoing] = []
         now = self._clock()
         for outgoing in batch:
             outgoing.attempts += 1
             if outgoing.cause is None or now < outgoing.deadline:  # its own deadline cutting a try short tells nothing
                 outgoing.cause = error
-            if outgoing.done:
-                continue
-            if self._closing or not _may_retry(outgoing, error):
-                outgoing.fail(error)
-            elif outgoing.deadline <= now:
-                outgoing.fail(_undelivered(outgoing))
-            else:
+            may_retry = not self._closing and _may_retry(outgoing, error)
+            if not outgoing.done and may_retry and now < outgoing.deadline:
                 again.append(outgoing)
-        given_up = [outgoing for outgoing in batch if outgoing.done]
+            else:
+                given_up.append(outgoing)
+                self._give_up(outgoing, _undelivered(outgoing) if may_retry else error)
         self._outbox.failed(accumulator, again, given_up)
         pause = self._pause(accumulator.failures)
         self._router.avoid(accumulator.partition, error, pause)
         self._timers.call_later(0.0 if accumulator.failures == 1 else pause, partial(self._try_again, accumulator))
+
+    def _give_up(self, outgoing: Outgoing, error: MetaqError) -> None:
+        """Nothing is tried any more: the caller gets the error, or the store the message."""
+        if self._undelivered is not None and error.retriable and outgoing.future is not None and not outgoing.done:
+            self._undelivered.keep(outgoing, error)
+        else:
+            outgoing.fail(error)
+
+    def _send_again(self, message: StoredMessage) -> SendResult:
+        return self.send_stored(message, retry=False)
 
     def _pause(self, failures: int) -> float:
         backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds, self._random)
@@ -289,9 +339,11 @@ class Producer:
         placed: list[tuple[Outgoing, TopicPartition]] = []
         given_up: list[Outgoing] = []
         for outgoing in self._outbox.drain(accumulator):
+            partition = None
             if not outgoing.done and outgoing.deadline <= self._clock():
-                outgoing.fail(_undelivered(outgoing))
-            partition = None if outgoing.done else self._route_again(outgoing, accumulator.partition)
+                self._give_up(outgoing, _undelivered(outgoing))
+            elif not outgoing.done:
+                partition = self._route_again(outgoing, accumulator.partition)
             if partition is None:
                 given_up.append(outgoing)
             else:
@@ -312,12 +364,22 @@ class Producer:
     def _view_changed(self, topic: str) -> None:
         """Any thread. A view lists all brokers that are registered, not only those of its topic."""
         self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
+        if self._undelivered is not None:
+            self._undelivered.send_soon()
 
     def _linger(self, accumulator: Accumulator) -> None:
         self._timers.call_later(self._config.linger_ms / 1000, partial(self._outbox.flush_lingering, accumulator))
 
 
+class _Closed(ClientError):
+    """The producer was closed; another one may send the message."""
+
+    retriable = True
+
+
 def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
+    if outgoing.once:
+        return False
     if isinstance(error, (TopicNotAccepted, WrongPartition)):
         return outgoing.attempts < _VIEW_RETRIES
     return error.retriable
@@ -328,7 +390,8 @@ def _undelivered(outgoing: Outgoing) -> RequestTimedOut:
     return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{cause}")
 
 
-def _connect_metadata(connect: str, root: str, config: ProducerConfig) -> Metadata:
+def connect_metadata(connect: str, root: str, config: ProducerConfig) -> Metadata:
+    """The cluster as ZooKeeper tells it. Raises CoordinationUnavailable."""
     from ..zookeeper import ZooKeeperMetadata  # so that a producer with metadata of its own needs no kazoo
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds, config.start_timeout_seconds)

@@ -24,11 +24,13 @@ class Router:
         metadata: Metadata,
         pool: ConnectionPool,
         selector: PartitionSelector | None,
+        default_topic: str | None,
         clock: Callable[[], float],
     ) -> None:
         self._metadata = metadata
         self._pool = pool
         self._selector = selector
+        self._default_topic = default_topic
         self._round_robin = RoundRobinSelector()
         self._clock = clock
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
@@ -38,7 +40,7 @@ class Router:
         topic = outgoing.topic
         if outgoing.fixed is not None:
             return self._check_fixed(outgoing.fixed, topic)
-        view = self._metadata.view(topic)
+        view = self._view(topic)
         partitions = view.partitions
         if not partitions:
             raise NoPartition(
@@ -58,7 +60,7 @@ class Router:
             if fixed.broker != broker:
                 raise NoPartition(f"partition {fixed} is not on broker {broker}, where this transaction is")
             return fixed
-        partitions = tuple(each for each in self._metadata.view(outgoing.topic).partitions if each.broker == broker)
+        partitions = tuple(each for each in self._view(outgoing.topic).partitions if each.broker == broker)
         if not partitions:
             raise NoPartition(f"broker {broker}, where this transaction is, does not publish topic {outgoing.topic!r}")
         if outgoing.key is not None:
@@ -76,6 +78,14 @@ class Router:
             self._avoided.pop(partition, None)
             self._avoided.pop(partition.broker, None)
 
+    def _view(self, topic: str) -> TopicView:
+        """The topic's, with the partitions of the default topic while it has none of its own."""
+        view = self._metadata.view(topic)
+        if view.partitions or self._default_topic is None:
+            return view
+        lent = self._metadata.view(self._default_topic).partitions
+        return TopicView(tuple(each._replace(topic=topic) for each in lent), view.endpoints)
+
     def _select(self, topic: str, partitions: tuple[TopicPartition, ...], message: Any) -> TopicPartition:
         if self._selector is None:
             return self._round_robin.select(topic, partitions, message)
@@ -87,7 +97,7 @@ class Router:
     def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
         if partition.topic != topic:
             raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
-        if partition not in self._metadata.view(topic).partitions:
+        if partition not in self._view(topic).partitions:
             raise NoPartition(f"topic {topic!r} has no partition {partition}: no broker publishes it now")
         return partition
 

@@ -7,13 +7,22 @@ from functools import partial
 
 import pytest
 
-from metaq import Message, Producer, ProducerConfig, SendResult, TopicPartition
+from metaq import (
+    LocalMessageStore,
+    Message,
+    Producer,
+    ProducerConfig,
+    SendResult,
+    StoredMessage,
+    TopicPartition,
+)
 from metaq.client.producer import partition_for_key
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
     LocalProtocolError,
+    LocalStoreFull,
     NoPartition,
     PartitionClosed,
     RequestRefused,
@@ -21,7 +30,7 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
 )
 from metaq.protocol.frames import Frame
-from metaq.protocol.record import decode_attribute, encode_attributes
+from metaq.protocol.record import decode_attribute, encode_attributes, encode_body
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
@@ -43,6 +52,13 @@ def producer(broker, request):
 def two_brokers():
     with FakeBroker({"t": 1}, 0) as first, FakeBroker({"t": 1}, 1) as second:
         yield first, second
+
+
+def eventually(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        threading.Event().wait(0.002)
 
 
 def stored(*brokers):
@@ -405,3 +421,99 @@ def test_over_text_only_the_puts_of_a_batch_that_failed_are_repeated(broker):
     log = broker.log("t", 1)
     assert [log.ids[log.starts.index(result.offset)] for result in results] == [result.message_id for result in results]
     assert broker.bodies("t", 1)[log.starts.index(results[2].offset)] == b"2"
+
+
+# --- messages that nobody took, default topic, stored messages -------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalMessageStore(tmp_path / "undelivered.db") as store:
+        yield store
+
+
+def test_an_undelivered_asynchronous_message_is_kept_and_sent_again(store):
+    with FakeBroker({"t": 1}) as broker:
+        cluster = FakeCluster([broker])
+        with Producer(metadata=cluster, config=FAST, undelivered=store) as producer:
+            broker.log("t", 0).closed = True
+            future = producer.send_async("t", b"1", tag="a", key="k", timeout=0.05)
+            result = future.result(10)
+            assert result.pending
+            assert result.message_id == 0
+            broker.log("t", 0).closed = False
+            assert producer.send_async("t", b"2").result(10).offset == 0
+            cluster.unregister(broker)
+            assert producer.send_async("t", b"3").result(10).pending  # nobody publishes the topic
+            cluster.register(broker)
+            eventually(lambda: not store.queues())
+        assert [body[-1:] for body in broker.bodies("t", 0)] in ([b"2", b"1", b"3"], [b"1", b"2", b"3"])
+
+
+def test_what_was_not_delivered_when_the_producer_closes_is_sent_by_the_next_one(tmp_path):
+    path = tmp_path / "undelivered.db"
+    with FakeBroker({"t": 1}) as broker:
+        cluster = FakeCluster([broker])
+        producer = Producer(metadata=cluster, config=FAST, undelivered=LocalMessageStore(path))
+        broker.log("t", 0).closed = True
+        futures = [producer.send_async("t", b"%d" % number) for number in range(5)]
+        producer.close(timeout=0.05)
+        assert all(future.result(1).pending for future in futures)
+        broker.log("t", 0).closed = False
+        store = LocalMessageStore(path)
+        assert store.count("undelivered t") == 5
+        with Producer(metadata=cluster, config=FAST, undelivered=store):
+            eventually(lambda: not store.queues())
+        assert sorted(broker.bodies("t", 0)) == [b"%d" % number for number in range(5)]
+
+
+def test_what_cannot_be_helped_is_not_kept(store):
+    with FakeBroker({"t": 1}) as broker:
+        producer = Producer(metadata=FakeCluster([broker]), config=FAST, undelivered=store)
+        broker.refuse = lambda request: ResponseCode.SYSTEM_ERROR if is_send(request) else None
+        with pytest.raises(RequestRefused):
+            producer.send_async("t", b"").result(10)
+        broker.refuse = lambda request: None
+        broker.log("t", 0).closed = True
+        with pytest.raises(RequestTimedOut):
+            producer.send("t", b"", timeout=0.05)  # the caller waits, so the caller is told
+        assert store.queues() == []
+        producer.close()
+
+
+def test_a_full_store_fails_the_message_with_both_causes(tmp_path):
+    store = LocalMessageStore(tmp_path / "undelivered.db", max_per_queue=1)
+    with FakeBroker({"t": 1}) as broker, Producer(metadata=FakeCluster([broker]), undelivered=store) as producer:
+        broker.log("t", 0).closed = True
+        assert producer.send_async("t", b"1", timeout=0.05).result(10).pending
+        failed = producer.send_async("t", b"2", timeout=0.05)
+        error = failed.exception(10)
+        assert isinstance(error, LocalStoreFull)
+        assert isinstance(error.__cause__, RequestTimedOut)
+
+
+def test_a_stored_message_is_sent_as_it_was(broker, producer):
+    flag, text = encode_attributes("a", "tag")
+    body = bytes(encode_body(b"payload", flag, text))
+    there = TopicPartition("t", 0, 1)
+    assert producer.send_stored(StoredMessage("t", body, flag, there)).partition == there
+    assert broker.bodies("t", 1) == [body]
+    keyed = producer.send_stored(StoredMessage("t", b"x", key="k"), timeout=5)
+    assert keyed.partition == partition_for_key("k", producer.partitions("t"))
+    broker.log("t", 1).closed = True
+    with pytest.raises(PartitionClosed):
+        producer.send_stored(StoredMessage("t", b"", 0, there), retry=False)
+
+
+def test_a_topic_that_nobody_publishes_borrows_the_partitions_of_the_default_topic(monkeypatch):
+    with FakeBroker({"t": 2}) as broker:
+        cluster = FakeCluster([broker])
+        with Producer(metadata=cluster, default_topic="t", config=FAST) as producer:
+            broker.topics["new"] = 2  # it would take the topic, but is not known to publish it
+            there = cluster.view
+            monkeypatch.setattr(cluster, "view", lambda topic: there(topic if topic == "t" else "nothing"))
+            results = [producer.send("new", b"%d" % number) for number in range(4)]
+            assert [result.partition for result in results] == [TopicPartition("new", 0, n) for n in (0, 1, 0, 1)]
+            assert producer.send("new", b"", partition=TopicPartition("new", 0, 1)).offset == 42
+        with Producer(metadata=cluster, config=FAST) as producer, pytest.raises(NoPartition):
+            producer.send("new", b"")

@@ -1,0 +1,216 @@
+"""A producer whose messages keep their order within a partition, also while that partition is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
+from metaq.protocol.limits import check_topic
+from metaq.protocol.record import Buffer
+
+from ..backoff import Backoff
+from ..config import ProducerConfig
+from ..local_store import LocalMessageStore, StoredMessage
+from ..metadata import Metadata
+from ..values import SendResult, TopicPartition
+from .building import build_message
+from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
+from .producer import Producer, connect_metadata
+from .resender import Resender
+
+__all__ = ["OrderedProducer"]
+
+log = logging.getLogger(__name__)
+
+
+class OrderedProducer:
+    """Sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store until it can.
+
+    Where a message goes never depends on which brokers are there, so a key stays in its partition. A message whose
+    partition is not registered now, is closed, or still has messages in the store is saved behind those; a thread of
+    each partition sends them in their order: when a message is sent to it, when brokers come or go, and every
+    recover_interval_seconds; what an earlier process left goes first. So of two messages to a partition, the one whose
+    `send` returned before the other's was called comes first. Any thread.
+    """
+
+    def __init__(
+        self,
+        connect: str = "localhost:2181",
+        *,
+        partitions: Mapping[str, Mapping[int, int]],
+        store: LocalMessageStore,
+        selector: PartitionSelector | None = None,
+        save_failed: bool = False,
+        protocol: str = "auto",
+        root: str = "/meta",
+        config: ProducerConfig | None = None,
+        metadata: Metadata | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """partitions: per topic how many each broker has, {"trades": {0: 4, 1: 4}}; all that ever write it must have
+        the same. store: for this producer alone; closed with it. selector: chooses from the configured partitions of
+        messages without a key (default: each in turn). save_failed: also save a message that a broker did not take for
+        another reason and that may be sent again, instead of raising; if only its answer was lost it is then stored
+        twice. The rest: as for Producer.
+
+        Raises ConfigError; CoordinationUnavailable.
+        """
+        self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
+        self._config = config or ProducerConfig()
+        self._store = store
+        self._selector: PartitionSelector = selector or RoundRobinSelector()
+        self._save_failed = save_failed
+        self._clock = clock
+        self._metadata = metadata or connect_metadata(connect, root, self._config)
+        try:
+            for topic in self._configured:
+                self._metadata.view(topic)  # watched from now on
+        except MetaqError:
+            self._metadata.close()
+            raise
+        self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
+        self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
+        self._resender = Resender(
+            store, self._queues.__contains__, self._send_once, self._config.recover_interval_seconds, clock
+        )
+        self._metadata.on_change(lambda topic: self._resender.trigger_all())
+
+    def send(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        attribute: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        partition: TopicPartition | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message, or save it; the result is `pending` then, with message id 0. Arguments as Producer.send.
+
+        Raises NoPartition (the topic is not configured, or the partition is not); LocalStoreFull, LocalStoreError;
+        otherwise as Producer.send: the broker is registered but could not be reached in time, or refused it.
+        """
+        seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
+        deadline = self._clock() + seconds
+        chosen = self._choose(topic, payload, key, partition)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, deadline)
+        message = StoredMessage(topic, bytes(outgoing.body), outgoing.flag, chosen, key)
+        backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds)
+        while self._may_send(chosen):
+            try:
+                return self._producer.send_stored(message, timeout=max(0.0, deadline - self._clock()), retry=False)
+            except PartitionClosed:
+                break
+            except MetaqError as error:
+                if not error.retriable:
+                    raise
+                if self._save_failed:
+                    log.info("a message to %s %s is saved: %s", topic, chosen, error)
+                    break
+                pause = backoff.next()
+                if self._clock() + pause >= deadline:
+                    raise
+                time.sleep(pause)
+        return self._save(message, chosen)
+
+    def waiting(self, partition: TopicPartition) -> int:
+        """Messages of a partition that are in the store."""
+        return self._store.count(_queue(partition))
+
+    @property
+    def failures(self) -> Mapping[TopicPartition, MetaqError]:
+        """Why the first saved message of a partition could not be sent when it was tried last.
+
+        One that a broker refuses for good stops its partition, as in 1.x: take it out of the store.
+        """
+        return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Try to send all saved messages now; whether none was left within `timeout` seconds."""
+        seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
+        deadline = self._clock() + seconds
+        for queue in self._queues:
+            if self._store.count(queue):
+                self._resender.trigger(queue)
+        return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Idempotent."""
+        self._resender.close(timeout)
+        self._producer.close(timeout)
+        self._resender.close(timeout)  # the producer's end ends its sends
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- where to ---------------------------------------------------------------------------------------------------
+
+    def _choose(
+        self, topic: str, payload: Buffer, key: str | bytes | None, partition: TopicPartition | None
+    ) -> TopicPartition:
+        configured = self._configured.get(topic)
+        if configured is None:
+            raise NoPartition(f"topic {topic!r} has no configured partitions: add it to partitions={{...}}")
+        if partition is not None:
+            chosen = partition
+        elif key is not None:
+            return partition_for_key(key, configured)
+        else:
+            chosen = self._selector.select(topic, configured, payload)
+        if chosen not in configured:
+            raise NoPartition(f"topic {topic!r} has no partition {chosen!r} among those configured")
+        return chosen
+
+    def _may_send(self, partition: TopicPartition) -> bool:
+        """Whether it is there and nothing is in front. A few messages in front are waited for, more are not."""
+        if not self._is_available(partition):
+            return False
+        queue = _queue(partition)
+        in_front = self._store.count(queue)
+        if not in_front:
+            return True
+        self._resender.trigger(queue)
+        if in_front > self._config.ordered_wait_messages:
+            return False
+        return self._resender.wait_until_empty(queue, self._config.ordered_wait_seconds)
+
+    def _is_available(self, partition: TopicPartition) -> bool:
+        return partition in self._metadata.view(partition.topic).partitions
+
+    # --- saved messages ---------------------------------------------------------------------------------------------
+
+    def _save(self, message: StoredMessage, partition: TopicPartition) -> SendResult:
+        queue = _queue(partition)
+        self._store.append(queue, [message])
+        if self._is_available(partition):
+            self._resender.trigger(queue)  # which may just have looked for the last time
+        return SendResult(0, partition, -1)
+
+    def _send_once(self, message: StoredMessage) -> SendResult:
+        return self._producer.send_stored(message, retry=False)
+
+
+def _listed(topic: str, counts: Mapping[int, int]) -> tuple[TopicPartition, ...]:
+    """Ordered by the numbers, as a Producer's view is. Raises ConfigError, InvalidName."""
+    check_topic(topic)
+    listed = tuple(TopicPartition(topic, broker, p) for broker in sorted(counts) for p in range(counts[broker]))
+    if not listed or min(counts) < 0 or min(counts.values()) < 0:
+        raise ConfigError(f"partitions[{topic!r}]", dict(counts), "name brokers with their number of partitions")
+    return listed
+
+
+def _queue(partition: TopicPartition) -> str:
+    return f"{partition.topic}@{partition}"

@@ -1,0 +1,90 @@
+"""Asynchronous messages that nobody took: kept in a local store, and sent again later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from metaq.protocol.errors import LocalStoreError, MetaqError
+
+from ..local_store import LocalMessageStore, StoredMessage
+from ..timers import Timers
+from ..values import SendResult, TopicPartition
+from .outgoing import Outgoing
+from .resender import Resender
+
+__all__ = ["NOWHERE", "Undelivered"]
+
+NOWHERE = -1
+"""Broker and partition of a message that went to none yet."""
+_LAST_WAIT_SECONDS = 1.0
+_PREFIX = "undelivered "
+"""With the topic behind it the name of a queue; no topic has a blank."""
+
+
+class Undelivered:
+    """Any thread; `keep` never blocks. The queue of a topic is in the order in which its messages were given up.
+
+    send: as for Resender.
+    """
+
+    def __init__(
+        self,
+        store: LocalMessageStore,
+        send: Callable[[StoredMessage], object],
+        interval_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._resender = Resender(store, lambda queue: queue.startswith(_PREFIX), send, interval_seconds, clock)
+        self._given_up: deque[tuple[Outgoing, MetaqError]] = deque()
+        self._writing = threading.Lock()
+        self._timers = Timers("metaq-undelivered", clock)
+
+    def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
+        """`error` says why it was given up; its future ends once it is in the store."""
+        self._given_up.append((outgoing, error))
+        self._timers.call_later(0.0, self.write)
+
+    def write(self) -> None:
+        """Put everything that was given up into the store, now."""
+        with self._writing:
+            by_topic: dict[str, list[tuple[Outgoing, MetaqError]]] = {}
+            while self._given_up:
+                outgoing, error = self._given_up.popleft()
+                by_topic.setdefault(outgoing.topic, []).append((outgoing, error))
+            for topic, given_up in by_topic.items():
+                self._append(topic, given_up)
+
+    def _append(self, topic: str, given_up: list[tuple[Outgoing, MetaqError]]) -> None:
+        try:
+            self._store.append(_PREFIX + topic, [_stored(outgoing) for outgoing, _ in given_up])
+        except LocalStoreError as error:
+            for outgoing, cause in given_up:
+                error.__cause__ = cause
+                outgoing.fail(error)
+            return
+        nowhere = TopicPartition(topic, NOWHERE, NOWHERE)
+        for outgoing, _ in given_up:
+            outgoing.succeed(SendResult(0, outgoing.fixed or nowhere, -1))
+
+    def send_soon(self) -> None:
+        """There may be brokers for what is in the store. Never blocks."""
+        self._resender.trigger_all()
+
+    def stop_sending(self, timeout: float) -> None:
+        """Send nothing again any more; `keep` still works."""
+        self._resender.close(timeout)
+
+    def close(self) -> None:
+        """Write what is left and close the store. Idempotent."""
+        self._timers.close()
+        self._resender.close(_LAST_WAIT_SECONDS)  # its sends have failed by now
+        self.write()
+        self._store.close()
+
+
+def _stored(outgoing: Outgoing) -> StoredMessage:
+    return StoredMessage(outgoing.topic, bytes(outgoing.body), outgoing.flag, outgoing.fixed, outgoing.key)
