@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cronsim import CronSim, CronSimError
 
@@ -16,7 +16,11 @@ from metaq.protocol.errors import ConfigError
 
 __all__ = ["Schedule", "parse_schedule"]
 
-_REMEDY = "use second minute hour day-of-month month day-of-week, as in 0 0 6,18 * * ? (6:00 and 18:00 every day)"
+_REMEDY = (
+    "use second minute hour day-of-month month day-of-week [year], as in 0 0 6,18 * * ? (6:00 and 18:00 every day)"
+)
+_YEARS = re.compile(r"(\*|[0-9]{4})(?:-([0-9]{4}))?(?:/([0-9]{1,3}))?")
+_FIRST_YEAR, _LAST_YEAR = 1970, 2099  # Quartz's
 _DAY_NUMBER = re.compile(r"(?<![#/\w])[0-9]+")
 
 
@@ -26,30 +30,52 @@ class Schedule:
 
     text: str
     expression: str
+    years: frozenset[int] | None = None
+    """None: every year."""
 
     def after(self, moment: datetime) -> datetime | None:
         """The first time after `moment`, None if there is none within the next 50 years."""
-        return next(CronSim(self.expression, moment), None)
+        if self.years is None:
+            return next(CronSim(self.expression, moment), None)
+        for year in sorted(year for year in self.years if year >= moment.year):
+            start = moment if year == moment.year else datetime(year, 1, 1, tzinfo=moment.tzinfo) - timedelta(seconds=1)
+            due = next(CronSim(self.expression, start), None)
+            if due is not None and due.year == year:
+                return due
+        return None
 
 
 def parse_schedule(text: str, option: str = "deleteWhen") -> Schedule:
     """Read a Quartz expression. Raises ConfigError naming `option` and what is understood."""
     fields = text.upper().split()
-    if len(fields) == 7 and fields[6] == "*":
-        fields.pop()
-    if len(fields) == 7:
-        raise ConfigError(option, text, f"years are not supported: {_REMEDY}")
-    if len(fields) != 6:
-        raise ConfigError(option, text, f"has {len(fields)} fields, not 6: {_REMEDY}")
+    if len(fields) not in (6, 7):
+        raise ConfigError(option, text, f"has {len(fields)} fields, not 6 or 7: {_REMEDY}")
+    years = fields.pop() if len(fields) == 7 else "*"
     if (fields[3] == "?") == (fields[5] == "?") and "?" in fields:
         raise ConfigError(option, text, f"'?' may stand for one of the two day fields: {_REMEDY}")
     try:
         fields[5] = _DAY_NUMBER.sub(_from_quartz_day, fields[5])
         expression = " ".join("*" if each == "?" else each for each in fields)
         CronSim(expression, datetime(2000, 1, 1))
+        return Schedule(text, expression, None if years in ("*", "?") else _years(years))
     except (CronSimError, ValueError) as error:
         raise ConfigError(option, text, f"{error}: {_REMEDY}") from error
-    return Schedule(text, expression)
+
+
+def _years(field: str) -> frozenset[int]:
+    """Quartz's year field: `2030`, `2030,2032`, `2030-2035`, `2030/2`, `2030-2040/5`, `*/2`. Raises ValueError."""
+    years: set[int] = set()
+    for part in field.split(","):
+        found = _YEARS.fullmatch(part)
+        if found is None:
+            raise ValueError(f"year {part} is not understood")
+        first, last, step = found[1], found[2], int(found[3] or 1)
+        start = _FIRST_YEAR if first == "*" else int(first)
+        end = int(last) if last else _LAST_YEAR if found[3] or first == "*" else start
+        if not (_FIRST_YEAR <= start <= end <= _LAST_YEAR and step):
+            raise ValueError(f"year {part} is not within {_FIRST_YEAR} … {_LAST_YEAR}")
+        years.update(range(start, end + 1, step))
+    return frozenset(years)
 
 
 def _from_quartz_day(found: re.Match[str]) -> str:

@@ -45,23 +45,20 @@ class SegmentAge(NamedTuple):
 def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy:
     """The policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`.
 
-    Raises ConfigError naming `option`, the value and the accepted forms.
+    Options that 1.x does not look at are not looked at. Raises ConfigError naming `option`, the value and the accepted
+    forms.
     """
     name, *values = [part.strip() for part in text.split(",")]
     age = _AGE.fullmatch(values[0].lower()) if values else None
     if age is None:
         raise ConfigError(option, text, _REMEDY)
     seconds = int(age[1]) * _SECONDS[age[2]]
-    match (name, values[1:]):
-        case ("delete", []):
-            action = Action.DELETE
-        case ("archive", [] | ["false"]):
-            action = Action.ARCHIVE
-        case ("archive", ["true"]):
-            action = Action.COMPRESS
-        case _:
-            raise ConfigError(option, text, _REMEDY)
-    return DeletePolicy(action, seconds)
+    if name == "delete":
+        return DeletePolicy(Action.DELETE, seconds)
+    if name == "archive":
+        compress = len(values) > 1 and values[1].lower() == "true"
+        return DeletePolicy(Action.COMPRESS if compress else Action.ARCHIVE, seconds)
+    raise ConfigError(option, text, _REMEDY)
 
 
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:

@@ -102,6 +102,11 @@ START = datetime(2024, 6, 5, 12, 0, 0)  # a Wednesday
         ("0 0 12 ? * 6L", datetime(2024, 6, 28, 12)),
         ("0 0 0 L * ?", datetime(2024, 6, 30)),
         ("0 0 0 1 1 ? *", datetime(2025, 1, 1)),
+        ("0 0 0 1 1 ? 2030", datetime(2030, 1, 1)),
+        ("0 0 13 ? * * 2024", datetime(2024, 6, 5, 13)),
+        ("0 0 0 1 1 ? 2024-2040/5", datetime(2029, 1, 1)),
+        ("0 0 0 29 2 ? 2025,2028,2032", datetime(2028, 2, 29)),
+        ("0 0 0 1 1 ? 2024", None),
     ],
 )
 def test_quartz_expressions_come_due_when_quartz_says(text, following):
@@ -109,7 +114,18 @@ def test_quartz_expressions_come_due_when_quartz_says(text, following):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "* * * * *", "0 0 0 ? * ?", "61 0 0 * * ?", "0 0 0 ? * 8", "0 0 0 1 1 ? 2030", "a b c d e f"]
+    "text",
+    [
+        "",
+        "* * * * *",
+        "0 0 0 ? * ?",
+        "61 0 0 * * ?",
+        "0 0 0 ? * 8",
+        "0 0 0 1 1 ? 1930",
+        "0 0 0 1 1 ? 2030-2020",
+        "0 0 0 1 1 ? x",
+        "a b c d e f",
+    ],
 )
 def test_what_is_no_expression_is_refused(text):
     with pytest.raises(ConfigError, match="as in 0 0 6,18"):

@@ -112,10 +112,10 @@ def test_what_group_commit_acknowledged_survives_a_power_cut_whatever_was_switch
                 harness.group_commit = name == "group"
                 store.reconfigure()
         harness.lose_power()
-        for partition, all_bodies in written.items():
-            kept = _bodies(harness, partition)
+        for number, all_bodies in written.items():
+            kept = _bodies(harness, number)
             assert kept == all_bodies[: len(kept)]
-            assert set(promised.get(partition, ())) <= set(kept)
+            assert set(promised.get(number, ())) <= set(kept)
         harness.files.kill()
 
 

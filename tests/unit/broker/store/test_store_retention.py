@@ -24,13 +24,16 @@ HOUR = 3600
         ("archive,45s", Action.ARCHIVE, 45),
         ("archive,24h,true", Action.COMPRESS, 24 * HOUR),
         ("archive,1,false", Action.ARCHIVE, HOUR),
+        ("archive,1,TRUE,more", Action.COMPRESS, HOUR),
+        ("archive,1,x", Action.ARCHIVE, HOUR),
+        ("delete,1,true", Action.DELETE, HOUR),
     ],
 )
 def test_policies_of_1_x_are_read(text: str, action: Action, seconds: int) -> None:
     assert parse_delete_policy(text) == DeletePolicy(action, seconds)
 
 
-@pytest.mark.parametrize("text", ["", "delete", "delete,", "delete,x", "delete,-1", "delete,1d", "a,1", "archive,1,x"])
+@pytest.mark.parametrize("text", ["", "delete", "delete,", "delete,x", "delete,-1", "delete,1d", "a,1", "archive"])
 def test_other_policies_are_a_config_error_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(ConfigError, match=r"deletePolicy=.*use delete,<age>"):
         parse_delete_policy(text)
