@@ -64,9 +64,9 @@ def _java(main: str, *arguments: str, home: Path) -> list[str]:
     return ["java", *JAVA_OPTIONS, f"-Duser.home={home}", "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
-def broker_command(config: Path) -> list[str]:
-    """The command line of a Java broker; it looks for its files two directories above its server.ini."""
-    return _java("BrokerMain", str(config), home=config.parents[2])
+def broker_command(config: Path, home: Path) -> list[str]:
+    """The command line of a Java broker, which needs two directories above its server.ini. home: see _java."""
+    return _java("BrokerMain", str(config), home=home)
 
 
 class JavaBroker(Server):
@@ -90,7 +90,7 @@ class JavaBroker(Server):
         config.parent.mkdir(parents=True, exist_ok=True)
         settings = {"dataPath": self.data, "dashboardHttpPort": free_port(), **(system or {})}
         config.write_text(server_ini(self.port, zk_connect, topics, settings))
-        super().__init__(broker_command(config), directory / "broker.log", f"serving {self.port}", directory)
+        super().__init__(broker_command(config, directory), directory / "broker.log", f"serving {self.port}", directory)
 
 
 class JavaClient(Worker):

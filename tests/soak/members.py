@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -47,6 +49,9 @@ class Group:
 
 
 class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
     def close(self) -> None: ...
 
     def kill(self) -> None: ...
@@ -74,8 +79,10 @@ class Member:
         return self._process is not None
 
     def start(self) -> None:
-        """Join the group; returns once the client says that it has."""
-        if self._process is None:
+        """Join the group; returns once the client says that it has. A frozen one goes on."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGCONT)
+        else:
             self._lives += 1
             self._process = self._started(self._id, self._group.directory / self._id)
 
@@ -84,6 +91,11 @@ class Member:
         if self._process is not None:
             self._process.close()
             self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: as a machine that hangs; start() lets it go on."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
 from .places import Kind, Place
 from .run import Outcome, Run
-from .schedule import Blow, steps
+from .schedule import Blow, Way, steps
 
 __all__ = ["Tally", "mixed"]
 
@@ -37,14 +37,19 @@ class Tally:
     refused_starts: int
 
 
-def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say) -> Tally:
-    """Run for `seconds` of blows, then drain and judge. zookeeper: with a chroot that exists. Needs the Java peers."""
+def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say, freeze: bool = False) -> Tally:
+    """Run for `seconds` of blows, then drain and judge. zookeeper: with a chroot that exists. Needs the Java peers.
+
+    freeze: also stop the clock of our processes for longer than their sessions. (A Java consumer that thaws goes on
+    reading what others own by then.)
+    """
     group = Group(zookeeper, GROUP, TOPIC, directory / "group")
     places = {
         name: Place(directory / name, zookeeper, {TOPIC: PARTITIONS}, broker_id, _settings(system))
         for broker_id, (name, (_, system)) in enumerate(BROKERS.items())
     }
     members = _members(group)
+    frozen = [name for name in (*places, *members) if "java" not in name] if freeze else []
     blows: dict[str, int] = {}
     try:
         for name, place in places.items():
@@ -53,7 +58,7 @@ def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say) 
             run.produce(PythonProducer(group, "py", SEND_PAUSE["py"]), JavaProducer(group, "java", SEND_PAUSE["java"]))
             run.wait_for(100)
             end = time.monotonic() + seconds
-            for step in steps(seed, list(places), list(members)):
+            for step in steps(seed, list(places), list(members), frozen):
                 if time.monotonic() + step.pause > end:
                     break
                 time.sleep(step.pause)
@@ -83,7 +88,8 @@ def _members(group: Group) -> dict[str, Member]:
 
 def _ending(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:
     victim = places.get(blow.victim) or members[blow.victim]
-    return victim.kill if blow.crash else victim.stop
+    actions: Mapping[Way, Callable[[], None]] = {"kill": victim.kill, "stop": victim.stop, "freeze": victim.freeze}
+    return actions[blow.way]
 
 
 def _starting(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:

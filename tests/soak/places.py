@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,7 @@ RETRY_SECONDS = 0.5
 class Place:
     """Starts and ends the broker of one place; the file stays as it is, whoever reads it.
 
-    directory: gets conf/broker/server.ini (Java wants two parents), data/ and the logs. system: further keys of
+    directory: gets conf/server.ini, data/ and the logs. system: further keys of
     [system]. refused: how many starts failed before one succeeded.
     """
 
@@ -45,7 +47,7 @@ class Place:
         self.broker_id = broker_id
         self.port = free_port()
         self.data = directory / "data"
-        self.ini = directory / "conf" / "broker" / "server.ini"
+        self.ini = directory / "conf" / "server.ini"
         self.ini.parent.mkdir(parents=True)
         self.data.mkdir()
         settings = {
@@ -65,12 +67,14 @@ class Place:
         return self._server is not None
 
     def start(self, kind: Kind, *options: str) -> None:
-        """Start a broker, again and again for START_SECONDS.
+        """Start a broker, again and again for START_SECONDS; a frozen one goes on.
 
         The Java broker refuses while ZooKeeper still has the `master` node of one that was killed. options: further
         words of our command line. Raises ProcessFailed with the last try's log.
         """
-        command = broker_command(self.ini) if kind == "java" else _ours(self.ini, options)
+        if self._server is not None:
+            os.kill(self._server.pid, signal.SIGCONT)
+        command = broker_command(self.ini, self.directory) if kind == "java" else _ours(self.ini, options)
         ready = f"serving {self.port}" if kind == "java" else f"serving meta://127.0.0.1:{self.port} "
         deadline = time.monotonic() + START_SECONDS
         while self._server is None:
@@ -91,6 +95,11 @@ class Place:
             code = self._server.process.returncode
             self._server = None
             assert code != -9, f"the broker in {self.directory} did not end by itself"
+
+    def freeze(self) -> None:
+        """SIGSTOP: as a machine that hangs; start() lets it go on."""
+        if self._server is not None:
+            os.kill(self._server.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -1,48 +1,61 @@
-"""Which process of a run is ended when, and how: the same for the same seed."""
+"""Which process of a run is hit when, and how: the same for the same seed."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Blow", "Step", "steps"]
+from .places import SESSION_SECONDS
+
+__all__ = ["Blow", "Step", "Way", "steps"]
+
+Way = Literal["kill", "stop", "freeze"]
+"""By SIGKILL; as its operator would; by SIGSTOP for longer than its ZooKeeper session lasts."""
 
 PAUSE_SECONDS = (2.0, 8.0)
 DOWN_SECONDS = (0.5, 6.0)
+FROZEN_SECONDS = (SESSION_SECONDS + 1.0, SESSION_SECONDS + 6.0)
 DOUBLE = 0.25
 """The share of steps that hit a broker and a member at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """A process that is ended. crash: by SIGKILL, otherwise as its operator would."""
+    """What happens to one process."""
 
     victim: str
-    crash: bool
+    way: Way
 
     def __str__(self) -> str:
-        return f"{'kill' if self.crash else 'stop'} {self.victim}"
+        return f"{self.way} {self.victim}"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Wait `pause` seconds, end the victims, wait `down` seconds, start them again."""
+    """Wait `pause` seconds, hit the victims, wait `down` seconds, start them again or let them go on."""
 
     pause: float
     blows: Sequence[Blow]
     down: float
 
 
-def steps(seed: int, brokers: Sequence[str], members: Sequence[str]) -> Iterator[Step]:
-    """Endless. Every process is killed and stopped once in each round over all of them, in a new order each time."""
+def steps(seed: int, brokers: Sequence[str], members: Sequence[str], frozen: Sequence[str] = ()) -> Iterator[Step]:
+    """Endless. Every process is killed and stopped once in each round over all of them, in a new order each time.
+
+    frozen: those that are also frozen once a round.
+    """
     chance = random.Random(seed)
-    blows = [Blow(victim, crash) for victim in (*brokers, *members) for crash in (True, False)]
+    ways: Sequence[Way] = ("kill", "stop")
+    blows = [Blow(victim, way) for victim in (*brokers, *members) for way in ways]
+    blows += [Blow(victim, "freeze") for victim in frozen]
     while True:
         chance.shuffle(blows)
         for blow in blows:
             hit = [blow]
             if chance.random() < DOUBLE:
                 others = members if blow.victim in brokers else brokers
-                hit.append(Blow(chance.choice(others), chance.random() < 0.5))
-            yield Step(chance.uniform(*PAUSE_SECONDS), hit, chance.uniform(*DOWN_SECONDS))
+                hit.append(Blow(chance.choice(others), chance.choice(ways)))
+            down = FROZEN_SECONDS if blow.way == "freeze" else DOWN_SECONDS
+            yield Step(chance.uniform(*PAUSE_SECONDS), hit, chance.uniform(*down))
