@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from metaq.coordination.assignment import Strategy, range_assignment
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.offset_store import LocalOffsetStore, OffsetStore, ZooKeeperOffsetStore
+from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, NotOwner
 from metaq.protocol.limits import check_group, check_topic
@@ -43,6 +44,13 @@ log = logging.getLogger(__name__)
 
 _STARTS = {"earliest": 0, "latest": LATEST}
 _LOOKUP_SECONDS = 10.0
+
+_SUSPENDED_SHARE = 1 / 3
+"""Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""
+_UNPROVED_SHARE = 2 / 3
+"""Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
+_PROOF_SHARE = 1 / 9
+"""Of the session timeout: how often it is proved."""
 
 OnPartitions = Callable[[list[TopicPartition]], None]
 
@@ -115,6 +123,7 @@ class Consumer:
         self._commit_timers = Timers("metaq-commit", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
+        self._proof = SessionProof(self._session, clock)
         store: OffsetStore = LocalOffsetStore(offsets_file) if broadcast else ZooKeeperOffsetStore(self._session)
         self._committer = OffsetCommitter(store, self.group)
         wanted_tags = frozenset(tags) if tags is not None else None
@@ -147,6 +156,7 @@ class Consumer:
         except BaseException:
             self._session.close()
             raise
+        self._prove_session()
         self._member.begin(self._fetcher)
         if self._config.auto_commit_seconds:
             owned = _Owned(self._member)
@@ -190,19 +200,25 @@ class Consumer:
 
         They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
         """
-        seconds = self._session.suspended_seconds
-        if seconds <= self._config.session_timeout_seconds / 3:
+        timeout = self._config.session_timeout_seconds
+        suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
+        if suspended <= timeout * _SUSPENDED_SHARE and unproved <= timeout * _UNPROVED_SHARE:
             self._waits_for_zookeeper = False
-            return False
+            return not self._member.holds_its_claims()
         if not self._waits_for_zookeeper:
             self._waits_for_zookeeper = True
             log.warning(
                 "group %s: ZooKeeper has not answered for %.1f s; nothing is handed out until it does, because another "
                 "member may own the partitions",
                 self.group,
-                seconds,
+                max(suspended, unproved),
             )
         return True
+
+    def _prove_session(self) -> None:
+        """Timer thread."""
+        self._proof.renew()
+        self._timers.call_later(self._config.session_timeout_seconds * _PROOF_SHARE, self._prove_session)
 
     def _wait(self, seconds: float) -> None:
         """Until something arrives: data, or something to tell the user."""

@@ -83,6 +83,7 @@ class GroupMember:
         self._clock = clock
         self._random = random or _RANDOM
         self._events: SimpleQueue[Event] = SimpleQueue()
+        self._checked: tuple[Mapping[TopicPartition, PartitionState], int] = ({}, 0)
         self._change_is_queued = False
         self._change_noted = False
         self._joined = False
@@ -170,6 +171,19 @@ class GroupMember:
         """Whether everything owned was claimed on the session of now; the membership may have a new one already."""
         session_id = self._membership.session_id
         return session_id != 0 and all(state.fence == session_id for state in self.owned.values())
+
+    def holds_its_claims(self) -> bool:
+        """Whether the session that claimed what is owned is still the one of now. Any thread; cheap at each poll.
+
+        Between the end of a session and the moment at which this thread hears of it, nothing owned is ours any more.
+        """
+        owned, session_id = self.owned, self._membership.session_id
+        if self._checked[0] is owned and self._checked[1] == session_id:
+            return True
+        if any(state.fence != session_id for state in owned.values()):
+            return False
+        self._checked = owned, session_id
+        return True
 
     # --- actions ----------------------------------------------------------------------------------------------------
 

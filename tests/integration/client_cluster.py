@@ -129,6 +129,15 @@ class MemberProcess:
                 return [TopicPartition.parse(topic, name) for name in said]
         raise AssertionError("the member ended")
 
+    def wait_for(self, payload: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if isinstance(said := json.loads(line), dict):
+                self.payloads.append(said["payload"])
+                if said["payload"] == payload:
+                    return
+        raise AssertionError("the member ended")
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(10)

@@ -25,9 +25,10 @@ def log_bytes(place: Place) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize(("before", "after"), [("java", "ours"), ("ours", "java")])
 def test_the_other_broker_takes_over_below_running_java_clients(
-    before: Kind, after: Kind, chroot: str, tmp_path: Path
+    before: Kind, after: Kind, crash: bool, chroot: str, tmp_path: Path
 ) -> None:
     require_java()
     with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
@@ -41,7 +42,9 @@ def test_the_other_broker_takes_over_below_running_java_clients(
             run.produce(JavaProducer(group, "producer", 0.002))
             run.wait_for(SENDS)
             found: dict[str, bytes] = {}
-            run.disturb(place.stop, lambda: found.update(log_bytes(place)), lambda: place.start(after))
+            run.disturb(
+                place.kill if crash else place.stop, lambda: found.update(log_bytes(place)), lambda: place.start(after)
+            )
             run.wait_for(SENDS)
             outcome = run.finish()
         assert outcome.verdict.ok, table(outcome.history, outcome.verdict)
