@@ -10,7 +10,11 @@ from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.remoting import MAX_WAIT_MS
 
 __all__ = [
+    "BROWSE_BYTES",
     "MAX_LOCAL_MESSAGES",
+    "MAX_RETRIES",
+    "RECOVER_FIRST_SECONDS",
+    "RECOVER_SECONDS",
     "ConnectionConfig",
     "ConsumerConfig",
     "ProducerConfig",
@@ -23,6 +27,16 @@ Protocol = Literal["auto", "text"]
 """auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
 
 Start = Literal["earliest", "latest"]
+
+BROWSE_BYTES = 1 << 20
+"""Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""
+
+MAX_RETRIES = 5
+"""How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+RECOVER_FIRST_SECONDS = 5.0
+RECOVER_SECONDS = 300.0
+"""A LocalRecoverStore's messages are tried again first and then this long after the consumer began (1.x: the same)."""
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """What fits into one batch frame: its sizes and records; the rest is room for the header."""
@@ -166,11 +180,19 @@ class ConsumerConfig:
     session_timeout_seconds: float = 30.0
     """Of the ZooKeeper session: after a crash others get the partitions once it has passed."""
     start_timeout_seconds: float = 15.0
+    retry_step_seconds: float = 0.5
+    retry_max_seconds: float = 5.0
+    """run(): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the same)."""
+    stop_seconds: float = 10.0
+    """run(): how long it waits for running handlers when it shall end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
         _check_positive(
             self,
+            "retry_step_seconds",
+            "retry_max_seconds",
+            "stop_seconds",
             "fetch_max_bytes",
             "max_buffered_bytes",
             "text_idle_step_ms",

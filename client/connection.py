@@ -206,12 +206,7 @@ class Connection:
             on_done(None, BrokerUnavailable(f"{self.endpoint} has {len(self._pending)} requests under way already"))
             return
         self._pending[opaque] = _Pending(on_done, deadline, background)
-        if self._failure is not None:
-            self._complete_all()
-            return
-        self._send(buffers, deadline)
-        if (background or self._orphans) and not self._reading:
-            self._wake_background()
+        self._send_pending(buffers, deadline, background)
 
     def submit_all(
         self, builds: Sequence[Build], handlers: Sequence[OnDone], deadline: float, *, background: bool = True
@@ -221,6 +216,10 @@ class Connection:
         buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
         for opaque, on_done in zip(opaques, handlers, strict=True):
             self._pending[opaque] = _Pending(on_done, deadline, background)
+        self._send_pending(buffers, deadline, background)
+
+    def _send_pending(self, buffers: Sequence[Buffer], deadline: float, background: bool) -> None:
+        """Send what was entered into `_pending`, and have its answer read."""
         if self._failure is not None:
             self._complete_all()
             return

@@ -42,7 +42,7 @@ CREATE INDEX messages_by_queue ON messages (queue, id);
 _INSERT = """INSERT INTO messages (queue, topic, broker, partition, offset, message_id, flag, key, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _PEEK = """SELECT id, topic, broker, partition, offset, message_id, flag, key, body
-FROM messages WHERE queue = ? ORDER BY id LIMIT ?"""
+FROM messages WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"""
 _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, bytes]
 
 
@@ -136,10 +136,12 @@ class LocalMessageStore:
             if rows:
                 self._counts[queue] = held + len(rows)
 
-    def peek(self, queue: str, limit: int) -> list[tuple[int, StoredMessage]]:
-        """The first `limit` messages in the order they were appended, each with its id for `remove`."""
+    def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
+        """The first `limit` messages behind the id `after` in the order they were appended, each with its id for
+        `remove`. Ids are above 0.
+        """
         with self._transaction() as db:
-            rows = db.execute(_PEEK, (queue, limit)).fetchall()
+            rows = db.execute(_PEEK, (queue, after, limit)).fetchall()
         return [(row[0], _message(row[1:])) for row in rows]
 
     def remove(self, queue: str, ids: Iterable[int]) -> None:

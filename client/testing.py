@@ -25,7 +25,7 @@ import numpy as np
 
 from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK, INT64_MAX
+from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, iter_headers, tag_hash, tag_hash_of_body
 from metaq.protocol.remoting import (
@@ -136,7 +136,8 @@ class FakeBroker:
 
     speaks_frames: False = it answers as a Java broker does. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
-    with. sends, pulls, connections: how many were taken. transactions: those that are open.
+    with. max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many
+    were taken. transactions: those that are open.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class FakeBroker:
         self.topics = dict(topics)
         self.speaks_frames = speaks_frames
         self.silent = False
+        self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[Request], int | None] = lambda request: None
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = self.connections = 0
@@ -563,7 +565,7 @@ class FakeBroker:
             return encode_result(Status.MOVED, str(moved), get.opaque)
         if get.offset >= log.end:
             return encode_result(Status.NOT_FOUND, f"Could not find message at position {get.offset}", get.opaque)
-        data = log.slice(get.offset, get.max_size)
+        data = log.slice(get.offset, min(get.max_size, self.max_transfer_bytes))
         return encode_value_line(len(data), get.opaque) + data
 
     def _offset(self, query: OffsetQuery) -> bytes:

@@ -272,6 +272,16 @@ class GroupMembership:
         node = self._nodes.get(path)
         return parse_consumer_id(path, node.data) if node else None
 
+    def require_owned(self, partitions: Iterable[Partition], session_id: int) -> None:
+        """Ask ZooKeeper whether `session_id` is alive and owns all of these; one round trip.
+
+        Raises SessionLost if not, CoordinationUnavailable.
+        """
+        paths = [self._paths.owner(self.group, *each) for each in partitions]
+        lost = set(paths).difference(self._mine(session_id, paths))
+        if lost or not self._session.is_current(session_id):
+            raise SessionLost(f"consumer {self.consumer_id} does not own {len(lost) or len(paths)} partitions any more")
+
     def _fence(self) -> int:
         if session_id := self.session_id:
             return session_id

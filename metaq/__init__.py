@@ -12,13 +12,22 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
-    from metaq.client.consumer import Consumer
+    from metaq.client.consumer import (
+        Consumer,
+        LocalOffsetStore,
+        LocalRecoverStore,
+        OffsetStore,
+        RetryLater,
+        SqlOffsetStore,
+        drop_message,
+    )
     from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
     from metaq.client.producer import PartitionSelector, Producer
     from metaq.client.producer.ordered import OrderedProducer
     from metaq.client.producer.transaction import Transaction
     from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
+    from metaq.client.reading import PartitionReader, TopicBrowser, browse
     from metaq.client.values import Lag, SendResult, TopicPartition
     from metaq.protocol import errors
     from metaq.protocol.transactions import XaCode, XaVote
@@ -29,14 +38,21 @@ __all__ = [
     "ConsumerConfig",
     "Lag",
     "LocalMessageStore",
+    "LocalOffsetStore",
+    "LocalRecoverStore",
     "Message",
+    "OffsetStore",
     "OrderedProducer",
+    "PartitionReader",
     "PartitionSelector",
     "Producer",
     "ProducerConfig",
     "Recovered",
+    "RetryLater",
     "SendResult",
+    "SqlOffsetStore",
     "StoredMessage",
+    "TopicBrowser",
     "TopicPartition",
     "Transaction",
     "XaBranch",
@@ -45,6 +61,8 @@ __all__ = [
     "XaVote",
     "Xid",
     "__version__",
+    "browse",
+    "drop_message",
     "errors",
 ]
 
@@ -54,14 +72,21 @@ _HOMES = {
     "ConsumerConfig": "metaq.client.config",
     "Lag": "metaq.client.values",
     "LocalMessageStore": "metaq.client.local_store",
+    "LocalOffsetStore": "metaq.client.consumer",
+    "LocalRecoverStore": "metaq.client.consumer",
     "Message": "metaq.client.message",
+    "OffsetStore": "metaq.client.consumer",
     "OrderedProducer": "metaq.client.producer.ordered",
+    "PartitionReader": "metaq.client.reading",
     "PartitionSelector": "metaq.client.producer",
     "Producer": "metaq.client.producer",
     "ProducerConfig": "metaq.client.config",
     "Recovered": "metaq.client.producer.xa",
+    "RetryLater": "metaq.client.consumer",
     "SendResult": "metaq.client.values",
+    "SqlOffsetStore": "metaq.client.consumer",
     "StoredMessage": "metaq.client.local_store",
+    "TopicBrowser": "metaq.client.reading",
     "TopicPartition": "metaq.client.values",
     "Transaction": "metaq.client.producer.transaction",
     "XaBranch": "metaq.client.producer.xa",
@@ -69,6 +94,8 @@ _HOMES = {
     "XaResource": "metaq.client.producer.xa",
     "XaVote": "metaq.protocol.transactions",
     "Xid": "metaq.client.producer.xa",
+    "browse": "metaq.client.reading",
+    "drop_message": "metaq.client.consumer",
 }
 
 

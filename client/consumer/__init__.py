@@ -1,5 +1,18 @@
 """Consuming: group membership, fetching ahead, delivery, offsets."""
 
-from .consumer import Consumer
+from metaq.coordination.offset_store import LocalOffsetStore, OffsetStore
+from metaq.coordination.sql_offset_store import SqlOffsetStore
 
-__all__ = ["Consumer"]
+from .consumer import Consumer
+from .listener import RetryLater
+from .rejected import LocalRecoverStore, drop_message
+
+__all__ = [
+    "Consumer",
+    "LocalOffsetStore",
+    "LocalRecoverStore",
+    "OffsetStore",
+    "RetryLater",
+    "SqlOffsetStore",
+    "drop_message",
+]

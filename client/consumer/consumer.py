@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +14,16 @@ from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from metaq.coordination.assignment import Strategy, range_assignment
+from metaq.coordination.assignment import Strategy
+from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
-from metaq.coordination.offset_store import LocalOffsetStore, OffsetStore, ZooKeeperOffsetStore
+from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, NotOwner
-from metaq.protocol.limits import check_group, check_topic
+from metaq.protocol.limits import check_group
 
-from ..config import ConsumerConfig, check_protocol
+from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
 from ..lookups import lag_behind, max_offset, min_offset, offset_at_time
 from ..message import Message
@@ -29,11 +31,15 @@ from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
-from .fetcher import LATEST, Fetcher
-from .group_member import GroupMember
-from .handout import Handout
+from .choices import check_topics, offset_store_for, start_position, strategy_named
+from .fetcher import Fetcher
+from .group_member import GroupMember, Notice, source_of
+from .handout import Accept, Handout
+from .listener import Deliver, Listener, accepting
 from .offset_commit import OffsetCommitter
 from .partition_state import UNKNOWN_MESSAGE_ID, PartitionState
+from .rejected import LocalRecoverStore, RejectHandler, recovering
+from .single_read import read_messages
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,7 +48,6 @@ __all__ = ["Consumer"]
 
 log = logging.getLogger(__name__)
 
-_STARTS = {"earliest": 0, "latest": LATEST}
 _LOOKUP_SECONDS = 10.0
 
 _SUSPENDED_SHARE = 1 / 3
@@ -69,8 +74,9 @@ class Consumer:
         *,
         group: str,
         topics: Iterable[str],
-        start: str = "earliest",
+        start: str | int = "earliest",
         tags: Iterable[str] | None = None,
+        accept: Accept | None = None,
         broadcast: bool = False,
         auto_commit_seconds: float | None = None,
         on_assigned: OnPartitions | None = None,
@@ -79,18 +85,23 @@ class Consumer:
         root: str = "/meta",
         consumer_id: str | None = None,
         offsets_file: str | Path | None = None,
-        strategy: Strategy = range_assignment,
+        offset_store: OffsetStore | None = None,
+        strategy: Strategy | str = "range",
         config: ConsumerConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
-        start: where a partition without a committed offset begins, "earliest" or "latest". tags: only messages with one
-        of these (filtered by the broker where it can, checked again here). broadcast: every host reads everything: the
-        group is `<group>-<ip>` and its offsets are in offsets_file (default ~/.meta_offsets), as in metaq 1.x.
-        auto_commit_seconds: 0 = never in between. on_assigned, on_revoked: called inside poll() with the partitions;
-        what on_revoked was called for is handed over when it returns. protocol: "auto" or "text". consumer_id: a fixed
-        name within the group. strategy: who gets what; the same for all members.
+        start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
+        "always_latest": at its end each time this consumer gets it, whatever is committed. tags: only messages with one
+        of these (filtered by the broker where it can, checked again here). accept: called with each message; what it
+        returns false for is passed over and counts as consumed, what it raises comes out of poll(). broadcast: every
+        host reads everything: the group is `<group>-<ip>` and its offsets are in offsets_file (default
+        ~/.meta_offsets), as in metaq 1.x. offset_store: keeps the offsets instead of ZooKeeper or that file, for
+        example a SqlOffsetStore. auto_commit_seconds: 0 = never in between. on_assigned, on_revoked: called inside
+        poll() or run() with the partitions; what on_revoked was called for is handed over when it returns. protocol:
+        "auto" or "text". consumer_id: a fixed name within the group. strategy: who gets what, the same for all
+        members: "range", "consist" (1.x's consistent hashing) or a function of your own.
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         CoordinationUnavailable.
@@ -98,17 +109,7 @@ class Consumer:
         config = config or ConsumerConfig()
         if auto_commit_seconds is not None:
             config = replace(config, auto_commit_seconds=auto_commit_seconds)
-        wanted = [topics] if isinstance(topics, str) else list(topics)
-        if not wanted:
-            raise ConfigError("topics", "[]", "name at least one topic")
-        if start not in _STARTS:
-            raise ConfigError("start", start, "choose 'earliest' or 'latest'")
-        if offsets_file is not None and not broadcast:
-            raise ConfigError(
-                "offsets_file", offsets_file, "it is for broadcast=True; a group's offsets are in ZooKeeper"
-            )
-        for topic in wanted:
-            check_topic(topic)
+        self._topics = check_topics(topics)
         check_group(group)
         self.group = broadcast_group(group) if broadcast else group
         self._config = config
@@ -118,30 +119,40 @@ class Consumer:
         self._polling = threading.Lock()
         self._closed = False
         self._waits_for_zookeeper = False
+        self._listener: Listener | None = None
         self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
         self._commit_timers = Timers("metaq-commit", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
         self._proof = SessionProof(self._session, clock)
-        store: OffsetStore = LocalOffsetStore(offsets_file) if broadcast else ZooKeeperOffsetStore(self._session)
-        self._committer = OffsetCommitter(store, self.group)
-        wanted_tags = frozenset(tags) if tags is not None else None
+        self._tags = frozenset(tags) if tags is not None else None
+        self._accept = accept
         self._fetcher = Fetcher(
-            self.group, wanted_tags, self._pool, self._endpoint_of, self._arrivals, config, self._timers, clock
+            self.group,
+            self._tags,
+            self._pool,
+            self._endpoint_of,
+            self._arrivals,
+            config,
+            self._timers,
+            clock,
+            is_slave=lambda endpoint: self._member.is_slave(endpoint),
         )
-        self._handout = Handout(self._arrivals, self._fetcher, wanted_tags)
+        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept)
         membership = GroupMembership(
-            self._session, self.group, consumer_id, dict.fromkeys(wanted), lambda: self._member.changed()
+            self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
+        store = offset_store_for(offset_store, broadcast, offsets_file, self._session, membership)
+        self._committer = OffsetCommitter(store, self.group)
         self._member = GroupMember(
             membership,
             store,
             self._committer,
             self._handout,
             config,
-            strategy,
-            _STARTS[start],
+            strategy_named(strategy),
+            start_position(start),
             self._timers,
             wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
@@ -171,10 +182,15 @@ class Consumer:
         checksum (again at each call until you seek past it), ClientError (closed, or called on two threads at once),
         and whatever on_assigned and on_revoked raise.
         """
-        if not self._polling.acquire(blocking=False):
-            raise ClientError("poll() runs on another thread: give each thread a consumer of its own")
-        try:
+        with self._alone():
             return self._poll(max_messages, timeout)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._polling.acquire(blocking=False):
+            raise ClientError("poll() or run() is under way on another thread: give each thread a consumer of its own")
+        try:
+            yield
         finally:
             self._polling.release()
 
@@ -236,12 +252,15 @@ class Consumer:
                 notice = notices.get_nowait()
             except Empty:
                 return
-            callback = self._on_assigned if notice.assigned else self._on_revoked
-            try:
-                if callback is not None:
-                    callback(notice.partitions)
-            finally:
-                notice.done()
+            self._tell(notice)
+
+    def _tell(self, notice: Notice) -> None:
+        callback = self._on_assigned if notice.assigned else self._on_revoked
+        try:
+            if callback is not None:
+                callback(notice.partitions)
+        finally:
+            notice.done()
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.consumer.arrow.SCHEMA`); it may be empty."""
@@ -253,6 +272,85 @@ class Consumer:
         """Messages for ever, until close(). Each counts as consumed when the next one is asked for."""
         while not self._closed:
             yield from self.poll(1, 1.0)
+
+    # --- handlers ---------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        handler: Callable[[Message], object],
+        *,
+        max_retries: int | None = MAX_RETRIES,
+        on_reject: RejectHandler | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Call `handler` with each message until stop() or close(); it counts as consumed once the handler returned.
+
+        A message for which it raises is tried again after a pause that grows (retry_step_seconds, retry_max_seconds)
+        while other partitions go on; after max_retries further tries (None: for ever) it goes to on_reject, by default
+        a LocalRecoverStore, and counts as consumed when that returns. threads: how many partitions are worked on at
+        once; the handler is called on these, never twice at once for one partition.
+
+        Raises ConfigError, LocalStoreError, ClientError, what on_assigned and on_revoked raise, and what a handler
+        raises that is no Exception (SystemExit …).
+        """
+        self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, threads)
+
+    def run_batches(
+        self,
+        handler: Callable[[list[Message]], object],
+        *,
+        max_messages: int = 100,
+        max_retries: int | None = MAX_RETRIES,
+        on_reject: RejectHandler | None = None,
+        threads: int = 1,
+    ) -> None:
+        """As `run`, with at most `max_messages` messages of one partition at once, which count as consumed together.
+
+        A batch that failed max_retries times more is given to the handler message by message, so that only what fails
+        by itself is rejected.
+        """
+        if max_messages < 1:
+            raise ConfigError("max_messages", max_messages, "choose 1 or more")
+        self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, threads)
+
+    def stop(self) -> None:
+        """Have run() return as soon as the handlers under way have. Any thread, handlers included."""
+        if self._listener is not None:
+            self._listener.stop()
+
+    def _run(
+        self, deliver: Deliver, batch: int, max_retries: int | None, on_reject: RejectHandler | None, threads: int
+    ) -> None:
+        if threads < 1:
+            raise ConfigError("threads", threads, "choose 1 or more")
+        if max_retries is not None and max_retries < 0:
+            raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
+        with self._alone():
+            self._check_open()
+            self._handout.acknowledge()
+            reject = LocalRecoverStore() if on_reject is None else on_reject
+            self._listener = Listener(
+                accepting(deliver, self._accept),
+                batch=batch,
+                max_retries=max_retries,
+                reject=reject,
+                threads=threads,
+                tags=self._tags,
+                config=self._config,
+                fetcher=self._fetcher,
+                handout=self._handout,
+                arrivals=self._arrivals,
+                timers=self._timers,
+                notices=self._member.notices,
+                tell=self._tell,
+                may_work=lambda: not self._may_have_lost_everything(),
+                clock=self._clock,
+            )
+            try:
+                with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
+                    self._listener.loop(self._member.owned.values())
+            finally:
+                self._listener = None
 
     # --- positions --------------------------------------------------------------------------------------------------
 
@@ -312,6 +410,21 @@ class Consumer:
                 lags[partition] = Lag(0, 0)  # "latest", and not there yet
         return lags
 
+    def fetch(
+        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = _LOOKUP_SECONDS
+    ) -> list[Message]:
+        """Messages of any partition, owned or not, from byte `offset` on, at least one; [] at the end. One round trip
+        that changes nothing: neither the position nor what counts as consumed.
+
+        Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
+        """
+        self._check_open()
+        if self._member.endpoint_of(partition) is not None:
+            connection = self._connection(partition)
+        else:  # not before the group is joined
+            connection = self._connect(source_of(ClusterView(self._session).brokers(), partition), partition)
+        return read_messages(connection, partition, offset, max_bytes, timeout)
+
     def _owned(self, partition: TopicPartition) -> PartitionState:
         state = self._member.owned.get(partition)
         if state is None:
@@ -322,7 +435,9 @@ class Consumer:
         return self._member.endpoint_of(partition)
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        endpoint = self._member.endpoint_of(partition)
+        return self._connect(self._member.endpoint_of(partition), partition)
+
+    def _connect(self, endpoint: Endpoint | None, partition: TopicPartition) -> Connection:
         if endpoint is None:
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
@@ -336,12 +451,18 @@ class Consumer:
     def close(self, timeout: float = 10.0) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
-        Idempotent; a poll() that waits on another thread returns [].
+        Idempotent; a poll() that waits on another thread returns [], a run() there returns. close() waits for its
+        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again.
         """
         if self._closed:
             return
         self._closed = True
         self._arrivals.put(None)
+        listener = self._listener
+        if listener is not None:
+            listener.stop()
+            if not listener.has_worker(threading.current_thread()):
+                listener.ended.wait(timeout / 2)
         self._commit_timers.close()
         self._member.close(timeout)
         self._timers.close()

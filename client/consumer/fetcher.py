@@ -18,7 +18,7 @@ from functools import partial
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX
-from metaq.protocol.record import Buffer, iter_headers
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, iter_headers
 from metaq.protocol.remoting import PullReply, PullRequest, decode_runs
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
@@ -42,6 +42,9 @@ LATEST = INT64_MAX
 _CONNECT_SECONDS = 3.0
 _LARGEST_GET_BYTES = 32 << 20
 """The text protocol's request stops growing here; no message is larger."""
+_EMPTY_GETS = 60
+"""After so many in a row: does the position lie behind the end, where nothing will ever come? (At the
+longest pause half a minute; a Java broker may hand out bytes that its flushed end has not reached yet.)"""
 
 EndpointOf = Callable[[TopicPartition], Endpoint | None]
 
@@ -50,6 +53,7 @@ class Fetcher:
     """Keeps the buffers of a consumer's partitions filled. Any thread.
 
     arrivals: gets a partition's state for each chunk that was added to it. endpoint_of: where a partition is read.
+    is_slave: whether a slave listens there, which may hold less than its master did.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Fetcher:
         config: ConsumerConfig,
         timers: Timers,
         clock: Callable[[], float] = time.monotonic,
+        is_slave: Callable[[Endpoint], bool] = lambda _: False,
     ) -> None:
         self._group = group
         self._tags = tuple(sorted(tags)) if tags else ()
@@ -71,6 +76,7 @@ class Fetcher:
         self._config = config
         self._timers = timers
         self._clock = clock
+        self._is_slave = is_slave
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
 
@@ -104,6 +110,12 @@ class Fetcher:
             state.pulling = True
             generation = state.generation
         self._pull(state, generation)
+
+    def reroute(self, state: PartitionState) -> None:
+        """The partition is read from another broker now: a pull that the former one may have parked is sent again."""
+        generation = state.pull_anew()
+        if generation is not None:
+            self._timers.call_later(0, partial(self._pull, state, generation))
 
     def brokers_are(self, endpoints: Collection[Endpoint]) -> None:
         """These brokers are registered now: give up on others that cannot be reached."""
@@ -228,7 +240,7 @@ class Fetcher:
             raise frame_error(frame, state.partition, endpoint)
         reply = PullReply.from_ext(frame.ext)
         if frame.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._moved(state, generation, reply.next_offset)
+            self._moved(state, generation, reply.next_offset, endpoint)
         elif reply.runs:
             self._add_runs(state, generation, reply, frame.body)
         elif frame.body or reply.next_offset != state.fetch_offset:
@@ -248,9 +260,14 @@ class Fetcher:
         if state.add(generation, chunk):
             self._arrivals.put(state)
 
-    def _moved(self, state: PartitionState, generation: int, offset: int) -> None:
-        """The position is outside the readable bytes: go where the broker says."""
+    def _moved(self, state: PartitionState, generation: int, offset: int, endpoint: Endpoint) -> None:
+        """The position is outside the readable bytes: go where the broker says, but never back on a slave's word."""
         where = f"{state.partition.topic} {state.partition}"
+        if offset < state.fetch_offset and self._is_slave(endpoint):
+            raise BrokerUnavailable(
+                f"{where}: the slave {endpoint} ends at {offset} and the position is {state.fetch_offset} already: "
+                "waiting for the slave or the master"
+            )
         if state.fetch_offset == offset:
             raise RemoteProtocolError(f"{where}: the broker moves the position {offset} to itself")
         if state.fetch_offset:  # 0 is how "earliest" begins
@@ -259,30 +276,60 @@ class Fetcher:
 
     def _take_value(self, state: PartitionState, generation: int, data: memoryview) -> int:
         """Text: a slice of the log; its last record is usually cut."""
-        complete = 0
-        for header in iter_headers(data):
-            complete = header.end
+        complete = _complete_bytes(data) or self._ask_for_more(state, data)
         if not complete:
-            if state.fetch_bytes < _LARGEST_GET_BYTES:
-                state.fetch_bytes *= 2  # not even one record fits
-            return self._idle_pause(state)
+            return 0
         state.fetch_bytes = self._config.fetch_max_bytes
-        state.idle_ms = 0
+        state.idle_ms = state.empty_gets = 0
         self._add(state, generation, Chunk.of(data[:complete], state.fetch_offset, state.fetch_offset + complete))
+        return 0
+
+    def _ask_for_more(self, state: PartitionState, data: memoryview) -> int:
+        """Not even one record fits. Returns how many bytes to hand out nevertheless: those of a record that is damaged.
+
+        Raises RemoteProtocolError if asking for more does not help.
+        """
+        length = HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else 0
+        if not 0 <= length <= _LARGEST_GET_BYTES:
+            return len(data)
+        if len(data) < state.fetch_bytes or state.fetch_bytes >= _LARGEST_GET_BYTES:
+            raise RemoteProtocolError(
+                f"the broker hands out {len(data)} bytes of the record at {state.fetch_offset}, which is longer: "
+                "raise its maxTransferSize"
+            )
+        state.fetch_bytes = min(2 * state.fetch_bytes, _LARGEST_GET_BYTES)
         return 0
 
     def _take_result(self, state: PartitionState, generation: int, result: Result, endpoint: Endpoint) -> int:
         if result.code in (Status.NOT_FOUND, Status.FORBIDDEN):
             return self._idle_pause(state)
         if result.code == Status.MOVED and result.text.strip().isdigit():
-            self._moved(state, generation, int(result.text))
+            self._moved(state, generation, int(result.text), endpoint)
             return 0
         raise text_error(result, state.partition, endpoint)
 
     def _idle_pause(self, state: PartitionState) -> int:
         """Nothing now: ask again after a pause that grows, as 1.x does."""
         state.idle_ms = min(state.idle_ms + self._config.text_idle_step_ms, self._config.text_idle_max_ms)
+        state.empty_gets += 1
+        if state.empty_gets == _EMPTY_GETS and state.fetch_offset:
+            self._timers.call_later(0, partial(self._look_at_end, state))
         return state.idle_ms
+
+    def _look_at_end(self, state: PartitionState) -> None:
+        """Timer thread. A Java broker answers a position behind the end as it answers the end: with nothing."""
+        try:
+            end = max_offset(self._connection(state), state.partition)
+        except MetaqError:  # the fetching meets the same error, and says it
+            return
+        if state.active and end < state.fetch_offset:
+            log.warning(
+                "%s %s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
+                state.partition.topic,
+                state.partition,
+                state.fetch_offset,
+                end,
+            )
 
     # --- errors -----------------------------------------------------------------------------------------------------
 
@@ -302,3 +349,14 @@ class Fetcher:
             log.info("fetching %s %s works again", state.partition.topic, state.partition)
             state.complaint = ""
         state.backoff.reset()
+
+
+def _complete_bytes(data: memoryview) -> int:
+    """How many bytes the complete records at the front take."""
+    complete = 0
+    try:
+        for header in iter_headers(data):
+            complete = header.end
+    except RemoteProtocolError:
+        pass  # a negative length: what is good in front of it comes first, it is the front of the next answer
+    return complete

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from metaq.coordination.assignment import Strategy
-from metaq.coordination.brokers import BrokerNodes
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.offset_store import OffsetStore
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
@@ -24,13 +24,14 @@ from ..config import ConsumerConfig
 from ..connection import Endpoint
 from ..timers import Timers
 from ..values import TopicPartition
+from .choices import StartPosition
 from .fetcher import Fetcher
 from .handout import Handout
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
 
-__all__ = ["GroupMember", "Notice"]
+__all__ = ["GroupMember", "Notice", "source_of"]
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,14 @@ class GroupMember:
         handout: Handout,
         config: ConsumerConfig,
         strategy: Strategy,
-        start: int,
+        start: StartPosition,
         timers: Timers,
         wake: Callable[[], None],
         wants_notice: bool,
         clock: Callable[[], float] = time.monotonic,
         random: random.Random | None = None,
     ) -> None:
-        """start: offset of partitions without a committed one. wants_notice: the user is to be told of revocations."""
+        """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations."""
         self.owned: dict[TopicPartition, PartitionState] = {}
         self.notices: SimpleQueue[Notice] = SimpleQueue()
         self.state = State.NEW
@@ -114,14 +115,12 @@ class GroupMember:
             self._events.put(Event.CHANGED)
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Where a partition is read: its master, else one of its slaves."""
-        nodes = self._brokers.get(partition.broker)
-        if nodes is None:
-            return None
-        address = nodes.master
-        if address is None and nodes.slaves:
-            address = nodes.slaves[0]
-        return None if address is None else Endpoint(address.host, address.port)
+        """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+        return source_of(self._brokers, partition)
+
+    def is_slave(self, endpoint: Endpoint) -> bool:
+        """Whether a slave listens there, as the group saw the brokers last."""
+        return any(endpoint == _endpoint(each) for nodes in self._brokers.values() for each in nodes.slaves)
 
     def close(self, timeout: float) -> bool:
         """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
@@ -204,8 +203,7 @@ class GroupMember:
             self._reason = "the ZooKeeper session is over"
             return Event.SESSION_LOST
         snapshot = self._membership.snapshot()
-        self._brokers = snapshot.brokers
-        self._forget_gone_brokers()
+        self._brokers_are(snapshot.brokers)
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
         for topic, consumers in snapshot.consumers.items():
@@ -215,11 +213,17 @@ class GroupMember:
             wanted.update(TopicPartition.parse(topic, name) for name in names)
         return self._compare(wanted)
 
-    def _forget_gone_brokers(self) -> None:
-        live = [nodes.master for nodes in self._brokers.values() if nodes.master is not None]
-        slaves = [slave for nodes in self._brokers.values() for slave in nodes.slaves]
+    def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
+        """Read on elsewhere what has another source now: a master went and left a slave, or came back."""
+        former, self._brokers = self._brokers, brokers
         assert self._fetcher is not None
-        self._fetcher.brokers_are({Endpoint(each.host, each.port) for each in (*live, *slaves)})
+        live = [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each is not None]
+        self._fetcher.brokers_are({_endpoint(each) for each in live})
+        for partition, state in self.owned.items():
+            source = source_of(brokers, partition)
+            if source is not None and source != source_of(former, partition):
+                log.info("group %s: %s is read from %s now", self._membership.group, _names([partition]), source)
+                self._fetcher.reroute(state)
 
     def _compare(self, wanted: set[TopicPartition]) -> Event:
         owned = self.owned
@@ -302,11 +306,13 @@ class GroupMember:
         self.owned = {**self.owned, **{state.partition: state for state in states}}
         self._moved += len(states)
         for state, stored in zip(states, offsets, strict=True):
+            begin = self._start.offset
             if stored is not None:
                 state.committed = (stored.offset, stored.message_id)
-                state.last_id = stored.message_id
+                if self._start.resume:
+                    state.last_id, begin = stored.message_id, stored.offset
             assert self._fetcher is not None
-            self._fetcher.open(state, self._start if stored is None else stored.offset)
+            self._fetcher.open(state, begin)
         self.notices.put(Notice(True, claimed, lambda: None))
         self._wake()
 
@@ -387,6 +393,20 @@ _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
     Action.ABANDON: GroupMember._abandon,
     Action.LEAVE: GroupMember._leave,
 }
+
+
+def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
+    """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+    nodes = brokers.get(partition.broker)
+    if nodes is None:
+        return None
+    if nodes.master is not None:
+        return _endpoint(nodes.master)
+    return _endpoint(nodes.slaves[partition.partition % len(nodes.slaves)]) if nodes.slaves else None
+
+
+def _endpoint(address: BrokerAddress) -> Endpoint:
+    return Endpoint(address.host, address.port)
 
 
 def _znode(partition: TopicPartition) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import Empty
 
 from metaq.protocol.errors import CorruptRecord
@@ -12,11 +12,13 @@ from ..message import Message
 from .arrivals import Arrivals
 from .delivery import take_messages
 from .fetcher import Fetcher
-from .partition_state import PartitionState
+from .partition_state import Chunk, PartitionState
 
-__all__ = ["Handout"]
+__all__ = ["DAMAGE_TRIES", "Accept", "Handout", "take_next"]
 
-_DAMAGE_TRIES = 3
+Accept = Callable[[Message], bool]
+
+DAMAGE_TRIES = 3
 """A record with a wrong checksum is fetched again (it may be damaged on the way) so often before the user is told."""
 
 
@@ -25,14 +27,19 @@ class Handout:
     messages are taken, so that the rebalance thread sees either none of a poll's messages handed out or all of them.
 
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
+    accept: the user's filter; what it refuses is passed over and counts as consumed; `take` raises what it raises.
     """
 
-    def __init__(self, arrivals: Arrivals, fetcher: Fetcher, tags: frozenset[str] | None) -> None:
+    def __init__(
+        self, arrivals: Arrivals, fetcher: Fetcher, tags: frozenset[str] | None, accept: Accept | None = None
+    ) -> None:
         self._arrivals = arrivals
         self._fetcher = fetcher
         self._tags = tags
+        self._accept = accept
         self._current: PartitionState | None = None
         self._handed: dict[PartitionState, tuple[int, int]] = {}
+        self._held: set[PartitionState] = set()
         self.lock = threading.Lock()
 
     def acknowledge(self) -> None:
@@ -46,7 +53,20 @@ class Handout:
     def is_out(self, states: Iterable[PartitionState]) -> bool:
         """Whether messages of these partitions are with the user."""
         with self.lock:
-            return any(state in self._handed for state in states)
+            return any(state in self._handed or state in self._held for state in states)
+
+    def hold(self, state: PartitionState) -> bool:
+        """A handler (listener.py) is about to work on the partition; False if it is not ours to work on any more."""
+        with self.lock:
+            if not state.active or state.revoking:
+                return False
+            self._held.add(state)
+            return True
+
+    def let_go(self, state: PartitionState) -> None:
+        """The opposite of `hold`."""
+        with self.lock:
+            self._held.discard(state)
 
     def forget(self, state: PartitionState) -> None:
         """What was handed out of a partition shall not count as consumed any more (seek)."""
@@ -71,6 +91,11 @@ class Handout:
                     self._damaged(state, error, report=not messages)
                     if messages:
                         break
+                except Exception:  # the user's filter: first what is good; it is asked again at the next call
+                    self._current = state
+                    if messages:
+                        break
+                    raise
         return messages
 
     def _next_arrival(self) -> PartitionState | None:
@@ -88,21 +113,22 @@ class Handout:
         if chunk is None:  # lost, or moved by a seek
             self._current = None
             return []
-        messages = take_messages(chunk, state.partition, limit, self._tags)
+        first, offset = chunk.start, chunk.offset
+        messages, state.position = take_next(state, chunk, limit, self._tags)
         if messages:
-            state.last_id = messages[-1].id
+            last_id = messages[-1].id
+            if self._accept is not None:
+                try:
+                    messages = list(filter(self._accept, messages))
+                except BaseException:
+                    chunk.start, chunk.offset, state.position = first, offset, offset
+                    raise
+            state.last_id = last_id
             state.damage = 0
-        if len(messages) < limit and chunk.bytes_left and not messages:
-            raise CorruptRecord(
-                f"{state.partition.topic}-{state.partition}", chunk.offset, "its length cannot be right"
-            )
         if not chunk.bytes_left:
-            state.position = chunk.end_offset
             state.drop_chunk(chunk)
             self._current = None
             self._fetcher.refill(state)
-        else:
-            state.position = chunk.offset
         self._handed[state] = (state.position, state.last_id)
         return messages
 
@@ -110,10 +136,20 @@ class Handout:
         """Fetch the record again; after some tries tell the user, at each poll, until there is a seek."""
         self._current = None
         state.position = error.position
-        if state.damage < _DAMAGE_TRIES:
+        if state.damage < DAMAGE_TRIES:
             state.damage += 1
             self._fetcher.move(state, error.position)
             return
         self._arrivals.put(state)
         if report:
             raise error
+
+
+def take_next(
+    state: PartitionState, chunk: Chunk, limit: int, tags: frozenset[str] | None
+) -> tuple[list[Message], int]:
+    """At most `limit` messages of the chunk, and the position behind what was passed. Raises CorruptRecord."""
+    messages = take_messages(chunk, state.partition, limit, tags)
+    if len(messages) < limit and chunk.bytes_left and not messages:
+        raise CorruptRecord(f"{state.partition.topic}-{state.partition}", chunk.offset, "its length cannot be right")
+    return messages, chunk.offset if chunk.bytes_left else chunk.end_offset

@@ -4,7 +4,8 @@ Who may touch what: the fetching side (reader threads, timers) changes `fetch_of
 the polling thread takes from `chunks` and changes `position` and `consumed`; the rebalance thread ends it all with
 `deactivate`. `lock` guards chunks, buffered_bytes, pulling, active and generation; the rest has one writer.
 
-A seek or the loss of the partition begins a new generation: an answer to a pull of an older one is dropped.
+A seek, another broker to read from or the loss of the partition begins a new generation: an answer to a pull of an
+older one is dropped. A seek and the loss also make a move: what was handed out before it does not count any more.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class PartitionState:
     opened: bool = False
     """The first position is known."""
     generation: int = 0
+    moves: int = 0
     fetch_offset: int = 0
     pulling: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
@@ -93,6 +95,8 @@ class PartitionState:
     fetch_bytes: int = 0
     """Asked for by the next `get` (text protocol: grows while no record fits)."""
     idle_ms: int = 0
+    empty_gets: int = 0
+    """Answers in a row that there is nothing (text protocol)."""
     complaint: str = ""
     """The last fetch error that was logged, so that one trouble gives one line."""
 
@@ -100,11 +104,23 @@ class PartitionState:
         """Begin a new generation at `offset`: fetched data and answers under way are dropped. Returns its number."""
         with self.lock:
             self.generation += 1
+            self.moves += 1
             self.chunks.clear()
             self.buffered_bytes = 0
             self.pulling = False
             self.fetch_offset = self.position = offset
             self.opened = True
+            return self.generation
+
+    def pull_anew(self) -> int | None:
+        """Begin a new generation that keeps what was fetched: the answer under way is dropped.
+
+        Returns its number if a pull was under way, which is to be sent again; None if there was none.
+        """
+        with self.lock:
+            if not (self.pulling and self.active):
+                return None
+            self.generation += 1
             return self.generation
 
     def add(self, generation: int, chunk: Chunk) -> bool:
@@ -134,5 +150,6 @@ class PartitionState:
         with self.lock:
             self.active = False
             self.generation += 1
+            self.moves += 1
             self.chunks.clear()
             self.buffered_bytes = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from metaq import Consumer, Message, TopicPartition
+from metaq import Consumer, Message, PartitionReader, TopicPartition
 from tests.broker_process import RunningBroker, server_ini
 
 SESSION_SECONDS = 2.0
@@ -70,7 +70,7 @@ def running_brokers(connect: str, directory: Path, topics: Mapping[str, int], co
         brokers.stop()
 
 
-def read(consumer: Consumer, count: int, seconds: float = 20.0) -> list[Message]:
+def read(consumer: Consumer | PartitionReader, count: int, seconds: float = 20.0) -> list[Message]:
     """Poll until `count` messages have come."""
     messages: list[Message] = []
     deadline = time.monotonic() + seconds

@@ -17,7 +17,8 @@ from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
 from metaq.client.values import Lag, TopicPartition
-from metaq.protocol.errors import ClientError
+from metaq.protocol.errors import ClientError, CorruptRecord
+from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
 
@@ -28,13 +29,20 @@ FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds
 class Reader:
     """A fetcher with what it needs, and the handing out behind it."""
 
-    def __init__(self, broker, protocol="auto", tags=None, config=FAST):
+    def __init__(self, broker, protocol="auto", tags=None, config=FAST, is_slave=lambda endpoint: False):
         self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
         self.arrivals = Arrivals()
         self.broker = broker
         tags = frozenset(tags) if tags else None
         self.fetcher = Fetcher(
-            "g", tags, self.pool, lambda partition: self.broker.endpoint, self.arrivals, config, self.timers
+            "g",
+            tags,
+            self.pool,
+            lambda partition: self.broker.endpoint,
+            self.arrivals,
+            config,
+            self.timers,
+            is_slave=is_slave,
         )
         self.handout = Handout(self.arrivals, self.fetcher, tags)
         self.state = PartitionState(HERE, Backoff(config.error_min_seconds, config.error_max_seconds))
@@ -53,6 +61,18 @@ class Reader:
                 if state is not None:
                     self.handout.next_is(state)
         return found
+
+    def until(self, condition, seconds=10.0):
+        """Wait for something other than messages, as a thread in poll() does."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            try:
+                state = self.fetcher.wait(0.01)
+            except Empty:
+                continue
+            if state is not None:
+                self.handout.next_is(state)
 
     def payloads(self, count):
         return [message.payload for message in self.read(count)]
@@ -244,3 +264,80 @@ def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, proto
     else:
         with pytest.raises(ClientError, match="earliest"):
             offset_at_time(connection, HERE, 0)
+
+
+# --- text protocol: what a Java broker may answer --------------------------------------------------------------------
+
+
+@pytest.fixture
+def text_reader(broker):
+    reader = Reader(broker, "text")
+    yield reader
+    reader.close()
+
+
+def test_a_record_that_the_broker_will_not_hand_out_whole_is_complained_about(broker, caplog):
+    reader = Reader(broker, "text", config=ConsumerConfig(fetch_max_bytes=1 << 20, error_min_seconds=0.001))
+    broker.append("t", 0, bytes(5000))
+    broker.max_transfer_bytes = 1000
+    reader.fetcher.open(reader.state, 0)
+    reader.until(lambda: "1000 bytes of the record at 0" in caplog.text)
+    assert "raise its maxTransferSize" in caplog.text
+    broker.max_transfer_bytes = 10_000
+    assert len(reader.payloads(1)[0]) == 5000
+    reader.close()
+
+
+@pytest.mark.parametrize("length", [-1, 1 << 30])
+def test_a_length_that_cannot_be_is_damage_behind_what_is_good(broker, text_reader, length):
+    _, second = broker.append("t", 0, b"good", b"bad")
+    log = broker.log("t", 0)
+    log.data[second : second + 4] = length.to_bytes(4, "big", signed=True)
+    text_reader.fetcher.open(text_reader.state, 0)
+    assert text_reader.payloads(1) == [b"good"]
+    with pytest.raises(CorruptRecord) as caught:
+        text_reader.read(1)
+    assert caught.value.position == second
+
+
+def test_a_position_behind_the_end_of_a_java_broker_is_said(broker, text_reader, caplog):
+    broker.append("t", 0, b"short")
+    text_reader.fetcher.open(text_reader.state, 5000)
+    text_reader.until(lambda: "the position 5000 lies behind the end 25" in caplog.text)
+
+
+def test_the_end_that_a_moved_position_names_is_gone_on_from(broker, text_reader, caplog):
+    broker.append("t", 0, b"old")
+    text_reader.fetcher.move(text_reader.state, INT64_MAX)  # a Java broker answers 301 <end>
+    text_reader.until(lambda: text_reader.state.fetch_offset == 23)
+    broker.append("t", 0, b"new")
+    assert text_reader.payloads(1) == [b"new"]
+
+
+# --- slaves -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_lags_never_moves_the_position_back(broker, protocol, caplog):
+    """It may hold less than the master did: the consumer waits for it."""
+    reader = Reader(broker, protocol, is_slave=lambda endpoint: endpoint == broker.endpoint)
+    behind = broker.append("t", 0, b"replicated")[0] + 30
+    reader.fetcher.open(reader.state, behind + 24)
+    if protocol == "auto":
+        reader.until(lambda: "ends at 30 and the position is 54 already" in caplog.text)
+    broker.append("t", 0, b"late", b"next")
+    assert reader.payloads(1) == [b"next"]
+    reader.close()
+
+
+def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker):
+    reader = Reader(broker)
+    broker.append("t", 0, b"1")
+    with FakeBroker({"t": 1}, broker_id=0) as master:
+        reader.fetcher.open(reader.state, 0)
+        assert reader.payloads(1) == [b"1"]
+        reader.until(lambda: broker.pulls == 2)  # parked: the slave has no more
+        master.append("t", 0, b"1", b"2")
+        reader.broker = master
+        reader.fetcher.reroute(reader.state)
+        assert reader.payloads(1) == [b"2"]
+        reader.close()

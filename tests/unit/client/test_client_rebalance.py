@@ -7,11 +7,15 @@ from typing import Any, cast
 import pytest
 
 from metaq.client.config import ConsumerConfig
+from metaq.client.connection import Endpoint
+from metaq.client.consumer.choices import StartPosition
+from metaq.client.consumer.fetcher import LATEST
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
 from metaq.client.values import TopicPartition
 from metaq.coordination.assignment import range_assignment
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
 
@@ -94,6 +98,7 @@ class MemoryMembership:
         self.members = ["g_me"]
         self.partitions = list(partitions)
         self.owners = {}
+        self.brokers: dict[int, BrokerNodes] = {}
         self.failures = []
         self.left = False
 
@@ -110,7 +115,7 @@ class MemoryMembership:
 
     def snapshot(self):
         self._fail()
-        return SimpleNamespace(consumers={"t": self.members}, partitions={"t": self.partitions}, brokers={})
+        return SimpleNamespace(consumers={"t": self.members}, partitions={"t": self.partitions}, brokers=self.brokers)
 
     def claim_many(self, wanted):
         self._fail()
@@ -142,10 +147,13 @@ class MemoryStore:
         self.offsets.update(offsets)
 
 
+FROM_THE_BEGINNING = StartPosition(0)
+
+
 class World:
     """One member whose events the test feeds; nothing runs by itself."""
 
-    def __init__(self, *partitions, wants_notice=False):
+    def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING):
         self.membership = MemoryMembership(*partitions)
         self.store = MemoryStore()
         membership, store = cast(Any, self.membership), cast(Any, self.store)
@@ -164,13 +172,19 @@ class World:
             handout,
             ConsumerConfig(),
             range_assignment,
-            0,
+            start,
             timers,
             wake=self.wake,
             wants_notice=wants_notice,
             clock=lambda: 0.0,
         )
-        fetcher: Any = SimpleNamespace(open=self.open, move=self.move, brokers_are=lambda endpoints: None)
+        self.rerouted: list[str] = []
+        fetcher: Any = SimpleNamespace(
+            open=self.open,
+            move=self.move,
+            brokers_are=lambda endpoints: None,
+            reroute=lambda state: self.rerouted.append(str(state.partition)),
+        )
         self.member._fetcher = fetcher
 
     def wake(self):
@@ -469,3 +483,44 @@ def test_regular_commits_go_on_after_a_failure(caplog):
     timers.pop()[1]()
     assert world.store.offsets == {("t", "0-0"): Offset(5, 10)}
     assert [seconds for seconds, _ in timers] == [5]
+
+
+# --- where partitions are read, and begin -----------------------------------------------------------------------------
+
+
+def listening(number, slave_id=None):
+    return BrokerAddress(0, slave_id, "host", number)
+
+
+def ports(world):
+    endpoints = [world.member.endpoint_of(TopicPartition("t", 0, number)) for number in range(2)]
+    return [endpoint and endpoint.port for endpoint in endpoints]
+
+
+def test_a_partition_is_read_from_a_slave_while_there_is_no_master():
+    world = World("0-0", "0-1")
+    world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0), listening(3, 1)))}
+    world.start()
+    assert ports(world) == [1, 1]
+    assert world.rerouted == []
+    world.membership.brokers = {0: BrokerNodes(None, (listening(2, 0), listening(3, 1)))}
+    world.member.take(Event.CHANGED)
+    assert ports(world) == [2, 3]  # shared out, and steady
+    assert world.rerouted == ["0-0", "0-1"]
+    assert world.member.is_slave(Endpoint("host", 2))
+    world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0),))}
+    world.member.take(Event.CHANGED)
+    assert ports(world) == [1, 1]
+    assert world.rerouted == ["0-0", "0-1"] * 2
+    assert not world.member.is_slave(Endpoint("host", 1))
+
+
+@pytest.mark.parametrize(
+    ("start", "begins"),
+    [(StartPosition(7), [100, 7]), (StartPosition(LATEST, resume=False), [LATEST, LATEST])],
+)
+def test_a_partition_begins_at_what_is_committed_unless_it_shall_always_begin_at_the_end(start, begins):
+    world = World("0-0", "0-1", start=start)
+    world.store.offsets["t", "0-0"] = Offset(5, 100)
+    world.start()
+    assert [offset for _, offset in world.opened] == begins

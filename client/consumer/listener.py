@@ -1,0 +1,367 @@
+"""Consuming by a handler: messages go to it partition by partition, and a failing one holds up its own partition only.
+
+The thread in run() takes arrivals and tells the user of assignments, as poll() does; a few worker threads call the
+handler. A partition is a lane: at most one worker is in it, so its order holds. A lane whose handler failed pauses with
+its messages in memory, and a timer puts it back into the queue of work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from metaq.protocol.errors import CorruptRecord
+
+from ..config import ConsumerConfig
+from ..message import Message
+from ..timers import Timers
+from .arrivals import Arrivals
+from .fetcher import Fetcher
+from .group_member import Notice
+from .handout import DAMAGE_TRIES, Accept, Handout, take_next
+from .partition_state import PartitionState
+from .rejected import RejectHandler
+
+__all__ = ["Deliver", "Listener", "RetryLater", "accepting"]
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 500
+"""Most messages that a worker takes before the next lane has its turn."""
+_LOOK_SECONDS = 1.0
+"""How long the thread in run() waits at most before it looks whether it shall stop."""
+
+Deliver = Callable[[Sequence[Message]], object]
+
+
+class RetryLater(Exception):
+    """Raise it in a handler to get the message again after a pause, without a complaint in the log. It counts as a try.
+    (1.x: Message.setRollbackOnly.)
+    """
+
+
+def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
+    """`deliver` for what the user's filter lets through; what the filter raises is a failure of that message."""
+    if accept is None:
+        return deliver
+
+    def deliver_accepted(messages: Sequence[Message]) -> None:
+        wanted = list(filter(accept, messages))
+        if wanted:
+            deliver(wanted)
+
+    return deliver_accepted
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One partition. Everything belongs to the worker in it, but `queued`, `more` and `paused` to Listener._lock."""
+
+    state: PartitionState
+    queued: bool = False
+    """In the queue of work, or in a worker."""
+    more: bool = False
+    """Something arrived meanwhile."""
+    paused: bool = False
+    messages: deque[Message] = field(default_factory=deque)
+    """Taken and not processed yet, from state.position on."""
+    end: int = 0
+    """Where the position is once they are processed: behind the last, and behind what was filtered away after it."""
+    moves: int = -1
+    """state.moves when they were taken."""
+    tries: int = 0
+    """Failed ones of the first of them."""
+    single_before: int = 0
+    """Below this offset, messages of a batch that failed go to the handler one by one."""
+
+    def is_current(self) -> bool:
+        """Whether the messages taken still are what comes next."""
+        state = self.state
+        return state.active and not state.revoking and state.moves == self.moves
+
+
+class Listener:
+    """One run of a handler. `loop` is called on one thread; stop() on any.
+
+    deliver: gets at most `batch` messages at a time; they count as consumed when it returns. may_work: False while
+    another member may own the partitions. tell: tells the user of a notice.
+    """
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        *,
+        batch: int,
+        max_retries: int | None,
+        reject: RejectHandler,
+        threads: int,
+        tags: frozenset[str] | None,
+        config: ConsumerConfig,
+        fetcher: Fetcher,
+        handout: Handout,
+        arrivals: Arrivals,
+        timers: Timers,
+        notices: SimpleQueue[Notice],
+        tell: Callable[[Notice], None],
+        may_work: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deliver = deliver
+        self._batch = batch
+        self._max_retries = max_retries
+        self._reject = reject
+        self._tags = tags
+        self._config = config
+        self._fetcher = fetcher
+        self._handout = handout
+        self._arrivals = arrivals
+        self._timers = timers
+        self._notices = notices
+        self._tell = tell
+        self._may_work = may_work
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lanes: dict[PartitionState, _Lane] = {}
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._notice: Notice | None = None
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run_worker, name=f"metaq-handler-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        self.ended = threading.Event()
+
+    # --- the thread in run() ----------------------------------------------------------------------------------------
+
+    def loop(self, owned: Iterable[PartitionState]) -> None:
+        """Work until stop(). owned: partitions of which something may be there already.
+
+        Raises what on_assigned and on_revoked raise, and what a handler raises that is no Exception (SystemExit …).
+        """
+        for thread in self._threads:
+            thread.start()
+        try:
+            for state in owned:
+                self._arrived(state)
+            while not self._stopping:
+                self._hear()
+                try:
+                    arrived = self._fetcher.wait(_LOOK_SECONDS)
+                except Empty:
+                    continue
+                if arrived is not None:
+                    self._arrived(arrived)
+        finally:
+            try:
+                self._end()
+            finally:
+                self.ended.set()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Have `loop` return once the handlers under way have. Any thread."""
+        self._stopping = True
+        self._arrivals.put(None)
+
+    def has_worker(self, thread: threading.Thread) -> bool:
+        """Whether a handler is called on it."""
+        return thread in self._threads
+
+    def add_work(self, job: Callable[[], None]) -> None:
+        """Have a worker do something else that calls the handler."""
+        self._work.put(job)
+
+    def _arrived(self, state: PartitionState) -> None:
+        with self._lock:
+            lane = self._lanes.get(state)
+            if lane is None:
+                self._lanes = {each: lane for each, lane in self._lanes.items() if each.active or lane.queued}
+                lane = self._lanes[state] = _Lane(state)
+            lane.more = True
+            self._queue(lane)
+
+    def _queue(self, lane: _Lane) -> None:
+        """Under the lock."""
+        if not (lane.queued or lane.paused):
+            lane.queued, lane.more = True, False
+            self._work.put(partial(self._work_on, lane))
+
+    def _hear(self) -> None:
+        """Tell the user what has changed, in order; what is given up only once its handler has returned."""
+        while True:
+            if self._notice is None:
+                try:
+                    self._notice = self._notices.get_nowait()
+                except Empty:
+                    return
+            if not self._notice.assigned and self._handout.is_out(self._states(self._notice)):
+                return
+            notice, self._notice = self._notice, None
+            self._tell(notice)
+
+    def _states(self, notice: Notice) -> list[PartitionState]:
+        with self._lock:
+            return [state for state in self._lanes if state.partition in notice.partitions]
+
+    def _end(self) -> None:
+        self._stopping = True
+        for _ in self._threads:
+            self._work.put(None)
+        deadline = self._clock() + self._config.stop_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._clock()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning(
+                "a handler has not returned within stop_seconds=%g: its message counts as not consumed",
+                self._config.stop_seconds,
+            )
+        if self._notice is not None:
+            self._tell(self._notice)
+        with self._lock:
+            states = list(self._lanes)
+        for state in states:  # what was taken and not processed comes again with the next poll() or run()
+            if state.opened and state.active and not state.revoking:
+                self._fetcher.move(state, state.position)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def _run_worker(self) -> None:
+        while (job := self._work.get()) is not None:
+            try:
+                if not self._stopping:
+                    job()
+            except Exception:
+                log.exception("a bug: a worker failed")
+            except BaseException as error:  # SystemExit and the like are meant for the whole program
+                self._failure = error
+                self.stop()
+
+    def _work_on(self, lane: _Lane) -> None:
+        state, pause = lane.state, 0.0
+        if self._handout.hold(state):
+            try:
+                pause = self._process(lane)
+            finally:
+                self._handout.let_go(state)
+                if state.revoking or not state.active:
+                    self._arrivals.put(None)  # somebody waits for the handler to return
+        with self._lock:
+            lane.queued = False
+            if pause:
+                lane.paused = True
+                self._timers.call_later(pause, partial(self._resume, lane))
+            elif lane.more or (lane.messages and lane.is_current()) or state.next_chunk() is not None:
+                self._queue(lane)
+
+    def _resume(self, lane: _Lane) -> None:
+        """Timer thread."""
+        with self._lock:
+            lane.paused = False
+            self._queue(lane)
+
+    def _process(self, lane: _Lane) -> float:
+        """Process what the lane holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
+        if not lane.is_current():
+            lane.messages.clear()
+            lane.tries = 0
+        if not lane.messages:
+            pause = self._take(lane)
+            if pause:
+                return pause
+        while lane.messages:
+            if self._stopping or not lane.is_current():
+                return 0.0
+            if not self._may_work():
+                return self._config.retry_step_seconds
+            pause = self._process_next(lane)
+            if pause:
+                return pause
+        if lane.is_current():
+            self._passed(lane, lane.end, lane.state.last_id)
+        return 0.0
+
+    def _take(self, lane: _Lane) -> float:
+        state = lane.state
+        lane.moves = state.moves
+        chunk = state.next_chunk()
+        if chunk is None:
+            lane.end = state.position
+            return 0.0
+        try:
+            messages, lane.end = take_next(state, chunk, max(_BLOCK, self._batch), self._tags)
+        except CorruptRecord as error:
+            return self._damaged(lane, error)
+        state.damage = 0
+        lane.messages.extend(messages)
+        if not chunk.bytes_left:
+            state.drop_chunk(chunk)
+            self._fetcher.refill(state)
+        return 0.0
+
+    def _damaged(self, lane: _Lane, error: CorruptRecord) -> float:
+        """Fetch the record again, for ever: it is skipped by an operator's decision only. Other partitions go on."""
+        state = lane.state
+        state.damage += 1
+        self._fetcher.move(state, error.position)
+        if state.damage <= DAMAGE_TRIES:
+            return 0.0
+        if state.damage == DAMAGE_TRIES + 1:
+            log.error("the partition waits at a damaged record, which is fetched again and again: %s", error)
+        return self._config.retry_max_seconds
+
+    def _process_next(self, lane: _Lane) -> float:
+        size = 1 if lane.messages[0].offset < lane.single_before else self._batch
+        unit = [lane.messages[number] for number in range(min(size, len(lane.messages)))]
+        try:
+            self._deliver(unit)
+        except Exception as error:
+            return self._failed(lane, unit, error)
+        self._done(lane, unit)
+        return 0.0
+
+    def _done(self, lane: _Lane, unit: Sequence[Message]) -> None:
+        for _ in unit:
+            lane.messages.popleft()
+        lane.tries = 0
+        self._passed(lane, unit[-1].next_offset, unit[-1].id)
+
+    def _passed(self, lane: _Lane, offset: int, message_id: int) -> None:
+        """Everything in front of `offset` counts as consumed, unless the partition was lost or moved meanwhile."""
+        state = lane.state
+        with state.lock:
+            if state.moves == lane.moves and (state.position, state.last_id) != (offset, message_id):
+                state.position, state.last_id = offset, message_id
+                state.consumed = (offset, message_id)
+
+    def _failed(self, lane: _Lane, unit: Sequence[Message], error: Exception) -> float:
+        lane.tries += 1
+        if self._max_retries is None or lane.tries <= self._max_retries:
+            pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * lane.tries)
+            if not isinstance(error, RetryLater):
+                log.warning(
+                    "the handler failed on %r, try %d; the next in %.2f s",
+                    unit[0],
+                    lane.tries,
+                    pause,
+                    exc_info=error if lane.tries == 1 else None,
+                )
+            return pause
+        if len(unit) > 1:
+            log.warning("a batch of %d messages failed %d times: now one by one", len(unit), lane.tries)
+            lane.single_before, lane.tries = unit[-1].next_offset, 0
+            return self._config.retry_step_seconds
+        try:
+            self._reject(unit[0], error)
+        except Exception:
+            log.exception("%r can be neither processed nor put aside: its partition waits", unit[0])
+            return self._config.retry_max_seconds
+        self._done(lane, unit)
+        return 0.0

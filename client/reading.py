@@ -1,0 +1,214 @@
+"""Reading messages without a group: a whole topic from its beginning to its end, or one partition of one broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty
+from types import TracebackType
+from typing import Self
+
+from metaq.protocol.errors import ClientError, ConfigError, OffsetOutOfRange
+
+from .backoff import Backoff
+from .cluster import Cluster
+from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, check_protocol
+from .connection import Connection, Endpoint
+from .consumer.arrivals import Arrivals
+from .consumer.choices import start_position
+from .consumer.fetcher import Fetcher
+from .consumer.handout import Accept, Handout
+from .consumer.partition_state import PartitionState
+from .consumer.single_read import read_messages
+from .inquiry import READER_GROUP
+from .lookups import max_offset, min_offset
+from .message import Message
+from .pool import ConnectionPool
+from .timers import Timers
+from .values import TopicPartition
+
+__all__ = ["PartitionReader", "TopicBrowser", "browse"]
+
+
+def browse(connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto") -> Iterator[Message]:
+    """All messages of `topic` that are there now, as `TopicBrowser` gives them. Raises as it."""
+    with TopicBrowser(connect, topic, root=root, protocol=protocol) as browser:
+        yield from browser
+
+
+class TopicBrowser:
+    """Iterates over all messages of a topic that are there when the iteration begins, partition by partition in the
+    order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
+
+    (1.x's TopicBrowser. Where that takes a partition whose oldest messages were deleted for empty, this one goes on at
+    the oldest that is left.) Iterate again to see it anew. One thread.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        topic: str,
+        *,
+        root: str = "/meta",
+        protocol: str = "auto",
+        max_bytes: int = BROWSE_BYTES,
+        timeout: float | None = None,
+        config: ConnectionConfig | None = None,
+    ) -> None:
+        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds).
+
+        Raises ConfigError, CoordinationUnavailable.
+        """
+        if max_bytes < 1:
+            raise ConfigError("max_bytes", max_bytes, "choose 1 or more bytes")
+        self._topic = topic
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+        self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=config)
+
+    def partitions(self) -> list[TopicPartition]:
+        """What is iterated over. Raises NoPartition, CoordinationUnavailable."""
+        return self._cluster.partitions(self._topic)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord."""
+        ends = {each: max_offset(self._connection(each), each, self._timeout) for each in self.partitions()}
+        for partition, end in ends.items():
+            yield from self._read(partition, end)
+
+    def _connection(self, partition: TopicPartition) -> Connection:
+        return self._cluster.connection(partition.broker)
+
+    def _read(self, partition: TopicPartition, end: int) -> Iterator[Message]:
+        position = min_offset(self._connection(partition), partition, self._timeout)
+        while position < end:
+            try:
+                messages = read_messages(
+                    self._connection(partition), partition, position, self._max_bytes, self._timeout
+                )
+            except OffsetOutOfRange as error:
+                if error.first <= position:
+                    return  # it ends earlier than it did: the broker has lost its tail
+                position = error.first  # deleted meanwhile: on at the oldest that is left
+                continue
+            if not messages:
+                return
+            for message in messages:
+                if message.offset >= end:
+                    return
+                yield message
+            position = messages[-1].next_offset
+
+    def close(self) -> None:
+        """End the ZooKeeper session and all connections."""
+        self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PartitionReader:
+    """Reads one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
+
+    (1.x's direct mode: serverUrl, partition and offset.) It fetches ahead and survives restarts of the broker as a
+    Consumer does. One thread; close() on any.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        partition: TopicPartition,
+        start: str | int = "earliest",
+        *,
+        accept: Accept | None = None,
+        protocol: str = "auto",
+        config: ConsumerConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """server: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
+        begins. accept: what it returns false for is passed over. Raises ConfigError; connects in the background.
+        """
+        config = config or ConsumerConfig()
+        self._endpoint = _endpoint(server)
+        self._config = config
+        self._clock = clock
+        self._closed = False
+        self._timers = Timers("metaq-read", clock)
+        self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
+        self._arrivals = Arrivals()
+        self._fetcher = Fetcher(
+            READER_GROUP, None, self._pool, lambda _: self._endpoint, self._arrivals, config, self._timers, clock
+        )
+        self._handout = Handout(self._arrivals, self._fetcher, None, accept)
+        self._state = PartitionState(partition, Backoff(config.error_min_seconds, config.error_max_seconds))
+        self._fetcher.open(self._state, start_position(start).offset)
+
+    @property
+    def position(self) -> int:
+        """Byte offset of the next message that poll() returns: what to give as `start` to go on later."""
+        return self._state.position
+
+    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+        """Return the next messages, at least one if any comes within `timeout` seconds, else [].
+
+        Raises CorruptRecord (again at each call until a seek), ClientError if closed, and what `accept` raises.
+        """
+        deadline = self._clock() + timeout
+        while True:
+            if self._closed:
+                raise ClientError("this reader is closed")
+            messages = self._handout.take(max_messages)
+            seconds = deadline - self._clock()
+            if messages or seconds <= 0:
+                return messages
+            try:
+                state = self._fetcher.wait(seconds)
+            except Empty:
+                continue
+            if state is not None:
+                self._handout.next_is(state)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages for ever, until close()."""
+        while not self._closed:
+            yield from self.poll(1, 1.0)
+
+    def seek(self, offset: int) -> None:
+        """Go on at a byte offset that begins a message. Raises ConfigError."""
+        if offset < 0:
+            raise ConfigError("offset", offset, "choose 0 or more bytes")
+        self._state.damage = 0
+        self._fetcher.move(self._state, offset)
+
+    def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
+        """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`."""
+        connection = self._pool.connection(self._endpoint, self._config.connection.connect_timeout_seconds)
+        return read_messages(connection, self._state.partition, offset, max_bytes, timeout)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._closed = True
+        self._state.deactivate()
+        self._arrivals.put(None)
+        self._timers.close()
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _endpoint(server: str) -> Endpoint:
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError("server", server, "write it as host:port, for example localhost:8123")
+    return Endpoint(host.strip("[]"), int(port))

@@ -1,0 +1,192 @@
+"""Consumer.run on a real cluster: retries, rejects, the local recover store, rebalances, and stopping."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from metaq import Consumer, ConsumerConfig, LocalRecoverStore, Producer, RetryLater, TopicPartition, drop_message
+from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, running_brokers
+
+CONFIG = ConsumerConfig(
+    session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, retry_step_seconds=0.02, retry_max_seconds=0.1
+)
+
+
+@pytest.fixture
+def brokers(chroot, tmp_path):
+    with running_brokers(chroot, tmp_path, {"t": 4}) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def producer(brokers):
+    with Producer(brokers.connect) as producer:
+        yield producer
+
+
+def member(brokers, group="g", **arguments):
+    return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
+
+
+class Running:
+    """run() on a thread of its own."""
+
+    def __init__(self, consumer, handler, **arguments):
+        self.consumer, self.error = consumer, None
+        self.thread = threading.Thread(target=self._run, args=(handler, arguments))
+        self.thread.start()
+
+    def _run(self, handler, arguments):
+        try:
+            self.consumer.run(handler, **arguments)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.consumer.close()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        assert self.error is None
+
+
+def test_a_rejected_message_is_kept_and_comes_again_until_it_is_processed_even_after_a_restart(
+    brokers, producer, tmp_path
+):
+    seen, healthy = [], threading.Event()
+
+    def handler(message):
+        seen.append(message.payload)
+        if message.payload == b"bad" and not healthy.is_set():
+            raise ValueError("the database is away")
+
+    def recover_store():
+        return LocalRecoverStore(tmp_path / "recover", first_seconds=0.05, interval_seconds=0.05)
+
+    producer.send_batch("t", [b"1", b"bad", b"2"], partition=TopicPartition("t", 0, 0))
+    first = recover_store()
+    with Running(member(brokers), handler, max_retries=1, on_reject=first):
+        eventually(lambda: b"2" in seen, 20, "passing the rejected message")
+        eventually(lambda: seen.count(b"bad") >= 4, 20, "trying it again")
+    seen.clear()
+    second = recover_store()
+    with Running(member(brokers), handler, max_retries=1, on_reject=second):
+        eventually(lambda: seen.count(b"bad") >= 2, 20, "trying what was kept by an earlier process")
+        assert second.count("t") == 1
+        healthy.set()
+        eventually(lambda: second.count("t") == 0, 20, "forgetting what was processed")
+    assert set(seen) == {b"bad"}  # its offset was committed: the cluster does not send it again
+
+
+def test_what_another_process_left_is_taken_over_and_one_failing_message_does_not_hold_up_others(
+    brokers, producer, tmp_path
+):
+    directory = tmp_path / "recover"
+    held, left = LocalRecoverStore(directory), LocalRecoverStore(directory)
+    held.open("g")
+    left.open("g")  # 1.db
+    producer.send_batch("t", [b"poison", b"fine"], partition=TopicPartition("t", 0, 1))
+    with member(brokers, "other") as consumer:
+        messages = read(consumer, 2)
+    for message in messages:
+        left(message, ValueError("at first"))
+    left.close()
+    seen = []
+
+    def handler(message):
+        seen.append(message.payload)
+        if message.payload == b"poison":
+            raise ValueError("for ever")
+
+    store = LocalRecoverStore(directory, first_seconds=0.05, interval_seconds=0.05)
+    with Running(member(brokers, start="latest"), handler, on_reject=store):
+        eventually(lambda: seen.count(b"poison") >= 3, 20)
+    assert seen.count(b"fine") == 1
+    held.close()
+
+
+def test_every_message_is_processed_once_while_members_with_handlers_come_and_go(brokers, producer):
+    processed: list[bytes] = []
+    lock = threading.Lock()
+
+    def handler(message):
+        if hash(message.payload) % 50 == 0 and message.payload not in failed:
+            failed.add(message.payload)
+            raise RetryLater
+        with lock:
+            processed.append(message.payload)
+
+    failed: set[bytes] = set()
+    members = [Running(member(brokers), handler, threads=2)]
+    eventually(lambda: len(members[0].consumer.assignment()) == 4, 20)
+    for part in range(6):
+        for number in range(part * 300, part * 300 + 300):
+            producer.send_async("t", b"%d" % number)
+        producer.flush()
+        if part in (1, 3):
+            members.append(Running(member(brokers), handler, threads=2))
+        if part == 4:
+            members[0].__exit__()
+    eventually(lambda: len(set(processed)) == 1800, 30, "processing everything")
+    for each in members[1:]:
+        each.__exit__()
+    assert [payload for payload, times in Counter(processed).items() if times > 1] == []
+
+
+def test_stop_in_a_handler_ends_run_and_poll_goes_on_behind_it(brokers, producer):
+    producer.send_batch("t", [b"1", b"2", b"3"], partition=TopicPartition("t", 0, 0))
+    with member(brokers) as consumer:
+        seen = []
+
+        def handler(message):
+            seen.append(message.payload)
+            consumer.stop()
+
+        consumer.run(handler, on_reject=drop_message)
+        assert seen == [b"1"]
+        messages = read(consumer, 2)
+        assert [message.payload for message in messages] == [b"2", b"3"]
+
+
+def test_batches_are_processed_together(brokers, producer):
+    producer.send_batch("t", [b"%d" % number for number in range(25)], partition=TopicPartition("t", 0, 0))
+    sizes: list[int] = []
+    with member(brokers) as consumer:
+
+        def handler(messages):
+            sizes.append(len(messages))
+            if sum(sizes) == 25:
+                consumer.stop()
+
+        consumer.run_batches(handler, max_messages=10, on_reject=drop_message)
+    assert sizes == [10, 10, 5]
+
+
+def test_a_member_that_hangs_in_its_handler_hands_over_after_the_wait_and_does_not_commit_late(brokers, producer):
+    """It must not overwrite what the new owner commits."""
+    where = TopicPartition("t", 0, 3)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hanging(message):
+        inside.set()
+        assert go_on.wait(60)
+
+    config = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, revoke_wait_seconds=0.3)
+    first = Consumer(brokers.connect, group="g", topics=["t"], config=config)
+    with Running(first, hanging, on_reject=drop_message):
+        producer.send_batch("t", [b"1", b"2"], partition=where)
+        assert inside.wait(20)
+        with member(brokers) as second:
+            messages = read(second, 2)
+            second.commit()
+            go_on.set()
+            started = time.monotonic()
+            eventually(lambda: where not in first.assignment(), 10)
+            assert [message.payload for message in messages] == [b"1", b"2"]
+            assert time.monotonic() - started < 10
+    with member(brokers) as third:
+        assert third.poll(timeout=1) == []

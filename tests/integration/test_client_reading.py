@@ -1,0 +1,91 @@
+"""Reading without a group on our broker and on the Java one: the topic browser, one partition, single fetches."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.javapeer import JavaBroker
+from metaq import Consumer, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import NoPartition
+from tests.integration.client_cluster import eventually, read, running_brokers
+from tests.integration.java_peers import require_java
+
+SEGMENT_BYTES = 4096
+
+
+@pytest.fixture(params=["ours", "java"])
+def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Any]:
+    """A broker with the topic t in 12 partitions; `.port`."""
+    if request.param == "ours":
+        with running_brokers(chroot, tmp_path, {"t": 12}) as brokers:
+            yield brokers.running[0]
+        return
+    require_java()
+    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
+        pass
+    settings = {"unflushThreshold": 1, "maxSegmentSize": SEGMENT_BYTES}
+    with JavaBroker(tmp_path / "java", chroot, {"t": 12}, settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def producer(server: Any, chroot: str) -> Iterator[Producer]:
+    with Producer(chroot) as producer:
+        yield producer
+
+
+def test_a_topic_is_browsed_in_numeric_order_to_the_end_seen_at_the_beginning(
+    server: Any, chroot: str, producer: Producer
+) -> None:
+    wanted = []
+    for number in (0, 2, 10):
+        payloads = [b"%d-%d" % (number, each) for each in range(30)]
+        for payload in payloads:
+            producer.send("t", payload, partition=TopicPartition("t", 0, number))
+        wanted += payloads
+    with TopicBrowser(chroot, "t", max_bytes=100) as browser:
+        assert len(browser.partitions()) == 12
+        found = iter(browser)
+        first = next(found)
+        producer.send("t", b"too late", partition=TopicPartition("t", 0, 10))
+        assert [first.payload, *(message.payload for message in found)] == wanted
+        # a Java broker shows a message once it has flushed it
+        eventually(lambda: [message.payload for message in browser] == [*wanted, b"too late"], 20)
+    assert next(browse(chroot, "t")).payload == b"0-0"
+    with ZkSession(chroot) as session:
+        assert session.nodes.children("/meta/consumers") == []
+
+
+def test_an_unknown_topic_is_said(server: Any, chroot: str) -> None:
+    with pytest.raises(NoPartition, match="nothing"):
+        list(browse(chroot, "nothing"))
+
+
+def test_one_partition_is_read_without_zookeeper_from_any_offset(server: Any, producer: Producer) -> None:
+    where = TopicPartition("t", 0, 7)
+    results = [producer.send("t", b"%d" % number, partition=where) for number in range(5)]
+    address = f"127.0.0.1:{server.port}"
+    with PartitionReader(address, where, results[2].offset, accept=lambda each: each.payload != b"3") as reader:
+        messages = read(reader, 2)
+        assert [(message.payload, message.offset) for message in messages] == [
+            (b"2", results[2].offset),
+            (b"4", results[4].offset),
+        ]
+        assert [message.payload for message in reader.fetch(results[3].offset, 1)] == [b"3"]  # whole all the same
+        assert reader.position == messages[-1].next_offset
+        reader.seek(0)
+        assert next(iter(reader)).payload == b"0"
+    with PartitionReader(address, where, "latest") as reader:
+        eventually(lambda: reader.poll(timeout=0.1) == [] and reader.position == results[-1].offset + 21, 20)
+
+
+def test_a_consumer_fetches_single_messages_of_any_partition(server: Any, chroot: str, producer: Producer) -> None:
+    where = TopicPartition("t", 0, 11)
+    producer.send("t", b"skip", partition=where)
+    offset = producer.send("t", b"wanted", partition=where).offset
+    with Consumer(chroot, group="g", topics=["t"]) as consumer:
+        eventually(lambda: [message.payload for message in consumer.fetch(where, offset)] == [b"wanted"], 20)
+        assert consumer.fetch(where, offset + 26) == []

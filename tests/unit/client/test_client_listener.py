@@ -1,0 +1,358 @@
+"""Consuming by a handler: retries, rejects, hand-overs and stopping, against a broker in memory."""
+
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from metaq.client.backoff import Backoff
+from metaq.client.config import ConsumerConfig
+from metaq.client.consumer.arrivals import Arrivals
+from metaq.client.consumer.fetcher import Fetcher
+from metaq.client.consumer.group_member import Notice
+from metaq.client.consumer.handout import Handout
+from metaq.client.consumer.listener import Listener, RetryLater, accepting
+from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.pool import ConnectionPool
+from metaq.client.testing import FakeBroker
+from metaq.client.timers import Timers
+
+FAST = ConsumerConfig(
+    retry_step_seconds=0.002, retry_max_seconds=0.005, text_idle_step_ms=1, text_idle_max_ms=5, stop_seconds=5.0
+)
+
+
+class Running:
+    """A listener on a thread of its own, over the partitions of one fake broker."""
+
+    def __init__(self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST):
+        self.broker = broker
+        self.rejected: list[tuple[bytes, str]] = []
+        self.may_work = True
+        self.told = []
+        self.pool, self.timers, arrivals = ConnectionPool(config.connection), Timers("fetch"), Arrivals()
+        self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)
+        self.handout = Handout(arrivals, self.fetcher, None)
+        self.arrivals = arrivals
+        self.notices: SimpleQueue[Notice] = SimpleQueue()
+        self.states = [PartitionState(each, Backoff(0.001, 0.01)) for each in broker.partitions]
+        self.listener = Listener(
+            accepting(handler, accept),
+            batch=batch,
+            max_retries=max_retries,
+            reject=reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
+            threads=threads,
+            tags=None,
+            config=config,
+            fetcher=self.fetcher,
+            handout=self.handout,
+            arrivals=arrivals,
+            timers=self.timers,
+            notices=self.notices,
+            tell=self.tell,
+            may_work=lambda: self.may_work,
+        )
+        self.error = None
+        self.thread = threading.Thread(target=self.loop)
+
+    def tell(self, notice):
+        self.told.append((notice.assigned, [str(each) for each in notice.partitions]))
+        notice.done()
+
+    def loop(self):
+        try:
+            self.listener.loop(self.states)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self):
+        for state in self.states:
+            self.fetcher.open(state, 0)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.listener.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        for state in self.states:
+            state.deactivate()
+        self.timers.close()
+        self.pool.close()
+
+
+def eventually(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 2}) as broker:
+        yield broker
+
+
+class Handler:
+    """Notes the payloads it gets and fails as told. `failures`: payload -> how many times still."""
+
+    def __init__(self, failures=None):
+        self.seen, self.processed, self.failures = [], [], dict(failures or {})
+
+    def __call__(self, messages):
+        payloads = [message.payload for message in messages]
+        self.seen += payloads
+        for payload in payloads:
+            if self.failures.get(payload, 0) > 0:
+                self.failures[payload] -= 1
+                raise ValueError(f"cannot take {payload!r}")
+        self.processed += payloads
+
+
+def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
+    handler = Handler()
+    broker.append("t", 0, *(b"%d" % number for number in range(1200)))
+    with Running(broker, handler) as running:
+        eventually(lambda: len(handler.processed) == 1200)
+        log, state = broker.log("t", 0), running.states[0]
+        eventually(lambda: state.consumed == (log.end, log.ids[-1]))
+        assert handler.processed == [b"%d" % number for number in range(1200)]
+        broker.append("t", 0, b"later")
+        eventually(lambda: state.consumed == (log.end, log.ids[-1]))
+
+
+def test_a_failing_message_is_tried_again_while_other_partitions_go_on(broker):
+    handler = Handler({b"bad": 3})
+    broker.append("t", 0, b"before", b"bad", b"after")
+    broker.append("t", 1, b"other")
+    with Running(broker, handler, max_retries=5) as running:
+        eventually(lambda: len(handler.processed) == 4)
+        assert [payload for payload in handler.seen if payload != b"other"] == [b"before", *[b"bad"] * 4, b"after"]
+        assert running.rejected == []
+
+
+def test_a_message_that_keeps_failing_is_rejected_after_its_retries_and_only_then_passed(broker):
+    handler = Handler({b"bad": 99})
+    broker.append("t", 0, b"bad", b"after")
+    with Running(broker, handler, max_retries=2) as running:
+        eventually(lambda: handler.processed == [b"after"])
+        assert handler.seen == [b"bad"] * 3 + [b"after"]
+        assert running.rejected == [(b"bad", "cannot take b'bad'")]
+        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[1]))
+
+
+def test_a_message_in_front_of_a_failing_one_counts_and_the_failing_one_does_not(broker):
+    handler = Handler({b"bad": 10**6})
+    broker.append("t", 0, b"good", b"bad")
+    with Running(broker, handler, max_retries=None) as running:
+        eventually(lambda: handler.seen.count(b"bad") > 8)
+        assert running.states[0].consumed == (24, broker.log("t", 0).ids[0])
+        assert running.rejected == []
+
+
+def test_what_cannot_be_put_aside_is_not_skipped(broker):
+    handler, full = Handler({b"bad": 99}), [OSError("disk full")] * 3
+    kept = []
+
+    def reject(message, error):
+        if full:
+            raise full.pop()
+        kept.append(message.payload)
+
+    broker.append("t", 0, b"bad", b"after")
+    with Running(broker, handler, max_retries=0, reject=reject):
+        eventually(lambda: handler.processed == [b"after"])
+        assert handler.seen == [b"bad"] * 4 + [b"after"]
+        assert kept == [b"bad"]
+
+
+def test_a_handler_may_ask_for_the_message_again_without_a_complaint(broker, caplog):
+    calls = []
+
+    def handler(messages):
+        calls.append(messages[0].payload)
+        if len(calls) < 3:
+            raise RetryLater
+
+    broker.append("t", 0, b"x")
+    with Running(broker, handler, max_retries=5):
+        eventually(lambda: len(calls) == 3)
+    assert "failed" not in caplog.text
+
+
+def test_a_batch_that_keeps_failing_is_given_message_by_message(broker):
+    handler = Handler({b"bad": 99})
+    broker.append("t", 0, b"1", b"2", b"bad", b"3", b"4")
+    with Running(broker, handler, batch=10, max_retries=1) as running:
+        eventually(lambda: handler.processed == [b"1", b"2", b"3", b"4"])
+        assert running.rejected == [(b"bad", "cannot take b'bad'")]
+
+
+def test_what_the_filter_refuses_is_passed_over_and_what_it_raises_is_a_failure(broker):
+    handler = Handler()
+
+    def accept(message):
+        if message.payload == b"odd":
+            raise KeyError("header")
+        return message.payload != b"no"
+
+    broker.append("t", 0, b"no", b"yes", b"odd", b"no")
+    with Running(broker, handler, accept=accept) as running:
+        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
+        assert handler.processed == [b"yes"]
+        assert running.rejected == [(b"odd", "'header'")]
+
+
+def test_partitions_are_worked_on_side_by_side_but_each_by_one_thread(broker):
+    meeting, busy, overlaps = threading.Barrier(2, timeout=10), set(), []
+
+    def handler(messages):
+        where = messages[0].partition
+        overlaps.append(where in busy)
+        busy.add(where)
+        if messages[0].payload == b"0":
+            meeting.wait()  # only passes if both partitions are in a handler at once
+        busy.discard(where)
+
+    for number in range(2):
+        broker.append("t", number, *(b"%d" % each for each in range(50)))
+    with Running(broker, handler, threads=4):
+        eventually(lambda: len(overlaps) == 100)
+    assert not any(overlaps)
+
+
+def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier(broker):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handler(messages):
+        inside.set()
+        assert go_on.wait(10)
+
+    broker.append("t", 0, b"1", b"2")
+    handed_over = threading.Event()
+    with Running(broker, handler) as running:
+        assert inside.wait(10)
+        state = running.states[0]
+        state.revoking = True
+        assert running.handout.is_out([state])
+        running.notices.put(Notice(False, [state.partition], handed_over.set))
+        running.arrivals.put(None)
+        assert not handed_over.wait(0.05)
+        go_on.set()
+        assert handed_over.wait(10)
+        assert state.consumed == (21, broker.log("t", 0).ids[0])  # the one in work counts, the next is not begun
+        assert state.position == 21
+        assert running.told == [(False, ["0-0"])]
+
+
+def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_elsewhere(broker):
+    handler = Handler({b"bad": 10**6})
+    config = ConsumerConfig(retry_step_seconds=3600, retry_max_seconds=3600)
+    broker.append("t", 0, b"good", b"bad")
+    with Running(broker, handler, config=config) as running:
+        state = running.states[0]
+        eventually(lambda: handler.seen == [b"good", b"bad"] and not running.handout.is_out([state]))
+        assert state.consumed == (24, broker.log("t", 0).ids[0])
+        assert state.position == 24
+
+
+def test_a_seek_by_the_handler_is_followed(broker):
+    seen = []
+    offsets = broker.append("t", 0, b"0", b"1", b"2", b"3")
+
+    def handler(messages):
+        seen.append(messages[0].payload)
+        if seen == [b"0"]:
+            running.fetcher.move(running.states[0], offsets[2])
+            running.states[0].consumed = (offsets[2], -1)
+
+    with Running(broker, handler) as running:
+        eventually(lambda: seen == [b"0", b"2", b"3"])
+        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[3]))
+
+
+def test_nothing_is_begun_while_another_may_own_the_partition(broker):
+    handler = Handler()
+    with Running(broker, handler) as running:
+        running.may_work = False
+        broker.append("t", 0, b"x")
+        eventually(lambda: running.states[0].opened and not running.states[0].chunks)  # taken, and held
+        assert handler.seen == []
+        running.may_work = True
+        eventually(lambda: handler.processed == [b"x"])
+
+
+def test_a_damaged_record_stops_its_partition_only_and_is_read_once_it_is_whole(broker, caplog):
+    handler = Handler()
+    log = broker.log("t", 0)
+    broker.append("t", 0, b"good", b"bad")
+    log.data[-1] ^= 1
+    with Running(broker, handler):
+        eventually(lambda: "the partition waits at a damaged record" in caplog.text)
+        broker.append("t", 1, b"other")
+        eventually(lambda: handler.processed == [b"good", b"other"])
+        log.data[-1] ^= 1
+        eventually(lambda: handler.processed == [b"good", b"other", b"bad"])
+    assert caplog.text.count("the partition waits") == 1
+
+
+def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_next_run(broker):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(messages):
+        inside.set()
+        assert go_on.wait(10)
+
+    broker.append("t", 0, b"1", b"2")
+    running = Running(broker, slow)
+    with running:
+        assert inside.wait(10)
+        running.listener.stop()
+        go_on.set()
+        running.thread.join(10)
+        state = running.states[0]
+        assert state.consumed == (21, broker.log("t", 0).ids[0])
+        eventually(lambda: state.chunks)
+        assert [message.payload for message in running.handout.take(10)] == [b"2"]
+
+
+def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count(broker, caplog):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hanging(messages):
+        inside.set()
+        assert go_on.wait(10)
+
+    broker.append("t", 0, b"1")
+    config = ConsumerConfig(stop_seconds=0.02)
+    with Running(broker, hanging, config=config) as running:
+        assert inside.wait(10)
+        running.listener.stop()
+        running.thread.join(5)
+        assert running.listener.ended.is_set()
+        assert "has not returned within stop_seconds=0.02" in caplog.text
+        go_on.set()
+        eventually(lambda: not any(thread.is_alive() for thread in running.listener._threads))
+        assert running.states[0].consumed is None
+
+
+def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
+    def leave(messages):
+        raise SystemExit(3)
+
+    broker.append("t", 0, b"1")
+    with Running(broker, leave) as running:
+        running.thread.join(10)
+        assert isinstance(running.error, SystemExit)
+        assert running.states[0].consumed is None
+
+
+def test_other_work_is_done_by_the_workers(broker):
+    done: list[threading.Thread] = []
+    with Running(broker, Handler()) as running:
+        running.listener.add_work(lambda: done.append(threading.current_thread()))
+        eventually(lambda: done)
+        assert running.listener.has_worker(done[0])
+        assert not running.listener.has_worker(threading.current_thread())
