@@ -128,6 +128,11 @@ class BrokerConfig:
             return exact
         return self.system if any(pattern.fullmatch(name) for pattern in _patterns(self.topics)) else None
 
+    def has_stat(self, name: str) -> bool:
+        """Whether realtime counters are kept: if the name matches any section with stat=true, as in 1.x."""
+        counted = [topic.name for topic in self.topics.values() if topic.stat]
+        return any(pattern.fullmatch(name) for pattern in _patterns(counted))
+
 
 def _patterns(topics: Iterable[str]) -> Iterable[re.Pattern[str]]:
     # every name is a regular expression with * for .*, also those without * (`.` matches any character); re caches

@@ -70,8 +70,7 @@ class Partitions:
         """Whether realtime counters are kept for a topic."""
         stat = self._stat.get(topic)
         if stat is None:
-            config = self._config.topic(topic)
-            stat = config is not None and config.stat
+            stat = self._config.has_stat(topic)
             if topic in self._topics or topic in self._config.topics:  # bounded: not for whatever a client names
                 self._stat[topic] = stat
         return stat

@@ -82,6 +82,11 @@ def test_stat_of_a_topic_is_case_insensitive_and_all_else_is_false():
     assert (found.topics["a"].stat, found.topics["b"].stat) == (True, False)
 
 
+def test_counters_are_kept_for_what_any_section_with_stat_matches():
+    found = config("stat=false", "", "[topic=wild*]\nstat=true\n[topic=wildcat]\n[topic=a]\nstat=true\n[topic=b]")
+    assert [found.has_stat(name) for name in ("wildcat", "wildly", "a", "b", "c")] == [True, True, True, False, False]
+
+
 def test_a_pattern_accepts_topics_with_the_systems_settings():
     found = config("", "", "[topic=wild*]\nnumPartitions=9\n[topic=a.b]")
     assert found.topic("wildcat") is found.system
