@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
+from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import AnswerReader
 from tests.broker_process import RunningBroker
 
@@ -19,7 +22,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden" / "wire"
 ENTRIES = json.loads((GOLDEN / "wire.json").read_text())
 QUIET_SECONDS = 0.3
 
-ADMIN_BROKER = Path(__file__).with_name("broker_with_admin.py")
+BROKER = Path(__file__).with_name("broker_as_recorded.py")
 
 NOT_AS_RECORDED = {
     "get unflushed message": b"later",  # readable as soon as it is written (docs/architecture.md)
@@ -63,11 +66,16 @@ class Replay:
             del self.connections[entry["conn"]]
 
     def admin(self, entry):
-        """`closePartitions t3 0 0`, `openPartitions t3`: the helper process does them and says so."""
-        if "admin_before" in entry:
-            self.broker.process.stdin.write(entry["admin_before"].encode() + b"\n")
-            self.broker.process.stdin.flush()
-            assert self.broker.process.stdout.readline() == b"done\n"
+        """`closePartitions t3 0 0`, `openPartitions t3`: 1.x's operations are admin requests here."""
+        if "admin_before" not in entry:
+            return
+        operation, topic, *numbers = entry["admin_before"].split()
+        if operation == "closePartitions":
+            code, ext = RequestCode.CLOSE_PARTITIONS, ClosePartitionsRequest(topic, *map(int, numbers)).to_ext()
+        else:
+            code, ext = RequestCode.OPEN_PARTITIONS, OpenPartitionsRequest(topic).to_ext()
+        with self.broker.connect() as connection:
+            assert connection.ask_frame(encode_frame(code, 1, ext)).code == ResponseCode.SUCCESS
 
     @staticmethod
     def read(connection, entry):
@@ -92,7 +100,7 @@ def replay(tmp_path_factory):
     directory = tmp_path_factory.mktemp("golden")
     ini = (GOLDEN / "server.ini").read_text().replace("serverPort=28423", "serverPort=0")
     ini = ini.replace("[zookeeper]\n", "[zookeeper]\nzk.zkEnable=false\n")
-    with RunningBroker(directory, ini, module=(str(ADMIN_BROKER),)) as broker:
+    with RunningBroker(directory, ini, module=(str(BROKER),)) as broker:
         replay = Replay(broker)
         for number, entry in enumerate(ENTRIES):
             replay.play(number, entry)

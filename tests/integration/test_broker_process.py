@@ -130,10 +130,11 @@ def test_a_wrong_file_is_one_line(tmp_path, ini):
 
 
 def test_an_absent_zookeeper_is_one_line_with_its_address(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
-    code, text = run_until_it_fails(tmp_path, server_ini(tmp_path / "data", {"t": ""}, zookeeper=zookeeper))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port, the broker least of all
+        port = silent.getsockname()[1]
+        zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
+        code, text = run_until_it_fails(tmp_path, server_ini(tmp_path / "data", {"t": ""}, zookeeper=zookeeper))
     assert code == 1
     assert text.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port}")
     assert text.count("\n") == 1
