@@ -26,8 +26,9 @@ class HttpPorts:
     """Reactor thread.
 
     A dashboard's port that is taken is one line in the log: pages must not keep messages from being served. The
-    gateway serves messages itself, so it raises ConfigError then. The dashboard can change things, so it listens where admin requests may come from. The gateway sends and reads
-    messages like the broker's own port, so it listens everywhere.
+    gateway serves messages itself, so it raises ConfigError then. The dashboard can change things, so it listens where
+    admin requests may come from. The gateway sends and reads messages like the broker's own port, so it listens
+    everywhere.
     """
 
     def __init__(
