@@ -17,14 +17,6 @@ SENDS = 300
 SETTINGS = {"maxSegmentSize": 8192}
 
 
-def log_bytes(place: Place) -> dict[str, bytes]:
-    """The bytes of each partition, from its first segment on."""
-    return {
-        partition.name: b"".join(segment.read_bytes() for segment in sorted(partition.glob("*.meta")))
-        for partition in place.data.glob("t-*")
-    }
-
-
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize(("before", "after"), [("java", "ours"), ("ours", "java")])
 def test_the_other_broker_takes_over_below_running_java_clients(
@@ -43,13 +35,13 @@ def test_the_other_broker_takes_over_below_running_java_clients(
             run.wait_for(SENDS)
             found: dict[str, bytes] = {}
             run.disturb(
-                place.kill if crash else place.stop, lambda: found.update(log_bytes(place)), lambda: place.start(after)
+                place.kill if crash else place.stop, lambda: found.update(place.log_bytes()), lambda: place.start(after)
             )
             run.wait_for(SENDS)
             outcome = run.finish()
         assert outcome.verdict.ok, table(outcome.history, outcome.verdict)
         assert set(found) == {"t-0", "t-1", "t-2"}
-        grown = log_bytes(place)
+        grown = place.log_bytes()
         assert all(data and len(data) < len(grown[partition]) for partition, data in found.items())
         assert all(grown[partition].startswith(data) for partition, data in found.items())
         assert place.ini.read_bytes() == ini

@@ -66,6 +66,13 @@ class Place:
     def running(self) -> bool:
         return self._server is not None
 
+    def log_bytes(self) -> dict[str, bytes]:
+        """The bytes of each partition's segments, one after the other, by directory."""
+        return {
+            partition.name: b"".join(segment.read_bytes() for segment in sorted(partition.glob("*.meta")))
+            for partition in self.data.glob("*-*")
+        }
+
     def start(self, kind: Kind, *options: str) -> None:
         """Start a broker, again and again for START_SECONDS; a frozen one goes on.
 

@@ -373,6 +373,18 @@ def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
     assert (world.state(), old.active, new.fence) == (State.STABLE, False, 2)
 
 
+def test_a_member_knows_that_it_holds_nothing_before_its_own_thread_hears_of_a_lost_session():
+    world = World("0-0").start()
+    assert world.member.holds_its_claims()
+    assert world.member.holds_its_claims()  # the second time without looking at each partition
+    for session_id in (0, 2):  # gone; replaced by another, on which the membership is registered again already
+        world.membership.session_id = session_id
+        assert not world.member.holds_its_claims()
+    world.membership.owners = {}
+    world.member.take(Event.CHANGED)
+    assert world.member.holds_its_claims()
+
+
 def test_a_session_lost_while_committing_is_noticed():
     world = World("0-0", "0-1").start()
     world.consume("0-1", 77)
