@@ -1,0 +1,153 @@
+"""Transactions of our client on real brokers, ours and the Java one: a commit is seen as one block, or nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.javapeer import JavaBroker
+from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import TransactionLost, TransactionRefused
+from tests.integration.client_cluster import Brokers, eventually, read, read_until_quiet, running_brokers
+from tests.integration.java_peers import require_java
+
+P0, P1 = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
+TOPICS = {"t": 2, "u": 1}
+XID = Xid(3, b"global", b"branch")
+
+
+@contextmanager
+def java_cluster(chroot: str, directory: Path) -> Iterator[None]:
+    require_java()
+    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
+        pass
+    with JavaBroker(directory / "java", chroot, TOPICS, {"unflushThreshold": 1}):
+        yield
+
+
+@contextmanager
+def our_cluster(chroot: str, directory: Path) -> Iterator[None]:
+    with running_brokers(chroot, directory, TOPICS):
+        yield
+
+
+@pytest.fixture(params=["java", "ours", "ours over text"])
+def producer(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Producer]:
+    cluster = java_cluster if request.param == "java" else our_cluster
+    protocol = "text" if request.param == "ours over text" else "auto"
+    with cluster(chroot, tmp_path), Producer(chroot, protocol=protocol) as producer:
+        eventually(lambda: producer.partitions("t") and producer.partitions("u"), 20, "the registration")
+        yield producer
+
+
+@pytest.fixture
+def consumer(producer: Producer, chroot: str) -> Iterator[Consumer]:
+    with Consumer(chroot, group="g", topics=["t", "u"], start="earliest") as consumer:
+        yield consumer
+
+
+def payloads(consumer: Consumer, count: int) -> dict[TopicPartition, list[bytes]]:
+    found: dict[TopicPartition, list[bytes]] = {}
+    for message in read(consumer, count):
+        found.setdefault(message.partition, []).append(message.payload)
+    assert read_until_quiet(consumer, 0.3) == []
+    return found
+
+
+def test_a_commit_is_seen_as_one_block_and_a_rollback_is_not_seen(producer: Producer, consumer: Consumer) -> None:
+    with producer.transaction() as transaction:
+        sent = [transaction.send("t", b"%d" % number, attribute="a", partition=P1) for number in range(5)]
+        sent += transaction.send_batch("t", [b"5", b"6"], partition=P1)
+        transaction.send("u", b"other topic")
+        producer.send("t", b"between", partition=P1)
+    assert all(result.pending for result in sent)
+    transaction = producer.transaction()
+    transaction.send("t", b"dropped", partition=P1)
+    transaction.rollback()
+    producer.send("t", b"behind", partition=P1)
+    expected = [b"between", *(b"%d" % number for number in range(7)), b"behind"]
+    assert payloads(consumer, 10) == {P1: expected, TopicPartition("u", 0, 0): [b"other topic"]}
+
+
+def test_an_exception_leaves_nothing_behind(producer: Producer, consumer: Consumer) -> None:
+    def fail() -> None:
+        with producer.transaction() as transaction:
+            transaction.send("t", b"dropped", partition=P0)
+            raise KeyError("why")
+
+    with pytest.raises(KeyError):
+        fail()
+    with producer.transaction() as transaction:
+        transaction.send("t", b"kept", partition=P0)
+    assert payloads(consumer, 1) == {P0: [b"kept"]}
+
+
+def test_a_transaction_that_runs_into_its_timeout_is_refused(producer: Producer, consumer: Consumer) -> None:
+    transaction = producer.transaction(timeout_seconds=1)
+    transaction.send("t", b"late", partition=P0)
+
+    def is_over() -> bool:
+        try:
+            transaction.send("t", b"x", partition=P0)
+        except (TransactionRefused, TransactionLost):
+            return True
+        return False
+
+    eventually(is_over, 20, "the timeout")
+    producer.send("t", b"behind", partition=P0)
+    assert payloads(consumer, 1) == {P0: [b"behind"]}
+
+
+def test_xa_in_two_phases_by_another_process(producer: Producer, consumer: Consumer, chroot: str) -> None:
+    xa = producer.xa(["t", "u"], qualifier="q")
+    other, third = Xid(3, b"global", b""), Xid(3, b"global", b"3")
+    for xid in (XID, other):
+        with xa.start(xid) as branch:
+            branch.send_batch("t", [b"1", b"2"], partition=P0)
+            branch.send("u", b"3")
+        assert xa.prepare(xid) is XaVote.OK
+    with Producer(chroot) as restarted:
+        found = restarted.xa(["t"], qualifier="q").recover()
+        assert (set(found.xids), found.failures) == ({XID, other}, {})
+        restarted.xa(["t"], qualifier="q").rollback(other)
+        restarted.xa(["t"], qualifier="q").commit(XID)
+    with xa.start(third) as branch:
+        pass
+    assert xa.prepare(third) is XaVote.READ_ONLY
+    with xa.start(third) as branch:
+        branch.send("t", b"one phase", partition=P0)
+    xa.commit(third, one_phase=True)
+    assert payloads(consumer, 4) == {P0: [b"1", b"2", b"one phase"], TopicPartition("u", 0, 0): [b"3"]}
+
+
+def test_what_is_prepared_survives_kill_9_of_our_broker(chroot: str, tmp_path: Path) -> None:
+    with running_brokers(chroot, tmp_path, TOPICS) as brokers:
+        _prepare_and_kill(chroot, brokers)
+        brokers.start()
+        with Producer(chroot) as producer:
+            eventually(lambda: producer.partitions("t"), 20, "the registration")
+            xa = producer.xa(["t"], qualifier="q")
+            assert xa.recover().xids == (XID,)
+            xa.commit(XID)
+            assert xa.recover().xids == ()
+        with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
+            assert payloads(consumer, 3) == {P0: [b"before", b"1", b"2"]}
+
+
+def _prepare_and_kill(chroot: str, brokers: Brokers) -> None:
+    with Producer(chroot) as producer:
+        eventually(lambda: producer.partitions("t"), 20, "the registration")
+        producer.send("t", b"before", partition=P0)
+        xa = producer.xa(["t"], qualifier="q")
+        with xa.start(XID) as branch:
+            branch.send_batch("t", [b"1", b"2"], partition=P0)
+        assert xa.prepare(XID) is XaVote.OK
+        local = producer.transaction()
+        local.send("t", b"lost", partition=P0)
+        brokers.running[0].kill()
+        with pytest.raises(TransactionLost):
+            local.send("t", b"lost too", partition=P0)
