@@ -353,6 +353,10 @@ class FakeBroker:
     def _has(self, topic: str, partition: int) -> bool:
         return 0 <= partition < self.topics.get(topic, 0)
 
+    def _choose(self, topic: str, partition: int) -> int:
+        """The partition that was named, or any one for -1."""
+        return partition if partition >= 0 else self.sends % max(1, self.topics.get(topic, 0))
+
     def _frame(self, session: _Session, frame: Frame) -> None:
         handler = {
             RequestCode.SEND: self._send,
@@ -392,6 +396,7 @@ class FakeBroker:
 
     def _send(self, session: _Session, frame: Frame) -> None:
         request = SendRequest.from_ext(frame.ext)
+        request = request._replace(partition=self._choose(request.topic, request.partition))
         if self._refused_partition(session, frame.opaque, request.topic, request.partition):
             return
         if request.checksum not in (-1, checksum(frame.body)):
@@ -406,6 +411,7 @@ class FakeBroker:
 
     def _send_batch(self, session: _Session, frame: Frame) -> None:
         request = SendBatchRequest.from_ext(frame.ext)
+        request = request._replace(partition=self._choose(request.topic, request.partition))
         if self._refused_partition(session, frame.opaque, request.topic, request.partition):
             return
         sizes, records = split_batch(frame.body, request.records)
@@ -542,6 +548,7 @@ class FakeBroker:
         return b"" if request.type is TransactionType.END else encode_result(Status.SUCCESS, text, request.opaque)
 
     def _put(self, session: _Session, put: Put) -> bytes:
+        put = put._replace(partition=self._choose(put.topic, put.partition))
         if not self._has(put.topic, put.partition):
             return encode_result(Status.ERROR, f"The server do not accept topic {put.topic}", put.opaque)
         log = self._log(put.topic, put.partition)

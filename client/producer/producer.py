@@ -24,6 +24,7 @@ from metaq.protocol.record import Buffer, checksum, encode_attributes
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
+from ..direct import UNKNOWN, DirectMetadata, parse_address
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import Metadata
@@ -99,6 +100,34 @@ class Producer:
             interval = self._config.recover_interval_seconds
             self._undelivered = Undelivered(undelivered, self._send_again, interval, clock)
         self._metadata.on_change(self._view_changed)
+
+    @classmethod
+    def direct(
+        cls,
+        address: str,
+        *,
+        broker_id: int = UNKNOWN,
+        partitions: Mapping[str, int] | None = None,
+        selector: PartitionSelector | None = None,
+        linger_ms: int | None = None,
+        protocol: str = "auto",
+        undelivered: LocalMessageStore | None = None,
+        config: ProducerConfig | None = None,
+    ) -> Self:
+        """A producer for one broker, without ZooKeeper (1.x's serverUrl).
+
+        address: `host:port`, also with 1.x's `meta://` in front. partitions: how many a topic has; for other topics the
+        broker chooses one for each message, and `key`, `partition` and transactions are not possible. broker_id: what
+        partitions call the broker; only for you. The rest: as for Producer. Raises ConfigError.
+        """
+        return cls(
+            selector=selector,
+            linger_ms=linger_ms,
+            protocol=protocol,
+            undelivered=undelivered,
+            config=config,
+            metadata=DirectMetadata(parse_address(address), broker_id, partitions or {}),
+        )
 
     # --- sending ----------------------------------------------------------------------------------------------------
 

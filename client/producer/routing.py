@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestTimedOut
 
+from ..direct import UNKNOWN
 from ..metadata import Metadata, TopicView
 from ..pool import ConnectionPool
 from ..values import TopicPartition
@@ -48,7 +49,7 @@ class Router:
                 "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
             )
         if outgoing.key is not None:
-            return partition_for_key(outgoing.key, partitions)
+            return self._by_key(outgoing.key, partitions)
         if self._avoided or self._pool.down:
             partitions = self._usable(view)
         return self._select(topic, partitions, outgoing.message)
@@ -64,7 +65,7 @@ class Router:
         if not partitions:
             raise NoPartition(f"broker {broker}, where this transaction is, does not publish topic {outgoing.topic!r}")
         if outgoing.key is not None:
-            return partition_for_key(outgoing.key, partitions)
+            return self._by_key(outgoing.key, partitions)
         return self._select(outgoing.topic, partitions, outgoing.message)
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None:
@@ -77,6 +78,14 @@ class Router:
         if self._avoided:
             self._avoided.pop(partition, None)
             self._avoided.pop(partition.broker, None)
+
+    def _by_key(self, key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
+        if partitions[0].partition == UNKNOWN:
+            raise NoPartition(
+                f"without ZooKeeper nobody knows the partitions of topic {partitions[0].topic!r} that a key chooses "
+                "from: name their number in Producer.direct(partitions={...})"
+            )
+        return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
         """The topic's, with the partitions of the default topic while it has none of its own."""

@@ -106,6 +106,8 @@ class Sender:
     ) -> None:
         partition = accumulator.partition
         if type(reply) is SentReply:
+            if partition.partition < 0:
+                partition = partition._replace(partition=reply.partition)  # the broker chose it
             if len(batch) == 1:
                 batch[0].succeed_native(reply.message_id, partition, reply.offset)
             else:
@@ -179,11 +181,11 @@ class _TextBatch:
     def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         if isinstance(reply, Result) and reply.code == Status.SUCCESS:
             try:
-                message_id, _, offset = parse_put_result(reply.text)
+                message_id, number, offset = parse_put_result(reply.text)
             except RemoteProtocolError as wrong:
                 self._error = BrokerUnavailable(f"{self._endpoint} answered a put with something else: {wrong}")
             else:
-                self._results[index] = SendResult(message_id, self._partition, offset)
+                self._results[index] = SendResult(message_id, self._partition._replace(partition=number), offset)
         elif isinstance(reply, Result):
             self._error = text_error(reply, self._partition, self._endpoint)
         else:

@@ -1,0 +1,56 @@
+"""One broker by its address, without ZooKeeper: the view of a producer in metaq 1.x's direct mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import DEFAULT_PORT, check_topic
+
+from .connection import Endpoint
+from .metadata import TopicView
+from .values import TopicPartition
+
+__all__ = ["UNKNOWN", "DirectMetadata", "parse_address"]
+
+UNKNOWN = -1
+"""As a partition: the broker chooses one. As a broker: nobody told its id."""
+
+_ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
+
+
+def parse_address(address: str) -> Endpoint:
+    """`host`, `host:port`, `[IPv6]:port`, or these behind 1.x's `meta://`; the port is 8123 if there is none.
+
+    Raises ConfigError.
+    """
+    match = _ADDRESS.fullmatch(address.strip())
+    port = int(match[3] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise ConfigError("address", repr(address), "write it as host:port, for example 127.0.0.1:8123")
+    return Endpoint(match[1] or match[2], port)
+
+
+class DirectMetadata:
+    """Implements metadata.Metadata: every topic has one partition, "the broker chooses", or as many as were named."""
+
+    def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
+        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName."""
+        for topic, count in partitions.items():
+            if check_topic(topic) and count < 1:
+                raise ConfigError(f"partitions[{topic!r}]", count, "choose 1 or more")
+        self._broker_id = broker_id
+        self._endpoints = {broker_id: endpoint}
+        self._counts = dict(partitions)
+
+    def view(self, topic: str) -> TopicView:
+        count = self._counts.get(check_topic(topic))
+        numbers = (UNKNOWN,) if count is None else range(count)
+        return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Nothing ever changes."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
