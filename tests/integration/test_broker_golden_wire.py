@@ -99,6 +99,7 @@ class Replay:
 def replay(tmp_path_factory):
     directory = tmp_path_factory.mktemp("golden")
     ini = (GOLDEN / "server.ini").read_text().replace("serverPort=28423", "serverPort=0")
+    ini = ini.replace("dashboardHttpPort=28420\n", "")  # the port may be in use here
     ini = ini.replace("[zookeeper]\n", "[zookeeper]\nzk.zkEnable=false\n")
     with RunningBroker(directory, ini, module=(str(BROKER),)) as broker:
         replay = Replay(broker)
@@ -222,6 +223,7 @@ def test_moved_answers_of_a_log_whose_first_segments_are_gone(tmp_path):
     for old, new in (
         ("brokerId=0", "brokerId=1"),
         ("serverPort=28423", "serverPort=0"),
+        ("dashboardHttpPort=28420\n", ""),
         ("updateConsumerOffsets=false", "updateConsumerOffsets=true"),
         ("maxSegmentSize=1073741824", "maxSegmentSize=1024"),
         ("[zookeeper]\n", "[zookeeper]\nzk.zkEnable=false\n"),
