@@ -81,6 +81,7 @@ class Broker:
                 run_in_thread=run_in_thread,
                 seconds=reactor.seconds,
                 now_ms=self.now_ms,
+                files=store.files,
             ),
             self.partitions,
             self.message_ids,

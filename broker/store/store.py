@@ -84,7 +84,7 @@ class Store:
         self._config_for = config_for
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
         self._run_in_thread = run_in_thread
-        self._files = files
+        self.files = files
         self._clock = clock
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
@@ -107,7 +107,7 @@ class Store:
         """
         try:
             for path in self.data_paths:
-                self._locks.append(lock_data_path(self._files, path))
+                self._locks.append(lock_data_path(self.files, path))
             self._recover()
         except BaseException:
             self._release()
@@ -117,10 +117,10 @@ class Store:
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
         entries, journal_paths = self._read_journal()
-        found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self._files, self.data_paths)}
+        found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for name, of_partition in entries.items():
             directory = found.get(name) or self._directory_for(name)
-            if added := replay_partition(self._files, directory.path, of_partition):
+            if added := replay_partition(self.files, directory.path, of_partition):
                 _log.warning("%s: %d bytes came back from the journal", directory.path, added)
             found[name] = directory
         for entry in sorted(found.values()):
@@ -131,13 +131,13 @@ class Store:
         if journal_paths or any(log.waits and log.dirty for log in self._logs.values()):
             self._sync_all()
         for path in journal_paths:
-            self._files.unlink(path)
+            self.files.unlink(path)
         if journal_paths:
             self._journal.start_after(journal_number(journal_paths[-1]))
 
     def _read_journal(self) -> tuple[dict[str, list[JournalEntry]], list[str]]:
         try:
-            return read_journal(self._files, self.data_paths[0])
+            return read_journal(self.files, self.data_paths[0])
         except OSError as error:
             raise StoreError(f"the journal in {self.data_paths[0]} cannot be read: {error}") from error
 
@@ -150,7 +150,7 @@ class Store:
         """With group commit readers may only see what cannot be lost: one call for all partitions."""
         try:
             for path in self.data_paths:
-                self._files.sync_filesystem(path)
+                self.files.sync_filesystem(path)
         except OSError as error:
             raise StoreError(f"{path} cannot be synced: {error}") from error
         for log in self._logs.values():
@@ -170,7 +170,7 @@ class Store:
     def _release(self) -> None:
         locks, self._locks = self._locks, []
         for fd in locks:
-            self._files.close(fd)
+            self.files.close(fd)
 
     def _report(self, report: RecoveryReport) -> None:
         self.reports.append(report)
@@ -206,7 +206,7 @@ class Store:
         data_path = os.path.realpath(self._data_path_for(topic))
         path = partition_path(data_path, topic, partition)
         try:
-            self._files.make_directory(path)
+            self.files.make_directory(path)
             segment = create_segment(self._open_files, path, 0)
         except OSError as error:
             raise StoreError(f"partition directory {path} cannot be made: {error}") from error
@@ -295,7 +295,7 @@ class Store:
             if not segment.removable:
                 break
             try:
-                modified_ms = self._files.status(segment.path).modified_ms
+                modified_ms = self.files.status(segment.path).modified_ms
             except OSError as error:
                 _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
                 break
@@ -306,7 +306,7 @@ class Store:
         if segments:
             paths = [segment.path for segment in segments]
             done = partial(self._discarded, log, segments)
-            self._run_in_thread(partial(discard, self._files, log.directory, paths, action), done)
+            self._run_in_thread(partial(discard, self.files, log.directory, paths, action), done)
 
     def _discarded(
         self, log: PartitionLog, segments: Sequence[Segment], result: tuple[int, OSError | None] | BaseException
@@ -334,9 +334,9 @@ class Store:
             self._run_in_thread(partial(self._rebuild, segment), partial(self._rebuilt, log, segment))
 
     def _rebuild(self, segment: Segment) -> RebuiltIndex:
-        status = self._files.status(segment.path)
+        status = self.files.status(segment.path)
         file = SegmentFile(segment.path, segment.first_offset, segment.size, status.modified_ms)
-        return rebuild_index(self._files, file)
+        return rebuild_index(self.files, file)
 
     def _rebuilt(self, log: PartitionLog, segment: Segment, result: RebuiltIndex | BaseException) -> None:
         del self._unindexed[0]

@@ -21,6 +21,7 @@ from metaq.broker.filters.table import load_filters
 from metaq.broker.reload import Reloader
 from metaq.broker.session import Session
 from metaq.broker.sources import Sources
+from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame
 from metaq.protocol.record import checksum, encode_body, encode_record
@@ -140,7 +141,9 @@ class Peer:
 class Harness:
     """The broker and what it stands on."""
 
-    def __init__(self, directory: Path, system: str = "", topics: str = "", filters: str = "") -> None:
+    def __init__(
+        self, directory: Path, system: str = "", topics: str = "", filters: str = "", files: Files = REAL_FILES
+    ) -> None:
         self.reactor = Clock()
         self.threads = Threads()
         self.time = NOW
@@ -155,6 +158,7 @@ class Harness:
             run_in_thread=self.threads,
             clock=lambda: self.time,
             monotonic=self.reactor.seconds,
+            files=files,
         )
         self.store.open()
         self.broker = Broker(

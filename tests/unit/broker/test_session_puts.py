@@ -126,7 +126,7 @@ def test_a_failed_sync_refuses_the_puts_that_waited_for_it(peer, harness, monkey
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(harness.store._files, "fdatasync", fail)
+    monkeypatch.setattr(harness.store.files, "fdatasync", fail)
     harness.threads.run()
     (answer,) = peer.answers()
     assert answer.code == 500

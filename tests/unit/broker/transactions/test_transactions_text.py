@@ -3,61 +3,15 @@
 import pytest
 
 from metaq.protocol.record import checksum, iter_headers
-from metaq.protocol.text import encode_get
 from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
-XID = "XID:100:0a0b:0c:host"
 NOT_STARTED = "XAException:code=-4,msg=XA transaction '{}' has not been started."
-
-
-def tx(key, verb, *optional, opaque=1):
-    return " ".join(["transaction", key, "s", verb, *map(str, optional), f"{opaque}\r\n"]).encode()
-
-
-def tx_put(key, topic, partition, body, opaque=1, crc=None):
-    crc = checksum(body) if crc is None else crc
-    return f"put {topic} {partition} {len(body)} 0 {crc} {key} {opaque}\r\n".encode() + body
-
-
-class Asker:
-    """A connection whose requests are answered when the worker threads have run."""
-
-    def __init__(self, harness):
-        self.harness = harness
-        self.peer = harness.connect()
-
-    def __call__(self, data):
-        self.peer.send(data)
-        self.harness.threads.run()
-        (answer,) = self.peer.answers()
-        return answer
-
-    def ok(self, *requests):
-        """The text of the last answer; all must be 200."""
-        for data in requests:
-            answer = self(data)
-            assert answer.code == 200, answer.text
-        return answer.text
-
-    def refused(self, data):
-        answer = self(data)
-        assert answer.code == 500
-        return answer.text
 
 
 @pytest.fixture
 def ask(harness):
     return Asker(harness)
-
-
-def bodies(harness, topic, partition):
-    """What consumers can read."""
-    peer = harness.connect()
-    peer.send(encode_get(topic, "g", partition, 0, 1 << 20, 1))
-    (answer,) = peer.answers()
-    if not hasattr(answer, "data"):
-        return []
-    return [bytes(answer.data[each.end - each.length : each.end]) for each in iter_headers(answer.data)]
 
 
 # --- local transactions -----------------------------------------------------------------------------------------------

@@ -1,0 +1,214 @@
+"""The broker dies, or its disk fails, at every single change of the disk: acknowledged commits are kept, the rest is
+all or nothing, prepared transactions wait for their coordinator."""
+
+import errno
+import os
+
+import pytest
+
+from metaq.broker.store.testing import FaultyFiles
+from metaq.protocol.errors import MetaqError
+from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put
+
+PARTITIONS = [("t", 0), ("t", 1), ("safe", 0), ("safe", 1)]
+A, B, C = (f"XID:1:0{number}:0b:host" for number in "abc")
+MESSAGES = {
+    "TX:s:1": [("t", 0, b"1a"), ("safe", 0, b"1b"), ("t", 0, b"1c")],
+    "TX:s:2": [("t", 0, b"2a"), ("safe", 0, b"2b")],
+    "TX:s:3": [("t", 0, b"3a"), ("safe", 1, b"3b")],
+    A: [("t", 1, b"Aa"), ("safe", 1, b"Ab")],
+    B: [("t", 0, b"Ba"), ("safe", 0, b"Bb"), ("t", 0, b"Bc")],
+    C: [("safe", 0, b"Ca")],
+}
+
+
+class Died(BaseException):
+    """The end of the process: nothing catches it, nothing is done after it."""
+
+
+class DyingFiles(FaultyFiles):
+    """From the n-th change on every one raises Died."""
+
+    def _change(self, name):
+        if self.fail_at is not None and self.changes + 1 >= self.fail_at:
+            raise Died
+        super()._change(name)
+
+
+class Story:
+    """A conversation, and which of its promises were acknowledged."""
+
+    def __init__(self, harness):
+        self.harness = harness
+        self.acknowledged: set[tuple[str, str]] = set()
+        self.asked: set[tuple[str, str]] = set()
+        self.taken: dict[str, list[tuple[str, int, bytes]]] = {}  # the messages of a transaction
+        self.plain: list[tuple[str, int, bytes]] = []
+
+    def tell(self):
+        ask = Asker(self.harness)
+        self.begin(ask, "TX:s:1")
+        self.end(ask, "TX:s:1", "COMMIT_ONE_PHASE")
+        self.begin(ask, A)
+        self.end(ask, A, "PREPARE")
+        self.begin(ask, "TX:s:2")
+        self.end(ask, "TX:s:2", "ROLLBACK")
+        self.put(ask, "safe", 0, b"p1")
+        self.begin(ask, B)
+        self.end(ask, B, "PREPARE")
+        self.harness.reactor.advance(1.1)
+        self.harness.broker.transactions.tick()
+        self.commit_with_a_put_in_between(ask, B)
+        self.begin(ask, C)
+        self.end(ask, C, "PREPARE")
+        self.end(ask, C, "ROLLBACK")
+        self.begin(ask, "TX:s:3")
+        self.harness.reactor.advance(4000)
+        self.harness.broker.transactions.tick()
+        self.harness.store.tick()
+        self.harness.threads.run()
+
+    def begin(self, ask, key):
+        ask(tx(key, "BEGIN"))
+        taken = self.taken.setdefault(key, [])
+        for message in MESSAGES[key]:
+            if ask(tx_put(key, *message)).code == 200:
+                taken.append(message)
+
+    def end(self, ask, key, verb):
+        self.asked.add((key, verb))
+        if ask(tx(key, verb)).code == 200:
+            self.acknowledged.add((key, verb))
+
+    def put(self, ask, topic, partition, body):
+        if ask(put(topic, partition, body)).code == 200:
+            self.plain.append((topic, partition, body))
+
+    def commit_with_a_put_in_between(self, ask, key):
+        """The put takes the place that the commit's record names."""
+        self.asked.add((key, "COMMIT_TWO_PHASE"))
+        ask.peer.send(tx(key, "COMMIT_TWO_PHASE"))
+        self.put(Asker(self.harness), "t", 0, b"between")
+        (answer,) = ask.peer.answers()
+        if answer.code == 200:
+            self.acknowledged.add((key, "COMMIT_TWO_PHASE"))
+
+    def did(self, key, word, among):
+        return any(verb.startswith(word) for name, verb in among if name == key)
+
+
+def verify(story, harness, *, power_lost):
+    found = {where: bodies(harness, *where) for where in PARTITIONS}
+    everything = [body for each in found.values() for body in each]
+    assert len(everything) == len(set(everything)), f"a message is there twice: {everything}"
+    for key, messages in story.taken.items():
+        there = [body for topic, partition, body in messages if body in found[topic, partition]]
+        assert there in ([], [body for *_, body in messages]), f"{key}: a part of it is there: {there}"
+        if messages and story.did(key, "COMMIT", story.acknowledged):
+            assert there, f"{key} was committed"
+        if story.did(key, "ROLLBACK", story.acknowledged) or not story.did(key, "COMMIT", story.asked):
+            assert not there, f"{key} was not committed"
+        blocks = [[body for topic, partition, body in messages if (topic, partition) == where] for where in PARTITIONS]
+        for where, block in zip(PARTITIONS, blocks, strict=True):
+            if there and block:
+                start = found[where].index(block[0])
+                assert found[where][start : start + len(block)] == block, f"{key}: torn apart in {where}"
+    for topic, partition, body in story.plain:
+        if topic == "safe" or not power_lost:
+            assert body in found[topic, partition]
+
+
+def recovered(harness):
+    text = Asker(harness).ok(tx("null", "RECOVER"))
+    return text.split("\r\n") if text else []
+
+
+def restart_and_verify(tmp_path, story, *, power_lost):
+    harness = Harness(tmp_path)
+    harness.threads.run()
+    verify(story, harness, power_lost=power_lost)
+    prepared = recovered(harness)
+    for key in (A, B, C):
+        if story.did(key, "PREPARE", story.acknowledged) and not any(
+            story.did(key, word, story.asked) for word in ("COMMIT", "ROLLBACK")
+        ):
+            assert key in prepared, f"{key} was prepared"
+    assert "TX:s:3" not in str(prepared)
+    ask = Asker(harness)
+    for key in prepared:
+        ask.ok(tx(key, "COMMIT_TWO_PHASE"))
+        story.asked.add((key, "COMMIT_TWO_PHASE"))
+        story.acknowledged.add((key, "COMMIT_TWO_PHASE"))
+        assert not story.did(key, "ROLLBACK", story.acknowledged)
+    verify(story, harness, power_lost=power_lost)
+    harness.broker.transactions.close()
+    harness.store.close()
+    again = Harness(tmp_path)
+    again.threads.run()
+    verify(story, again, power_lost=power_lost)
+    assert recovered(again) == []
+    again.broker.transactions.close()
+    again.store.close()
+
+
+def live(tmp_path, files):
+    """Tell the story until the broker dies; None if it did not even begin."""
+    story = None
+    try:
+        harness = Harness(tmp_path, files=files)
+        story = Story(harness)
+        story.tell()
+    except (Died, MetaqError):  # the latter: the disk failed at the start
+        pass
+    return story
+
+
+def changes_of_a_whole_story(tmp_path):
+    files = FaultyFiles()
+    story = live(tmp_path / "whole", files)
+    assert story is not None
+    assert {verb for _, verb in story.acknowledged} == {"COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "PREPARE", "ROLLBACK"}
+    changes = files.changes
+    files.kill()
+    restart_and_verify(tmp_path / "whole", story, power_lost=False)
+    return changes
+
+
+@pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
+@pytest.mark.parametrize("kind", [DyingFiles, FaultyFiles], ids=["dies", "disk fails"])
+def test_the_end_at_every_change_of_the_disk(tmp_path, kind, power_lost):
+    total = changes_of_a_whole_story(tmp_path)
+    assert total > 30
+    for number in range(1, total + 1):
+        directory = tmp_path / str(number)
+        files = kind(number, OSError(errno.EIO, os.strerror(errno.EIO)))
+        story = live(directory, files)
+        (files.lose_power if power_lost else files.kill)()
+        if story is not None:
+            restart_and_verify(directory, story, power_lost=power_lost)
+
+
+@pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
+def test_dying_again_during_the_repair(tmp_path, power_lost):
+    total = changes_of_a_whole_story(tmp_path)
+    deaths = 0
+    for number in range(total // 2, total + 1, 3):
+        for second in range(1, 200):
+            directory = tmp_path / f"{number}-{second}"
+            files = DyingFiles(number)
+            story = live(directory, files)
+            assert story is not None
+            (files.lose_power if power_lost else files.kill)()
+            dying = DyingFiles(second)
+            try:
+                harness = Harness(directory, files=dying)
+                harness.threads.run()
+            except Died:
+                deaths += 1
+                dying.kill()
+                restart_and_verify(directory, story, power_lost=power_lost)
+            else:
+                dying.kill()
+                break
+    assert deaths > 20
