@@ -1,0 +1,222 @@
+"""Transactions in frames: TRANSACTION, SEND and SEND_BATCH with `txKey`, and what operators decide."""
+
+import json
+
+import numpy as np
+import pytest
+
+from metaq.protocol.frames import ONE_WAY, encode_frame
+from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.remoting import (
+    CompleteTransactionRequest,
+    SendBatchRequest,
+    SendReply,
+    SendRequest,
+    TransactionRequest,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.unit.broker.harness import Harness
+from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
+
+
+class Frames:
+    """A connection that sends frames and waits for their answers."""
+
+    def __init__(self, harness):
+        self.harness = harness
+        self.peer = harness.connect()
+
+    def __call__(self, code, request, body=b"", flag=0):
+        ext = request if isinstance(request, dict) else request.to_ext()
+        self.peer.send(encode_frame(code, 1, ext, len(body), flag=flag) + body)
+        self.harness.threads.run()
+        frames = self.peer.frames()
+        assert len(frames) == (0 if flag & ONE_WAY else 1)
+        return frames[0] if frames else None
+
+    def tx(self, key, verb, **more):
+        """(code, body or remark, xaCode)."""
+        frame = self(RequestCode.TRANSACTION, TransactionRequest(key, verb, **more))
+        text = bytes(frame.body).decode() if frame.code == ResponseCode.SUCCESS else frame.remark
+        return frame.code, text, frame.ext.get("xaCode")
+
+    def send(self, key, topic, partition, body, crc=-1, flag=0):
+        return self(RequestCode.SEND, SendRequest(topic, partition, 0, crc, key), body, flag)
+
+    def complete(self, key, action):
+        frame = self(RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(key, action))
+        return frame.code, frame.remark
+
+    def prepared(self):
+        return json.loads(bytes(self(RequestCode.PREPARED_TRANSACTIONS, {}).body))
+
+
+OK = (ResponseCode.SUCCESS, "", None)
+REFUSED = ResponseCode.TRANSACTION_REFUSED
+
+
+@pytest.fixture
+def frames(harness):
+    return Frames(harness)
+
+
+def batch(key, topic, partition, messages):
+    records = [encode_record(body, 0, 0) for body in messages]
+    payload = np.array([len(record) for record in records], ">u4").tobytes() + b"".join(records)
+    return SendBatchRequest(topic, partition, len(records), key), payload
+
+
+def test_a_local_transaction_with_single_messages_and_batches(harness, frames):
+    assert frames.tx("TX:s:1", "BEGIN", session_id="s") == OK
+    single = SendReply.from_ext(frames.send("TX:s:1", "t", 0, b"a", checksum(b"a")).ext)
+    assert (single.partition, single.offset) == (0, -1)
+    several = frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"b", b"", b"c"]))
+    assert SendReply.from_ext(several.ext).message_id > single.message_id
+    assert bodies(harness, "t", 0) == []
+    assert frames.tx("TX:s:1", "END") == OK
+    assert frames.tx("TX:s:1", "COMMIT_ONE_PHASE") == OK
+    assert bodies(harness, "t", 0) == [b"a", b"b", b"", b"c"]
+
+
+def test_refusals_have_1xs_text_and_jtas_code(frames):
+    text = "Local transaction 'TX:s:1' has not been started."
+    assert frames.tx("TX:s:1", "COMMIT_ONE_PHASE") == (REFUSED, text, None)
+    frame = frames.send("TX:s:1", "t", 0, b"a")
+    assert (frame.code, frame.remark) == (REFUSED, text)
+    text = f"XA transaction '{XID}' has not been started."
+    assert frames.tx(XID, "ROLLBACK") == (REFUSED, f"XAException:code=-4,msg={text}", "-4")
+    frame = frames.send(XID, "t", 0, b"a")
+    assert (frame.code, frame.remark, frame.ext) == (REFUSED, text, {"xaCode": "-4"})
+
+
+def test_wrong_messages_are_refused_one_by_one(harness, frames):
+    frames.tx("TX:s:1", "BEGIN")
+    assert frames.send("TX:s:1", "t", 0, b"a", 5).code == ResponseCode.MESSAGE_ILLEGAL
+    assert frames.send("TX:s:1", "t", -1, b"a").code == REFUSED
+    assert frames.send("TX:s:1", "t", 7, b"a").code == ResponseCode.TOPIC_NOT_EXIST
+    request, payload = batch("TX:s:1", "t", 0, [b"abc", b"def"])
+    assert frames(RequestCode.SEND_BATCH, request, payload[:-1] + b"X").code == ResponseCode.MESSAGE_ILLEGAL
+    assert frames(RequestCode.SEND_BATCH, request, payload + b"X").code == ResponseCode.MESSAGE_ILLEGAL
+    assert frames.tx("TX:s:1", "COMMIT_ONE_PHASE") == OK
+    assert list(harness.store.logs()) == [] or bodies(harness, "t", 0) == []
+
+
+def test_a_one_way_message_is_taken_without_an_answer(harness, frames):
+    frames.tx("TX:s:1", "BEGIN")
+    assert frames.send("TX:s:1", "t", 0, b"a", flag=ONE_WAY) is None
+    frames.tx("TX:s:1", "COMMIT_ONE_PHASE")
+    assert bodies(harness, "t", 0) == [b"a"]
+
+
+def test_text_and_frames_of_one_connection_share_its_transactions(harness, frames):
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    frames.peer.send(tx_put("TX:s:1", "t", 0, b"a"))
+    (answer,) = frames.peer.answers()
+    assert answer.code == 200
+    assert frames.tx("TX:s:1", "COMMIT_ONE_PHASE") == OK
+    assert bodies(harness, "t", 0) == [b"a"]
+
+
+def test_two_phases_and_recover(harness, frames):
+    assert frames.tx(XID, "BEGIN", timeout_seconds=5, qualifier="host") == OK
+    frames.send(XID, "t", 0, b"a")
+    assert frames.tx(XID, "PREPARE") == (ResponseCode.SUCCESS, "0", None)
+    assert frames.tx(None, "RECOVER", qualifier="host")[1] == XID
+    assert frames.tx(None, "RECOVER", qualifier="other")[1] == ""
+    assert frames.tx(None, "RECOVER")[1] == XID
+    assert frames.tx(XID, "COMMIT_TWO_PHASE") == OK
+    assert bodies(harness, "t", 0) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "ext", [{}, {"type": "COMMIT"}, {"type": "BEGIN", "txKey": "X:1"}, {"type": "BEGIN", "timeoutSeconds": "-1"}]
+)
+def test_what_cannot_be_read_is_illegal(frames, ext):
+    assert frames(RequestCode.TRANSACTION, ext).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def prepare(frames, *keys):
+    for key in keys:
+        frames.tx(key, "BEGIN")
+        frames.send(key, "t", 0, key.encode())
+        assert frames.tx(key, "PREPARE")[1] == "0"
+
+
+def test_prepared_transactions_are_listed_with_figures(harness, frames):
+    prepare(frames, XID)
+    frames.tx("XID:1:::q", "BEGIN")
+    (listed,) = frames.prepared()
+    expected = {"key": XID, "messages": 1, "bytes": 20 + len(XID), "topics": ["t"], "state": "prepared"}
+    assert listed == expected | {"prepared_at_ms": harness.broker.now_ms()}
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "word", "seen"),
+    [("commit", 7, "committed", True), ("rollback", 6, "rolled back", False), ("complete", 8, "completed", False)],
+)
+def test_an_operators_decision_is_what_the_coordinator_is_told_until_it_forgets(tmp_path, action, code, word, seen):
+    harness = Harness(tmp_path)
+    frames = Frames(harness)
+    prepare(frames, XID)
+    assert frames.complete(XID, action) == (ResponseCode.SUCCESS, "")
+    told = f"XAException:code={code},msg=XA transaction '{XID}' has been heuristically {word}."
+    for _ in range(2):
+        assert bodies(harness, "t", 0) == ([XID.encode()] if seen else [])
+        for verb in ("COMMIT_TWO_PHASE", "ROLLBACK", "PREPARE", "BEGIN"):
+            assert frames.tx(XID, verb) == (REFUSED, told, str(code))
+        assert frames.send(XID, "t", 0, b"x").remark == told.partition("msg=")[2]
+        assert frames.complete(XID, "commit") == (REFUSED, told)
+        assert frames.tx(None, "RECOVER")[1] == XID
+        assert [(each["key"], each["state"]) for each in frames.prepared()] == [(XID, f"heuristic_{action}")]
+        harness.broker.transactions.close()  # it is told after a restart, too
+        harness.store.close()
+        harness = Harness(tmp_path)
+        frames = Frames(harness)
+    assert frames.tx(XID, "FORGET") == OK
+    assert frames.tx(XID, "COMMIT_TWO_PHASE")[2] == "-4"
+    assert frames.prepared() == []
+    harness.threads.run()
+    harness.broker.transactions.close()
+    harness.store.close()
+
+
+def test_an_operator_may_forget_in_the_coordinators_place_but_not_what_is_open(frames):
+    prepare(frames, XID)
+    assert frames.complete(XID, "forget")[0] == REFUSED
+    assert frames.complete(XID, "rollback")[0] == ResponseCode.SUCCESS
+    assert frames.complete(XID, "forget")[0] == ResponseCode.SUCCESS
+    assert frames.complete(XID, "forget")[0] == REFUSED
+
+
+def test_only_what_is_prepared_can_be_decided(frames):
+    assert frames.complete(XID, "commit")[0] == REFUSED
+    frames.tx(XID, "BEGIN")
+    assert "-6" in frames.complete(XID, "commit")[1]
+    frame = frames(RequestCode.COMPLETE_TRANSACTION, {"txKey": XID, "action": "undo"})
+    assert frame.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_operators_requests_come_from_the_brokers_machine(harness):
+    peer = harness.connect("192.0.2.7")
+    for code in (RequestCode.PREPARED_TRANSACTIONS, RequestCode.COMPLETE_TRANSACTION):
+        assert peer.ask_frame(encode_frame(code, 1, {})).code == ResponseCode.NO_PERMISSION
+
+
+def test_a_decision_that_was_noted_but_not_done_is_done_at_the_next_start(tmp_path):
+    harness = Harness(tmp_path)
+    frames = Frames(harness)
+    prepare(frames, XID)
+    request = CompleteTransactionRequest(XID, "commit").to_ext()
+    frames.peer.send(encode_frame(RequestCode.COMPLETE_TRANSACTION, 1, request))
+    function, _ = harness.threads.waiting.pop(0)
+    function()  # the note is on the disk; then the broker is killed
+    harness.store.close()
+    again = Harness(tmp_path)
+    again.threads.run()
+    assert bodies(again, "t", 0) == [XID.encode()]
+    assert "has been heuristically committed" in Asker(again).refused(tx(XID, "COMMIT_TWO_PHASE"))
+    again.broker.transactions.close()
+    again.store.close()
