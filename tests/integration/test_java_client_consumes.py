@@ -7,14 +7,16 @@ import time
 import pytest
 
 from bench.processes import ProcessFailed
+from bench.server_ini import Topics
 from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Side, decoded
 
-PARTITIONED = dict.fromkeys(["filtered", "many-1", "many-2", "many-3", "shared", "hashed", "broadcast"], 4)
-TOPICS = PARTITIONED | dict.fromkeys(
-    ["late", "always", "undone", "thrown", "dropped", "recovered", "acked", "pooled", "resumed", "small"], 1
-)
+PARTITIONED = ["filtered", "many-1", "many-2", "many-3", "shared", "hashed", "broadcast"]
+SINGLE = ["late", "always", "undone", "thrown", "dropped", "recovered", "acked", "pooled", "resumed", "small", "rolled"]
+EXPIRING = {"numPartitions": 1, "deletePolicy": "delete,1s", "deleteWhen": "* * * * * ?"}
+TOPICS: Topics = {**dict.fromkeys(PARTITIONED, 4), **dict.fromkeys(SINGLE, 1), "expired": EXPIRING}
+SYSTEM = {"maxSegmentSize": 4096}
 FAST = {"max_delay": 100}
 
 
@@ -216,3 +218,35 @@ def test_a_topic_is_subscribed_once_by_a_group_in_a_factory(side: Side) -> None:
     with pytest.raises(ProcessFailed, match="has been subscribered by group once"):
         side.app.subscribe("twice", "many-1", group="once")
     side.app.unsubscribe("once")
+
+
+def test_a_log_of_many_segments_is_read_to_its_end(side: Side) -> None:
+    results = side.app.call("send_callback", side.app.producer("rolling", "rolled"), "rolled", 1000)["results"]
+    assert all(result["success"] for result in results)
+    assert len(list((side.broker.data / "rolled-0").glob("*.meta"))) > 2
+    side.app.subscribe("rolled", "rolled", **FAST)
+    received = list(map(int, side.app.payloads("rolled", 1000)))
+    assert sorted(received) == list(range(1000))
+    if not side.is_java:  # 1.x appends pipelined puts in any order
+        assert received == sorted(received)
+    side.app.unsubscribe("rolled")
+
+
+def test_a_consumer_in_front_of_what_is_kept_goes_on_with_the_first_message_there(side: Side) -> None:
+    sender = side.app.producer("expiring", "expired")
+    results = side.app.send_all(sender, "expired", *[b"%03d" % number + bytes(500) for number in range(30)])
+    starts = {result["offset"]: number for number, result in enumerate(results)}
+
+    def segments() -> list[int]:
+        return sorted(int(path.stem) for path in (side.broker.data / "expired-0").glob("*.meta"))
+
+    eventually(lambda: len(segments()) == 1, 20, "the deletion of all segments but the last")
+    (start,) = segments()
+    first = starts.get(start, len(results))
+    assert first > 0
+    side.app.send_all(sender, "expired", b"new")
+    assert side.app.call("browse", "expired", 4096)["messages"] == []  # 1.x's browser takes that for the end
+    side.app.subscribe("expired", "expired", **FAST)
+    received = side.app.payloads("expired", len(results) - first + 1)
+    assert received == [b"%03d" % number + bytes(500) for number in range(first, len(results))] + [b"new"]
+    side.app.unsubscribe("expired")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import pytest
 
-from bench.processes import Server
+from bench.processes import ProcessFailed, Server
 from metaq.protocol.limits import MAX_BODY_BYTES
 from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Broker, Fields, Side
 
-TOPICS = {"stopped": 1, "killed": 1, "ordered": 1, "big": 1, "huge": 1}
+TOPICS = {"stopped": 1, "killed": 1, "ordered": 1, "big": 1, "huge": 1, "stalled": 1}
 NO_PARTITION = "There is no aviable partition for topic"
 NOT_CONNECTED = "无可用连接"
 UNANSWERED = "等待响应超时"
@@ -95,6 +96,25 @@ def stop(side: Side) -> None:
     """Stop the broker cleanly; return when the application knows."""
     side.broker.close()
     eventually(lambda: side.app.call("partitions", "ordered")["partitions"] == [], 20, "no partitions")
+
+
+def test_a_broker_that_does_not_answer_is_a_timeout_and_a_late_answer_disturbs_nobody(side: Side) -> None:
+    sender = side.app.producer("patient", "stalled")
+    side.app.send_all(sender, "stalled", b"before")
+    side.broker.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ProcessFailed, match="Send message timeout in 3000 mills"):
+            side.app.send(sender, "stalled", b"late")
+    finally:
+        side.broker.process.send_signal(signal.SIGCONT)
+    results = side.app.send_all(sender, "stalled", b"after", b"more")
+    assert len({result["id"] for result in results}) == 2
+    side.app.subscribe("stalled", "stalled", max_delay=100)
+    received = side.app.payloads("stalled", 4)
+    if side.is_java:  # 1.x may append in another order than that of the requests
+        received.sort(key=[b"before", b"late", b"after", b"more"].index)
+    assert received == [b"before", b"late", b"after", b"more"]
+    side.app.unsubscribe("stalled")
 
 
 def test_messages_up_to_what_one_answer_holds_are_delivered(side: Side) -> None:
