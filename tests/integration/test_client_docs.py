@@ -18,11 +18,13 @@ def test_the_page_has_examples():
 @pytest.fixture(scope="module")
 def cluster(zookeeper, tmp_path_factory):
     connect = f"{zookeeper.connect_string}/docs"
-    with running_brokers(connect, tmp_path_factory.mktemp("docs"), {"trades": 2}):
-        yield connect
+    with running_brokers(connect, tmp_path_factory.mktemp("docs"), {"trades": 2}) as brokers:
+        yield {"localhost:2181": connect, "broker-1:8123": f"127.0.0.1:{brokers.running[0].port}"}
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_runs(cluster, number, capsys):
-    source = EXAMPLES[number].replace("localhost:2181", cluster)
+def test_an_example_runs(cluster, number, capsys, tmp_path):
+    source = EXAMPLES[number]
+    for shown, real in (*cluster.items(), ("/var/lib/app", str(tmp_path))):
+        source = source.replace(shown, real)
     exec(compile(source, f"docs/client.md, example {number + 1}", "exec"), {})
