@@ -1,0 +1,72 @@
+"""A directory with a transaction log goes from the Java broker (1.4.6.2) to ours and back; nothing in it is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.javapeer import JavaBroker
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.transactions.redo import read_redo
+from metaq.coordination.session import ZkSession
+from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.java_peers import require_java
+from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+
+PREPARED = [f"XID:4660:0{number}:0b:host" for number in range(4)]
+COMMITTED = "XID:4660:ff:0b:host"
+READABLE_AT_ONCE = {"unflushThreshold": 1}
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    require_java()
+
+
+def java(directory: Path, chroot: str, data: Path) -> JavaBroker:
+    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
+        pass
+    directory.mkdir(exist_ok=True)
+    return JavaBroker(directory, chroot, {"t": 2, "u": 1}, {**READABLE_AT_ONCE, "dataPath": data})
+
+
+def prepare(connection: Connection, *keys: str) -> None:
+    for key in keys:
+        ok(connection, tx(key, "BEGIN"), tx_put(key, "t", 0, f"{key} a".encode()), tx_put(key, "u", 0, key.encode()))
+        assert ok(connection, tx(key, "PREPARE")) == "0"
+
+
+def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_there(
+    chroot: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    with java(tmp_path / "java", chroot, data) as broker, Connection(broker.port) as connection:
+        ok(connection, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"local"), tx("TX:s:1", "COMMIT_ONE_PHASE"))
+        prepare(connection, PREPARED[0], COMMITTED, PREPARED[1])
+        ok(connection, tx(COMMITTED, "COMMIT_TWO_PHASE"))
+        ok(connection, tx("TX:s:2", "BEGIN"), tx_put("TX:s:2", "t", 0, b"never committed"))
+        broker.kill()
+    before = [b"local", f"{COMMITTED} a".encode()]
+    ini = server_ini(data, {"t": "numPartitions=2", "u": "numPartitions=1"}, unflush_threshold=1)
+    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+        assert bodies(connection, "t", 0) == before
+        assert recover(connection) == PREPARED[:2]
+        ok(connection, tx(PREPARED[0], "COMMIT_TWO_PHASE"))
+        prepare(connection, PREPARED[2])
+        ok(connection, tx("TX:s:3", "BEGIN"), tx_put("TX:s:3", "t", 0, b"ours"), tx("TX:s:3", "COMMIT_ONE_PHASE"))
+        prepare(connection, PREPARED[3])
+        assert ours.stop() == 0
+    before += [f"{PREPARED[0]} a".encode(), b"ours"]
+    contents = read_redo(REAL_FILES, str(data / "transactions" / "redo.1"))
+    assert contents.problem is None
+    with java(tmp_path / "java2", f"{chroot}-2", data) as broker, Connection(broker.port) as connection:
+        assert bodies(connection, "t", 0) == before
+        assert sorted(recover(connection)) == PREPARED[1:]
+        ok(connection, tx(PREPARED[2], "ROLLBACK"), tx(PREPARED[3], "COMMIT_TWO_PHASE"))
+    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+        assert recover(connection) == [PREPARED[1]]
+        ok(connection, tx(PREPARED[1], "COMMIT_TWO_PHASE"))
+        after = bodies(connection, "t", 0)
+        assert sorted(after) == sorted([*before, f"{PREPARED[3]} a".encode(), f"{PREPARED[1]} a".encode()])
+        assert ours.stop() == 0

@@ -1,0 +1,112 @@
+"""Transactions of a real broker that is killed: between prepare and commit, and at any moment of a load of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+
+TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
+XID = "XID:4660:0a0b:0c:host"
+ROUNDS = 6
+PRODUCERS = 4
+
+
+def test_a_prepared_transaction_survives_kill_9_and_is_committed_afterwards(tmp_path: Path) -> None:
+    ini = server_ini(tmp_path / "data", TOPICS, system=f"dataLogPath={tmp_path / 'log'}")
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        ok(connection, tx(XID, "BEGIN", 60, "host"), tx_put(XID, "safe", 0, b"one"), tx_put(XID, "fast", 1, b"two"))
+        ok(connection, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "safe", 0, b"never prepared"))
+        assert ok(connection, tx(XID, "PREPARE", "host")) == "0"
+        broker.kill()
+    assert (tmp_path / "log" / "transactions" / "redo.1").exists()
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        assert recover(connection) == [XID]
+        assert bodies(connection, "safe", 0) == []
+        broker.kill()  # again, with nothing decided
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        assert recover(connection) == [XID]
+        assert ok(connection, tx(XID, "COMMIT_TWO_PHASE", "host")) == ""
+        broker.kill()
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
+        assert recover(connection) == []
+        assert connection.ask(tx(XID, "COMMIT_TWO_PHASE")).text.startswith("XAException:code=-4,")
+        assert broker.stop() == 0
+
+
+class Producer(threading.Thread):
+    """Two messages in each of two partitions per transaction, one after the other until the broker is gone."""
+
+    def __init__(self, broker: RunningBroker, number: int, round_number: int) -> None:
+        super().__init__()
+        self.name_ = f"{round_number}.{number}"
+        self.connection: Connection = broker.connect()
+        self.committed: list[str] = []
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            count = 0
+            while True:
+                self.send(f"{self.name_}.{count}", count)
+                count += 1
+        except ConnectionError:
+            pass  # the broker was killed: that is the point
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.connection.close()
+
+    def send(self, name: str, count: int) -> None:
+        key = f"TX:{self.name_}:{count}" if count % 2 else f"XID:1:{count:06x}:{self.name_.encode().hex()}:host"
+        ok(self.connection, tx(key, "BEGIN"))
+        for part in range(2):
+            for topic, partition in (("safe", 0), ("fast", 1)):
+                ok(self.connection, tx_put(key, topic, partition, f"{name} {part}".encode()))
+        if count % 2:
+            ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
+        else:
+            ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
+        self.committed.append(name)
+
+
+def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_killed_again_and_again(
+    tmp_path: Path,
+) -> None:
+    ini = server_ini(tmp_path / "data", TOPICS)
+    committed: set[str] = set()
+    for number in range(ROUNDS + 1):
+        with RunningBroker(tmp_path, ini) as broker:
+            with broker.connect() as connection:
+                for key in recover(connection):
+                    ok(connection, tx(key, "ROLLBACK"))
+                verify(connection, committed)
+            if number == ROUNDS:
+                assert broker.stop() == 0
+                break
+            producers = [Producer(broker, each, number) for each in range(PRODUCERS)]
+            for producer in producers:
+                producer.start()
+            time.sleep(0.4)  # the load; nothing is waited for
+            broker.kill()
+            for producer in producers:
+                producer.join(20)
+                assert producer.failure is None
+                committed.update(producer.committed)
+    assert len(committed) > ROUNDS
+
+
+def verify(connection: Connection, committed: set[str]) -> None:
+    found = [bodies(connection, "safe", 0), bodies(connection, "fast", 1)]
+    for each in found:
+        assert len(each) == len(set(each)), "a message is there twice"
+        names = [body.decode().rpartition(" ")[0] for body in each]
+        assert names[::2] == names[1::2], "a transaction's messages are torn apart"
+        assert [body[-2:] for body in each] == [b" 0", b" 1"] * (len(each) // 2)
+        lost = committed - set(names)
+        assert not lost, f"{len(lost)} acknowledged transactions are lost"
+    assert set(found[0]) == set(found[1]), "a transaction is in one partition only"

@@ -1,0 +1,46 @@
+"""The text requests of transactions, and what a partition holds, for tests on real brokers of either kind."""
+
+from __future__ import annotations
+
+from metaq.protocol.record import checksum, iter_headers
+from metaq.protocol.text import Value, encode_get
+from tests.broker_process import Connection
+
+__all__ = ["bodies", "ok", "recover", "tx", "tx_put"]
+
+
+def tx(key: str, verb: str, *optional: object) -> bytes:
+    """A `transaction` line."""
+    return " ".join(["transaction", key, "s", verb, *map(str, optional), "1\r\n"]).encode()
+
+
+def tx_put(key: str, topic: str, partition: int, body: bytes) -> bytes:
+    """A `put` in a transaction."""
+    return f"put {topic} {partition} {len(body)} 0 {checksum(body)} {key} 1\r\n".encode() + body
+
+
+def ok(connection: Connection, *requests: bytes) -> str:
+    """Send one after the other; the last one's text. All must be answered 200."""
+    for data in requests:
+        answer = connection.ask(data)
+        assert answer.code == 200, answer.text
+    return str(answer.text)
+
+
+def recover(connection: Connection) -> list[str]:
+    """Keys of the prepared transactions."""
+    text = ok(connection, tx("null", "RECOVER"))
+    return text.split("\r\n") if text else []
+
+
+def bodies(connection: Connection, topic: str, partition: int) -> list[bytes]:
+    """All readable messages of a partition; every checksum is verified."""
+    found: list[bytes] = []
+    offset = 0
+    while isinstance(answer := connection.ask(encode_get(topic, "g", partition, offset, 1 << 20, 1)), Value):
+        for header in iter_headers(answer.data):
+            body = bytes(answer.data[header.end - header.length : header.end])
+            assert checksum(body) == header.checksum
+            found.append(body)
+        offset += len(answer.data)
+    return found
