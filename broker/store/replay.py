@@ -28,8 +28,8 @@ _FOREVER = 1 << 63
 def replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry]) -> int:
     """Continue the segments of a partition directory by the journal's entries; the bytes that were added.
 
-    entries: of this partition, in offset order. A directory without a segment gets one at the first entry. Nothing is
-    synced. Raises StoreError.
+    entries: of this partition, in offset order. A directory without a segment gets one at the first entry. What
+    was added is synced. Raises StoreError.
     """
     try:
         files.make_directory(directory)
@@ -67,6 +67,8 @@ def _continue_segment(files: Files, file: SegmentFile, limit: int, entries: Sequ
                     break
                 write_all(files, fd, (rest,), end - file.first_offset)
                 end = entry.end
+        if end > file.first_offset + good:
+            files.fdatasync(fd)
     finally:
         files.close(fd)
     return end - file.first_offset - good

@@ -27,6 +27,9 @@ __all__ = ["RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
 
+_SYNCED_ONE_BY_ONE = 64
+"""Recovered segments above which the whole file system is synced in one call, with what others wrote to it."""
+
 _MAX_BACKGROUND_JOBS = 16
 """Timer-driven syncs under way at once; each keeps a descriptor open and a worker thread busy."""
 
@@ -128,8 +131,7 @@ class Store:
             self._report(recovered.report)
             log = self._add(entry.topic, entry.partition, entry.path, recovered)
             self._unindexed += [(log, segment) for segment in recovered.unindexed]
-        if journal_paths or any(log.waits and log.dirty for log in self._logs.values()):
-            self._sync_all()
+        self._sync_recovered(journaled=bool(journal_paths))
         for path in journal_paths:
             self.files.unlink(path)
         if journal_paths:
@@ -146,15 +148,35 @@ class Store:
         data_path = os.path.realpath(self._data_path_for(topic))
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
-    def _sync_all(self) -> None:
-        """With group commit readers may only see what cannot be lost: one call for all partitions."""
+    def _sync_recovered(self, *, journaled: bool) -> None:
+        """Wait until what was found is on the disk where readers may only see what cannot be lost.
+
+        journaled: there is a journal to be dropped, which may have made any partition's puts safe.
+        """
+        logs = [log for log in self._logs.values() if journaled or log.waits]
+        segments = [
+            segment
+            for log in logs
+            for segment in log.segments
+            if segment.synced < segment.end or (journaled and segment.index is None)
+        ]
         try:
-            for path in self.data_paths:
-                self.files.sync_filesystem(path)
+            if len(segments) > _SYNCED_ONE_BY_ONE:
+                for path in self.data_paths:
+                    self.files.sync_filesystem(path)
+            else:
+                self._sync_segments(segments)
         except OSError as error:
-            raise StoreError(f"{path} cannot be synced: {error}") from error
-        for log in self._logs.values():
+            raise StoreError(f"what was recovered cannot be synced: {error}") from error
+        for log in logs:
             log.mark_synced()
+
+    def _sync_segments(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self.files.fdatasync(segment.data.use())
+        directories = [os.path.dirname(segment.path) for segment in segments]
+        for path in dict.fromkeys((*directories, *map(os.path.dirname, directories))):
+            self.files.fsync_directory(path)
 
     def close(self) -> None:
         """Sync everything on this thread, waiting for the disk, answer all who wait, unlock. May be called twice."""

@@ -95,7 +95,7 @@ def test_ten_thousand_hostile_inputs_leave_the_broker_serving_and_no_larger(tmp_
             assert "internal error" not in broker.errors.read_text()
             assert "Traceback" not in broker.errors.read_text()
         partitions = {path.name for path in (tmp_path / "data").iterdir() if path.is_dir()}
-        assert partitions <= {f"{topic}-{partition}" for topic in topics for partition in range(3)}
+        assert partitions <= {f"{topic}-{partition}" for topic in topics for partition in range(3)} | {"transactions"}
         assert {path.name for path in tmp_path.iterdir()} == {"data", "server.ini", "stderr.log"}
         assert broker.stop() == 0
 

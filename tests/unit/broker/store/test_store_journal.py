@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.broker.store import store
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal import JOURNAL_DIRECTORY, read_journal
@@ -201,6 +202,30 @@ def test_an_entry_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     assert list(read_journal(files, puts.harness.path)[0]) == list(whole)[:-1]
+
+
+def test_many_recovered_partitions_are_synced_in_one_call(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_SYNCED_ONE_BY_ONE", PARTITIONS - 1)
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.harness.kill()
+    puts.check()
+    assert puts.harness.files.calls["sync_filesystem"] == 1
+    assert puts.harness.files.calls["fdatasync"] == 0
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_a_rolled_segment_that_only_the_journal_made_safe_is_synced_before_the_journal_goes(puts: Puts) -> None:
+    puts.harness.max_segment_size = 20
+    puts.round("a" * 20)
+    puts.harness.threads.run_one()
+    puts.harness.threads._calls.rotate(1)  # the journal first, before the checkpoints of the rolled segments
+    puts.harness.threads.run_one()
+    assert all(len(each) == 1 for each in puts.acknowledged.values())
+    puts.harness.kill()
+    puts.harness.lose_power()
+    puts.check()
 
 
 def test_what_another_broker_has_written_meanwhile_is_never_overwritten(puts: Puts) -> None:

@@ -333,7 +333,7 @@ def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness: StoreH
     harness.group_commit = True
     harness.append(*THREE)
     log = harness.kill()
-    assert harness.files.calls["sync_filesystem"] == 1
+    assert harness.files.calls["fdatasync"] == 1
     assert log.visible_end == SIZE
     harness.lose_power()
     assert harness.bodies() == THREE
