@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.soak.history import read_journal
 from tests.soak.members import Group, JavaConsumer
-from tests.soak.places import Place
+from tests.soak.places import Kind, Place
 
 TOPIC, PARTITIONS = "t", 3
 SEGMENT_BYTES = 2048
@@ -35,9 +35,10 @@ Log = dict[tuple[str, int], bytes]
 class Scene:
     """A place with a topic, the group "readers" of one Java consumer, and what must be in the log."""
 
-    def __init__(self, chroot: str, directory: Path) -> None:
+    def __init__(self, chroot: str, directory: Path, partitions: int) -> None:
         self.chroot = chroot
-        self.place = Place(directory / "broker", chroot, {TOPIC: PARTITIONS}, system=SYSTEM)
+        self.place = Place(directory / "broker", chroot, {TOPIC: partitions}, system=SYSTEM)
+        self._partitions = partitions
         self.log: Log = {}
         self._group = Group(chroot, "readers", TOPIC, directory / "group")
         self._reader = JavaConsumer(self._group, "reader")
@@ -46,9 +47,15 @@ class Scene:
         """`each` messages to every partition; the log has them where the broker says."""
         with Producer(self.chroot) as producer:
             for number in range(each):
-                for partition in range(PARTITIONS):
-                    payload = f"{prefix}-{partition}-{'x' * 50} {number}".encode()
-                    result = producer.send(TOPIC, payload, partition=TopicPartition(TOPIC, 0, partition))
+                payloads = [
+                    f"{prefix}-{partition}-{'x' * 50} {number}".encode() for partition in range(self._partitions)
+                ]
+                sent = [  # together, so that the broker has all partitions to sync at once
+                    producer.send_async(TOPIC, payload, partition=TopicPartition(TOPIC, 0, partition))
+                    for partition, payload in enumerate(payloads)
+                ]
+                for payload, future in zip(payloads, sent, strict=True):
+                    result = future.result(20)
                     self.log[str(result.partition), result.offset] = payload
 
     def read(self) -> Log:
@@ -118,11 +125,12 @@ class Coordinator:
 
 
 @pytest.fixture
-def scene(chroot: str, tmp_path: Path) -> Iterator[Scene]:
+def scene(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Scene]:
+    """With PARTITIONS partitions, or as many as the test's parameter says."""
     require_java()
     with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
         pass
-    scene = Scene(chroot, tmp_path)
+    scene = Scene(chroot, tmp_path, getattr(request, "param", PARTITIONS))
     yield scene
     scene.place.kill()
 
@@ -199,6 +207,17 @@ def test_a_prepared_transaction_is_finished_by_the_broker_that_takes_over(scene:
     second.roll_back()
     scene.send("back", 1)
     assert scene.read() == scene.log
+
+
+@pytest.mark.parametrize("scene", [12], indirect=True)  # many, so that ours uses its journal
+def test_nothing_is_lost_when_each_kind_of_broker_is_killed_in_turn(scene: Scene) -> None:
+    kinds: Sequence[Kind] = ("ours", "java", "ours", "java", "ours")
+    for turn, kind in enumerate(kinds):
+        scene.place.start(kind)
+        scene.send(f"turn-{turn}", 7)
+        assert scene.read() == scene.log
+        scene.place.kill()
+    assert list((scene.place.data / "metaqjournal").glob("*.journal"))
 
 
 def is_in(where: tuple[str, int], segments: list[Path]) -> bool:

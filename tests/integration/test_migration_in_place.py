@@ -17,8 +17,14 @@ SENDS = 300
 SETTINGS = {"maxSegmentSize": 8192}
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
-@pytest.mark.parametrize(("before", "after"), [("java", "ours"), ("ours", "java")])
+@pytest.mark.parametrize(
+    ("before", "after", "crash"),
+    [
+        pytest.param("java", "ours", False, id="there"),
+        pytest.param("java", "ours", True, id="there-after-a-kill"),
+        pytest.param("ours", "java", False, id="back"),
+    ],
+)
 def test_the_other_broker_takes_over_below_running_java_clients(
     before: Kind, after: Kind, crash: bool, chroot: str, tmp_path: Path
 ) -> None:
