@@ -277,7 +277,7 @@ class Producer:
                 self._undelivered.stop_sending(timeout)
             self._outbox.flush(deadline)
         finally:
-            self._closing = True
+            self._closing = self._transactional.closed = True
             for outgoing in self._outbox.close():
                 self._give_up(outgoing, _Closed("the producer was closed before this message could be sent"))
             self._timers.close()

@@ -41,7 +41,9 @@ class Router:
         topic = outgoing.topic
         if outgoing.fixed is not None:
             return self._check_fixed(outgoing.fixed, topic)
-        view = self._view(topic)
+        view = self._metadata.view(topic)
+        if not view.partitions:
+            view = self._view(topic)
         partitions = view.partitions
         if not partitions:
             raise NoPartition(
@@ -54,8 +56,14 @@ class Router:
             partitions = self._usable(view)
         return self._select(topic, partitions, outgoing.message)
 
-    def route_on(self, broker: int, outgoing: Outgoing) -> TopicPartition:
-        """As `route`, with the partitions of one broker only. Raises NoPartition."""
+    def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
+        """As `route`, on the transaction's broker only; None: it has none yet. Raises NoPartition."""
+        chosen = self.route(outgoing) if broker is None else self._route_on(broker, outgoing)
+        if chosen.partition == UNKNOWN:
+            raise _unknown_partitions(chosen.topic, "a transaction needs")
+        return chosen
+
+    def _route_on(self, broker: int, outgoing: Outgoing) -> TopicPartition:
         if outgoing.fixed is not None:
             fixed = self._check_fixed(outgoing.fixed, outgoing.topic)
             if fixed.broker != broker:
@@ -81,10 +89,7 @@ class Router:
 
     def _by_key(self, key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
         if partitions[0].partition == UNKNOWN:
-            raise NoPartition(
-                f"without ZooKeeper nobody knows the partitions of topic {partitions[0].topic!r} that a key chooses "
-                "from: name their number in Producer.direct(partitions={...})"
-            )
+            raise _unknown_partitions(partitions[0].topic, "a key chooses from")
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
@@ -123,3 +128,10 @@ class Router:
             if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
         )
         return usable or view.partitions
+
+
+def _unknown_partitions(topic: str, what_for: str) -> NoPartition:
+    return NoPartition(
+        f"without ZooKeeper nobody knows the partitions of topic {topic!r} that {what_for}: name their number in "
+        "Producer.direct(partitions={...})"
+    )

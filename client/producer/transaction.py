@@ -117,7 +117,7 @@ class Transaction(TransactionSends):
             if self._usable() is None:
                 partition = self._begin(outgoing)
             else:
-                partition = self._calls.router.route_on(self._broker, outgoing)
+                partition = self._calls.router.route_in_transaction(outgoing, self._broker)
             connection = self._connection
             assert connection is not None
             self._state = _State.FAILED  # whatever goes wrong now
@@ -143,7 +143,7 @@ class Transaction(TransactionSends):
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
         while True:
-            partition = calls.router.route(outgoing)
+            partition = calls.router.route_in_transaction(outgoing, None)
             try:
                 connection = calls.connect(partition.topic, partition.broker, outgoing.deadline - calls.clock())
                 calls.verb(

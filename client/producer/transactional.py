@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from metaq.coordination.local_address import local_address
-from metaq.protocol.errors import BrokerUnavailable, NoPartition, RemoteProtocolError, RequestRefused
+from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer, encode_attributes
@@ -56,6 +56,7 @@ class Transactional:
         self.clock = clock
         # the process id beside 1.x's counter, so that two processes cannot share a name
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
+        self.closed = False
         self._pool = pool
         self._numbers = itertools.count(1)
 
@@ -64,7 +65,12 @@ class Transactional:
         return f"TX:{self.session}:{next(self._numbers)}"
 
     def connect(self, topic: str, broker: int, timeout: float) -> Connection:
-        """The connection to `broker` (seen through the view of `topic`). Raises NoPartition, BrokerUnavailable."""
+        """The connection to `broker` (seen through the view of `topic`).
+
+        Raises NoPartition, BrokerUnavailable, ClientError (the producer is closed).
+        """
+        if self.closed:
+            raise ClientError("this producer is closed")
         endpoint = self.metadata.view(topic).endpoints.get(broker)
         if endpoint is None:
             raise NoPartition(f"broker {broker} is not registered any more")

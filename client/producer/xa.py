@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import socket
@@ -30,6 +31,8 @@ from .outgoing import Outgoing
 from .transactional import Transactional, TransactionSends
 
 __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
+
+log = logging.getLogger(__name__)
 
 _MAX_ID_BYTES = 64
 """Of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
@@ -239,14 +242,19 @@ class XaBranch(TransactionSends):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
+        try:
+            self.end()
+        except XaError as failure:
+            if kind is None:
+                raise
+            log.warning("transaction %s could not be ended: %s", self._key, failure)  # the block's error tells more
 
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]:
         calls = self._calls
         with self._lock:
             if self._ended:
                 raise XaError(XaCode.XAER_PROTO, f"{self._key} was ended already")
-            partition = calls.router.route_on(self.broker, outgoing)
+            partition = calls.router.route_in_transaction(outgoing, self.broker)
             with _as_xa_errors(decides=False):
                 connection = calls.connect(partition.topic, self.broker, outgoing.deadline - calls.clock())
                 return calls.put(connection, self._key, partition, outgoing)

@@ -1,9 +1,12 @@
-"""What a local store took before its process was killed is there afterwards, in order, and the file is free again."""
+"""A local store belongs to one process; what it took before that was killed is there afterwards, in order."""
 
 import subprocess
 import sys
 
+import pytest
+
 from metaq.client.local_store import LocalMessageStore
+from metaq.protocol.errors import LocalStoreInUse
 
 WRITER = """
 import sys
@@ -26,6 +29,8 @@ def test_nothing_that_was_appended_is_lost_when_the_process_is_killed(tmp_path):
             assert writer.stdout is not None
             for _ in range(APPENDS):
                 writer.stdout.readline()
+            with pytest.raises(LocalStoreInUse):
+                LocalMessageStore(path)
             writer.kill()
             acknowledged = max(map(int, writer.stdout.read().split()), default=2 * APPENDS)
         with LocalMessageStore(path) as store:

@@ -37,6 +37,8 @@ def test_the_broker_chooses_the_partition_and_the_result_names_it(broker, protoc
             assert b"%d" % number in broker.bodies("t", result.partition.partition)
         with pytest.raises(NoPartition, match=r"Producer\.direct\(partitions"):
             producer.send("t", b"", key="k")
+        with pytest.raises(NoPartition, match="a transaction needs"):
+            producer.transaction().send("t", b"")
         with pytest.raises(InvalidName):
             producer.send("a/b", b"")
         with pytest.raises((TopicNotAccepted, RequestRefused)):

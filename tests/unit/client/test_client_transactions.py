@@ -260,3 +260,10 @@ def test_threads_may_send_in_one_transaction(broker, producer):
         for thread in threads:
             thread.join(30)
     assert sorted(everything(broker)) == sorted(b"%d" % n for n in range(4) for _ in range(10))
+
+
+def test_a_closed_producer_begins_nothing(broker, producer):
+    producer.close()
+    with pytest.raises(ClientError, match="closed"):
+        producer.transaction().send("t", b"")
+    assert broker.requests == []

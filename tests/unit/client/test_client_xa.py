@@ -262,3 +262,13 @@ def test_forget_is_passed_on(brokers, xa):
     xa.prepare(ONE)
     xa.forget(ONE)
     assert brokers[0].requests[-1] in ("Transaction", f"frame {int(RequestCode.TRANSACTION)}")
+
+
+def test_an_error_inside_a_branch_is_not_hidden_by_one_at_its_end(brokers, xa):
+    def fail():
+        with xa.start(ONE):
+            brokers[0].stop()
+            raise KeyError("why")
+
+    with pytest.raises(KeyError, match="why"):
+        fail()
