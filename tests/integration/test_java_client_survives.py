@@ -57,12 +57,9 @@ def test_an_application_goes_on_when_the_broker_is_back(
     assert len(received) > count
     seen = outcomes(results)
     assert (seen[0], seen[-1]) == ("sent", "sent")
-    failures = {result["reason"] for result in results if outcome(result) == "failed"}
-    if topic == "stopped":  # it says good-bye to ZooKeeper first: no put stays without answer
-        assert "no partition" in seen
-        assert failures <= {NOT_CONNECTED}
-    else:
-        assert failures <= {NOT_CONNECTED, UNANSWERED}
+    # a client that is slower than zk.zkSyncTimeMs still has puts under way when a cleanly stopped broker is gone
+    assert {result["reason"] for result in results if outcome(result) == "failed"} <= {NOT_CONNECTED, UNANSWERED}
+    assert topic == "killed" or "no partition" in seen
     acknowledged = [str(number).encode() for number, result in enumerate(results) if result["success"]]
     missing = set(acknowledged) - set(received)
     while missing and (more := side.app.payloads(topic, 1)):
@@ -127,9 +124,8 @@ def test_messages_up_to_what_one_answer_holds_are_delivered(side: Side) -> None:
 
 
 def test_larger_messages(side: Side) -> None:
-    """1.x takes any size and never delivers what does not fit into maxTransferSize; ours delivers, and has a limit."""
     if side.is_java:
-        return
+        pytest.skip("1.x takes any size and never delivers what does not fit into maxTransferSize")
     sender = side.app.producer("huge", "huge")
     side.app.send_all(sender, "huge", b"a" * (2 << 20), b"z")
     side.app.subscribe("huge", "huge", size=4 << 20, retries=100, max_delay=100)
