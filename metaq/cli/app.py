@@ -31,6 +31,7 @@ COMMANDS = {
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Close and open partitions; delete and move their directories.",
     "transactions": "List and decide prepared transactions.",
+    "check": "Report what is in a data directory, without changing it.",
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }

@@ -13,6 +13,7 @@ import click
 
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.journal import read_journal
 from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, RedoReader, numbered_files
 from metaq.protocol.errors import ConfigError, StoreError
 from metaq.protocol.limits import INT32_MAX
@@ -50,7 +51,14 @@ class DataDirectory:
             REAL_FILES.close(self._descriptor)
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
-        """The directories, all of which must be there; else StoreError."""
+        """The directories, all of which must be there, with nothing of them in the journal; else StoreError."""
+        journaled, _ = read_journal(REAL_FILES, str(self.path))
+        for name in (f"{topic}-{partition}" for partition in partitions):
+            if name in journaled:
+                raise StoreError(
+                    f"{self.path} has messages of {name} in its journal, which the next start would put back: "
+                    "start the broker and stop it by SIGTERM first"
+                )
         paths = [self.path / f"{topic}-{partition}" for partition in partitions]
         missing = [path for path in paths if not path.is_dir()]
         if missing:

@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.harness import StoreHarness
 from metaq.broker.transactions.commands import Operation, OperationType
 from metaq.broker.transactions.redo import Location, encode_locations, encode_operation_record
 from metaq.cli.app import run
+from metaq.protocol.record import checksum
 
 
 @pytest.fixture
@@ -95,3 +98,15 @@ def test_a_warning_names_partitions_that_a_start_would_write_again(data, capsys)
     warning = capsys.readouterr().err
     assert "commits to t-1:" in warning
     assert "u-0" not in warning
+
+
+def test_partitions_in_the_journal_of_a_killed_broker_stay(data, capsys):
+    harness = StoreHarness(data.parent / "killed")
+    harness.group_commit = True
+    for log in [harness.store.get_or_create("t", partition) for partition in range(4)]:
+        log.append(*encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, range(1, 2), 1))
+    harness.threads.run_all()
+    harness.files.kill()
+    assert partitions(data.parent / "killed", "delete", "3", "3", "--yes") == 1
+    assert "stop it by SIGTERM" in capsys.readouterr().err
+    assert (data.parent / "killed" / "t-3").is_dir()

@@ -1,0 +1,147 @@
+"""`metaq check`: what is in a data directory, written by the Java broker or by ours. Reads only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .inspection import DirectoryReport, Level, Options, inspect_directory
+from .options import json_option
+from .output import byte_size, console, print_json, print_table
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--fast", is_flag=True, help="Check only the end of each partition, as a start does.")
+@click.option(
+    "--log-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="dataLogPath, if the transaction log is not below DIR.",
+)
+@click.option(
+    "--max-transfer-size",
+    type=click.IntRange(1),
+    default=1 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="maxTransferSize of the brokers: larger records are told.",
+)
+@click.option(
+    "--java-processors",
+    type=click.IntRange(1),
+    help="Processors of the machine that a Java broker shall run on.  [default: those of this machine]",
+)
+@json_option
+def check(
+    directory: Path,
+    fast: bool,
+    log_dir: Path | None,
+    max_transfer_size: int,
+    java_processors: int | None,
+    as_json: bool,
+) -> int:
+    """Report what is in DIR, a broker's dataPath, and read every checksum. Changes nothing; exit code 1 for damage.
+
+    DIR may be in use; what its broker writes meanwhile is not judged.
+
+    \b
+    Example
+      metaq check /data/meta
+      metaq check /data/meta --fast --json
+    """
+    options = Options(fast, max_transfer_size)
+    if java_processors is not None:
+        options = Options(fast, max_transfer_size, java_processors)
+    with _progress() as (total, advance):
+        report = inspect_directory(directory, options, log_path=log_dir, total=total, advance=advance)
+    if as_json:
+        print_json(_as_json(report))
+    else:
+        _print(report)
+    return 1 if report.damaged else 0
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A bar on a terminal's stderr, nothing elsewhere: functions to call with all bytes, and with each step's."""
+    columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("")
+        yield (
+            lambda count: bar.update(task, total=count),
+            lambda count: bar.advance(task, count),
+        )
+
+
+def _as_json(report: DirectoryReport) -> dict[str, object]:
+    transactions = report.transactions
+    return {
+        "directory": report.path,
+        "in_use": report.in_use,
+        "damaged": report.damaged,
+        "partitions": [
+            {
+                **{name: value for name, value in asdict(each).items() if name not in ("findings", "bad")},
+                "bad": [{"start": bad.start, "end": bad.end, "kind": bad.kind.value} for bad in each.bad],
+            }
+            for each in report.partitions
+        ],
+        "journal": {name: value for name, value in asdict(report.journal).items() if name != "findings"},
+        "transactions": transactions
+        and {
+            **{name: value for name, value in asdict(transactions).items() if name not in ("findings", "pending")},
+            "pending": [asdict(each) for each in transactions.pending.values()],
+        },
+        "findings": [found._asdict() for found in report.all_findings],
+    }
+
+
+_USE = {True: "in use by a broker", False: "not in use", None: "perhaps in use: its lock cannot be read"}
+
+
+def _print(report: DirectoryReport) -> None:
+    click.echo(f"{report.path}: {len(report.partitions)} partitions, {_USE[report.in_use]}")
+    columns = ("PARTITION", "SEGMENTS", "FIRST", "END", "BYTES", "RECORDS", "CHECKED", "INDEX", "ARCHIVED")
+    print_table(
+        columns,
+        [
+            (
+                each.name,
+                each.segments,
+                each.first_offset,
+                each.end_offset,
+                each.bytes,
+                each.records,
+                each.checked_bytes,
+                ", ".join(f"{count} {state}" for state, count in each.index.items()),
+                each.archives,
+            )
+            for each in report.partitions
+        ],
+    )
+    _print_transactions(report)
+    for found in report.all_findings:
+        click.echo(f"{found.level}: {found.place}: {found.text}")
+    worst = sum(found.level is Level.DAMAGE for found in report.all_findings)
+    read = byte_size(sum(each.checked_bytes for each in report.partitions))
+    click.echo(f"{read} checked: {worst} damaged" if worst else f"{read} checked: nothing is damaged")
+
+
+def _print_transactions(report: DirectoryReport) -> None:
+    found = report.transactions
+    if found is None:
+        return
+    prepared = sum(each.prepared for each in found.pending.values())
+    click.echo(
+        f"transaction log: {len(found.files)} files, {sum(file.entries for file in found.files)} records, "
+        f"{found.committed} committed, {found.rolled_back} rolled back, {prepared} prepared, "
+        f"{len(found.pending) - prepared} open"
+    )

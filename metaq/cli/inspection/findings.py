@@ -1,0 +1,27 @@
+"""What an inspection has found, and how bad it is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["Finding", "Level"]
+
+
+class Level(StrEnum):
+    """Worst first."""
+
+    DAMAGE = "damage"
+    """Messages are lost or cannot be read, or a broker would not start."""
+    WARNING = "warning"
+    """A start changes something: a tail is cut, messages are written again."""
+    NOTE = "note"
+    """Good to know, above all before a Java broker takes the directory back."""
+
+
+class Finding(NamedTuple):
+    """One sentence about one file or directory."""
+
+    level: Level
+    place: str
+    text: str

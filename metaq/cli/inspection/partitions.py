@@ -1,0 +1,187 @@
+"""One partition directory: its segments and what lies beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from metaq.broker.store.files import Files
+from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, SegmentFile
+
+from .findings import Finding, Level
+from .segments import Bad, BadRange, IndexState, SegmentReport, inspect_segment
+
+__all__ = ["PartitionReport", "SegmentList", "inspect_partition", "list_partition"]
+
+_RECORD_HEADER = 20
+_ARCHIVE_SUFFIXES = (f"{DATA_SUFFIX}.arc", f"{DATA_SUFFIX}.zip")
+_QUARANTINE = f"{DATA_SUFFIX}.damaged-"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentList:
+    """The files of one partition directory as they were listed; sizes are those of that moment."""
+
+    name: str
+    """`<topic>-<partition>`."""
+    path: str
+    segments: tuple[SegmentFile, ...]
+    archives: int
+    quarantined: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """What is in one partition. Offsets and sizes in bytes; records is None if they were not counted."""
+
+    name: str
+    path: str
+    segments: int
+    first_offset: int
+    end_offset: int
+    bytes: int
+    records: int | None = 0
+    checked_bytes: int = 0
+    bad: list[BadRange] = field(default_factory=list)
+    index: dict[str, int] = field(default_factory=dict)
+    """Number of segments by the state of their index."""
+    largest_record: int = 0
+    archives: int = 0
+    quarantined: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def good_end(self) -> int:
+        """Where the good records end: in front of a torn tail or zeros."""
+        last = self.bad[-1] if self.bad else None
+        return last.start if last is not None and last.end == self.end_offset else self.end_offset
+
+
+def list_partition(files: Files, name: str, path: str) -> SegmentList:
+    """List a partition directory. What cannot be used becomes a finding. Raises OSError if it cannot be listed."""
+    segments: list[SegmentFile] = []
+    findings: list[Finding] = []
+    names = sorted(files.list_directory(path))
+    for file in names:
+        if not file.endswith(DATA_SUFFIX):
+            continue
+        stem, where = file.removesuffix(DATA_SUFFIX), os.path.join(path, file)
+        if not (stem.isascii() and stem.isdecimal()):
+            findings.append(Finding(Level.DAMAGE, where, "the name is no byte offset: no broker starts with it"))
+            continue
+        try:
+            status = files.status(where)
+        except FileNotFoundError:  # retention of a broker that runs
+            continue
+        segments.append(SegmentFile(where, int(stem), status.size, status.modified_ms))
+    segments.sort(key=lambda segment: segment.first_offset)
+    return SegmentList(
+        name,
+        path,
+        tuple(segments),
+        sum(file.endswith(_ARCHIVE_SUFFIXES) for file in names),
+        tuple(os.path.join(path, file) for file in names if _QUARANTINE in file),
+        (*findings, *_joints(segments), *_orphans(path, names)),
+    )
+
+
+def _joints(segments: Sequence[SegmentFile]) -> list[Finding]:
+    found = []
+    for before, after in pairwise(segments):
+        if before.end != after.first_offset:
+            what = "gap" if before.end < after.first_offset else "overlap"
+            size = abs(after.first_offset - before.end)
+            text = f"{what} of {size} bytes: the segment before it ends at {before.end}; no broker starts with it"
+            found.append(Finding(Level.DAMAGE, after.path, text))
+    return found
+
+
+def _orphans(path: str, names: Sequence[str]) -> list[Finding]:
+    stems = {name.removesuffix(DATA_SUFFIX) for name in names if name.endswith(DATA_SUFFIX)}
+    return [
+        Finding(Level.NOTE, os.path.join(path, name), "an index without a segment: it may be deleted")
+        for name in names
+        if name.endswith(INDEX_SUFFIX) and name.removesuffix(INDEX_SUFFIX) not in stems
+    ]
+
+
+def inspect_partition(
+    files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
+) -> PartitionReport:
+    """Read the segments of a listed partition; as inspect_segment. A file that cannot be read becomes a finding."""
+    segments = listed.segments
+    report = PartitionReport(
+        listed.name,
+        listed.path,
+        len(segments),
+        segments[0].first_offset if segments else 0,
+        segments[-1].end if segments else 0,
+        listed.size,
+        archives=listed.archives,
+        quarantined=len(listed.quarantined),
+        findings=list(listed.findings),
+    )
+    oversized = 0
+    for segment in segments:
+        last = segment is segments[-1]
+        try:
+            found = inspect_segment(files, segment, last=last, fast=fast, limit=limit, advance=advance)
+        except OSError as error:
+            gone = in_use and isinstance(error, FileNotFoundError)
+            text = "retention took it meanwhile" if gone else f"cannot be read: {error.strerror}"
+            report.findings.append(Finding(Level.NOTE if gone else Level.DAMAGE, segment.path, text))
+            report.records = None
+            continue
+        oversized += found.oversized
+        _add(report, found, last, in_use)
+    if oversized:
+        text = f"{oversized} records are larger than {limit} bytes: 1.x consumers with that maxTransferSize stop there"
+        report.findings.append(Finding(Level.NOTE, listed.path, text))
+    for path in listed.quarantined:
+        text = "damaged bytes that a recovery has set aside: delete it when nobody needs them"
+        report.findings.append(Finding(Level.NOTE, path, text))
+    return report
+
+
+def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool) -> None:
+    counted = report.records is not None and found.records is not None
+    report.records = (report.records or 0) + (found.records or 0) if counted else None
+    report.checked_bytes += found.file.size - found.checked_from
+    report.largest_record = max(report.largest_record, found.largest)
+    report.bad += found.bad
+    state = found.index
+    if state is IndexState.BEHIND and last:
+        state = IndexState.OK  # a broker catches up at its start, or at the next checkpoint
+    report.index[state.value] = report.index.get(state.value, 0) + 1
+    report.findings += [_bad_finding(found.file, each, last, in_use) for each in found.bad]
+    if state is IndexState.WRONG:
+        text = "it does not describe its segment: it is made again at the next start"
+        report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
+
+
+def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, in_use: bool) -> Finding:
+    size = bad.end - bad.start
+    where = f"[{bad.start}, {bad.end})"
+    at_end = last and bad.end == file.end
+    if at_end and in_use:
+        return Finding(Level.NOTE, file.path, f"{size} bytes at {bad.start} that the running broker is writing")
+    if at_end and bad.kind is Bad.ZEROS:
+        java = f"a Java broker would take them for {size // _RECORD_HEADER} empty messages"
+        return Finding(
+            Level.WARNING, file.path, f"a tail of {size} zero bytes at {bad.start}: cut at the start; {java}"
+        )
+    if at_end:
+        text = f"a torn tail of {size} bytes at {bad.start}: a record that was never finished, cut at the start"
+        return Finding(Level.WARNING, file.path, text)
+    if bad.kind is Bad.ZEROS and size % _RECORD_HEADER == 0:
+        text = f"{size} zero bytes {where}, which a Java broker took for {size // _RECORD_HEADER} empty messages"
+        return Finding(Level.WARNING, file.path, text)
+    effect = "the start sets everything from there on aside and cuts the log" if last else "its messages are lost"
+    return Finding(Level.DAMAGE, file.path, f"{size} damaged bytes {where}: {effect}")

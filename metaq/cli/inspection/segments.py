@@ -1,0 +1,169 @@
+"""One segment, read record by record; bad bytes are passed over and told, as recovery would judge them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from metaq.broker.store.files import Files, read_exactly
+from metaq.broker.store.index import HEADER_BYTES as INDEX_HEADER_BYTES
+from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, Checkpoint, UnitArray
+from metaq.broker.store.recovery import trusted_checkpoint
+from metaq.broker.store.scan import find_record, is_zero, scan_units
+from metaq.broker.store.segment import SegmentFile
+
+__all__ = ["Bad", "BadRange", "IndexState", "SegmentReport", "inspect_segment"]
+
+_BLOCK_RECORDS = 1 << 20  # of one step; a step reads 4 MiB, or one larger record
+_COMPARED = ["offset", "id", "size"]
+
+
+class Bad(Enum):
+    """What bytes are that hold no good record."""
+
+    DAMAGED = "damaged"
+    """Good records follow."""
+    ZEROS = "zeros"
+    UNFINISHED = "unfinished"
+    """Nothing good follows in this segment."""
+
+
+class BadRange(NamedTuple):
+    """Bytes [start, end) of the partition."""
+
+    start: int
+    end: int
+    kind: Bad
+
+
+class IndexState(Enum):
+    """An index beside a segment is derived data: whatever its state, a broker of ours makes it good again."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    MISSING = "missing"
+    WRONG = "wrong"
+    """There is one, but it does not describe this file."""
+
+
+@dataclass(slots=True)
+class SegmentReport:
+    """What is in one segment. Sizes in bytes."""
+
+    file: SegmentFile
+    checked_from: int
+    """Offset in the file from which records were checked."""
+    index: IndexState
+    records: int | None = 0
+    """None if they were not counted."""
+    bad: list[BadRange] = field(default_factory=list)
+    largest: int = 0
+    """The largest record seen, header included."""
+    oversized: int = 0
+    """Records seen that are larger than the limit."""
+
+
+def inspect_segment(
+    files: Files,
+    file: SegmentFile,
+    *,
+    last: bool,
+    fast: bool,
+    limit: int,
+    advance: Callable[[int], None] = lambda count: None,
+) -> SegmentReport:
+    """Read a segment and its index; change neither. Raises OSError.
+
+    last: of its partition. fast: only what no checkpoint covers, and of the last segment alone. limit: bytes of the
+    largest record that is not counted as oversized. advance: called with the bytes that have been dealt with.
+    """
+    known = trusted_checkpoint(files, file)
+    report = SegmentReport(file, 0, _index_state(files, file, known))
+    if fast:
+        trusted = known.end - file.first_offset if known else 0
+        report.records = known.units if known else None
+        report.checked_from = trusted if last else file.size
+    if report.checked_from < file.size:
+        counted = _read(files, report, known, limit, advance)
+        covered = known.units if known and report.checked_from else 0
+        report.records = covered + counted
+    return report
+
+
+def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> IndexState:
+    if known is not None:
+        return IndexState.OK if known.end == file.end else IndexState.BEHIND
+    try:
+        files.status(file.index_path)
+    except FileNotFoundError:
+        return IndexState.MISSING if file.size else IndexState.OK
+    return IndexState.WRONG
+
+
+def _read(
+    files: Files,
+    report: SegmentReport,
+    known: Checkpoint | None,
+    limit: int,
+    advance: Callable[[int], None],
+) -> int:
+    """Fill the report; the number of good records from `checked_from` on."""
+    file, count = report.file, 0
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        position = report.checked_from
+        for units, end in _runs(files, fd, file, position):
+            if len(units):
+                report.largest = max(report.largest, int(units["size"].max()))
+                report.oversized += int((units["size"] > limit).sum())
+                if not report.checked_from and not _index_agrees(files, file, known, count, units):
+                    report.index = IndexState.WRONG
+                count += len(units)
+            else:
+                report.bad.append(_judge(files, fd, file, position, end))
+            advance(end - position)
+            position = end
+    finally:
+        files.close(fd)
+    return count
+
+
+def _runs(files: Files, fd: int, file: SegmentFile, position: int) -> Iterator[tuple[UnitArray, int]]:
+    """Units of good records and where they end in the file; no units: bad bytes up to there."""
+    while position < file.size:
+        scan = scan_units(files, fd, position, file.size, file.first_offset, max_records=_BLOCK_RECORDS)
+        position = scan.end
+        if len(scan.units):
+            yield scan.units, position
+            continue
+        good = find_record(files, fd, position, file.size)
+        position = file.size if good is None else good
+        yield scan.units, position
+
+
+def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> BadRange:
+    kind = Bad.DAMAGED
+    if is_zero(files, fd, start, end):
+        kind = Bad.ZEROS
+    elif end == file.size:
+        kind = Bad.UNFINISHED
+    return BadRange(file.first_offset + start, file.first_offset + end, kind)
+
+
+def _index_agrees(files: Files, file: SegmentFile, known: Checkpoint | None, first: int, units: UnitArray) -> bool:
+    """Whether the units of the index, from number `first` on, are those that the records give."""
+    covered = 0 if known is None else min(len(units), known.units - first)
+    if covered <= 0:
+        return True
+    fd = files.open(file.index_path, os.O_RDONLY)
+    try:
+        data = read_exactly(files, fd, covered * UNIT_BYTES, INDEX_HEADER_BYTES + first * UNIT_BYTES)
+    finally:
+        files.close(fd)
+    stored = np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], UNIT_DTYPE)
+    return len(stored) == covered and all((stored[name] == units[:covered][name]).all() for name in _COMPARED)

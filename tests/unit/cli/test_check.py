@@ -1,0 +1,277 @@
+"""`metaq check` on directories with every kind of trouble: what it says, and that it changes nothing."""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.directories import LOCK_NAME
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.journal import JOURNAL_DIRECTORY
+from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
+from metaq.broker.transactions.redo import (
+    Location,
+    encode_locations,
+    encode_operation_record,
+    encode_put_record,
+)
+from metaq.cli.app import run
+from metaq.protocol.record import checksum, encode_record
+
+SEGMENT = "00000000000000000000.meta"
+JAVA_ID = -5_468_000_000_000_000_000
+
+
+def record(body, message_id=JAVA_ID):
+    return encode_record(body, message_id, 0)
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def snapshot(directory):
+    """Bytes and times of everything, the directories' own times too."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else sorted(os.listdir(path)))
+        for path in [directory, *directory.rglob("*")]
+    }
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    """Run it on tmp_path/data; the report, whose exit code must fit; nothing may have changed."""
+
+    def call(*options):
+        data = tmp_path / "data"
+        data.mkdir(exist_ok=True)
+        before = snapshot(data)
+        code = run(["check", str(data), "--json", "--java-processors", "1", *options])
+        assert snapshot(data) == before
+        report = json.loads(capsys.readouterr().out)
+        assert code == int(report["damaged"])
+        return report
+
+    call.data = tmp_path / "data"
+    return call
+
+
+def said(report, level):
+    return [found["text"] for found in report["findings"] if found["level"] == level]
+
+
+def the_partition(report):
+    (found,) = report["partitions"]
+    return found
+
+
+def test_segments_of_java_are_counted_and_joined(check):
+    first, second = record(b"one") + record(b"two"), record(b"")
+    write(check.data / "t-0" / SEGMENT, first)
+    write(check.data / "t-0" / f"{len(first):020d}.meta", second)
+    write(check.data / "t-0" / f"{7:020d}.meta.arc", b"old")
+    report = check()
+    found = the_partition(report)
+    assert (found["name"], found["segments"], found["records"], found["archives"]) == ("t-0", 2, 3, 1)
+    assert (found["first_offset"], found["end_offset"]) == (0, len(first + second))
+    assert found["checked_bytes"] == found["bytes"] == len(first + second)
+    assert found["index"] == {"missing": 2}
+    assert not said(report, "damage") + said(report, "warning")
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind", "words"),
+    [
+        (record(b"never finished")[:-3], "unfinished", "torn tail of 31 bytes"),
+        (bytes(50), "zeros", "take them for 2 empty messages"),
+    ],
+)
+def test_a_tail_that_a_start_cuts_is_a_warning(check, tail, kind, words):
+    good = record(b"good")
+    write(check.data / "t-0" / SEGMENT, good + tail)
+    report = check()
+    assert the_partition(report)["bad"] == [{"start": len(good), "end": len(good + tail), "kind": kind}]
+    (warning,) = said(report, "warning")
+    assert words in warning
+    assert check("--fast")["partitions"][0]["bad"] == the_partition(report)["bad"]
+
+
+def test_damage_with_good_records_behind_it_is_told_by_its_range(check):
+    good, bad, more = record(b"good"), bytearray(record(b"flipped")), record(b"more")
+    bad[-1] ^= 1
+    write(check.data / "t-0" / SEGMENT, good + bytes(bad) + more)
+    report = check()
+    assert the_partition(report)["records"] == 2
+    (damage,) = said(report, "damage")
+    assert f"[{len(good)}, {len(good + bad)})" in damage
+
+
+def test_a_closed_segment_cut_short_is_damage_but_a_fast_check_does_not_look(check):
+    first = record(b"one") + record(b"two")
+    write(check.data / "t-0" / SEGMENT, first[:-1] + b"\xff")
+    write(check.data / "t-0" / f"{len(first):020d}.meta", record(b"three"))
+    assert len(said(check(), "damage")) == 1
+    fast = check("--fast")
+    assert the_partition(fast)["records"] is None
+    assert the_partition(fast)["checked_bytes"] == len(record(b"three"))
+    assert not fast["damaged"]
+
+
+def test_zeros_that_java_took_for_messages_are_a_warning(check):
+    write(check.data / "t-0" / SEGMENT, record(b"a") + bytes(40) + record(b"b"))
+    report = check()
+    assert not report["damaged"]
+    assert "2 empty messages" in said(report, "warning")[0]
+
+
+@pytest.mark.parametrize(("shift", "what"), [(5, "gap of 5 bytes"), (-5, "overlap of 5 bytes")])
+def test_segments_that_do_not_join_are_damage(check, shift, what):
+    first = record(b"one")
+    write(check.data / "t-0" / SEGMENT, first)
+    write(check.data / "t-0" / f"{len(first) + shift:020d}.meta", record(b"two"))
+    assert what in said(check(), "damage")[0]
+
+
+def test_a_file_that_cannot_be_used_or_read_is_damage(check):
+    write(check.data / "t-0" / "copy.meta", b"")
+    write(check.data / "t-0" / SEGMENT, record(b"one"))
+    (check.data / "u-0").mkdir()
+    (check.data / "u-0" / SEGMENT).mkdir()  # opens, but no bytes come
+    report = check()
+    assert sorted(text.split(":")[0] for text in said(report, "damage")) == [
+        "cannot be read",
+        "the name is no byte offset",
+    ]
+    assert len(report["partitions"]) == 2
+
+
+def test_what_would_trouble_a_java_broker_is_named(check):
+    for name in ("t-0", "t-1", "t-2", "t-x", "u-01"):
+        write(check.data / name / SEGMENT, record(b"x" * 100))
+    write(check.data / "transactions" / "redo.1", b"")
+    report = check("--max-transfer-size", "50")
+    assert [each["name"] for each in report["partitions"]] == ["t-0", "t-1", "t-2"]
+    assert any("'x' behind the last '-'" in text for text in said(report, "warning"))
+    assert any("takes it for 1" in text for text in said(report, "warning"))
+    assert any("does not load 1 of the 3 partitions" in text for text in said(report, "note"))
+    assert sum("1 records are larger than 50 bytes" in text for text in said(report, "note")) == 3
+
+
+def test_the_state_of_an_index_is_told(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = 100
+    for number in range(6):
+        harness.append(b"x" * 40 + bytes([number]))
+    harness.store.close()
+    report = check()
+    assert the_partition(report)["records"] == 6
+    assert the_partition(report)["index"] == {"ok": report["partitions"][0]["segments"]}
+    index = harness.index_file(0)
+    data = bytearray(index.read_bytes())
+    data[64 + 8] ^= 1  # the id in the first unit: the header and the last unit stay right
+    index.write_bytes(data)
+    broken = check()
+    assert the_partition(broken)["index"]["wrong"] == 1
+    assert not broken["damaged"]
+    index.unlink()
+    assert the_partition(check())["index"]["missing"] == 1
+
+
+def test_what_only_the_journal_has_is_told(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.group_commit = True
+    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]  # the first is synced alone
+    for log in logs:
+        data, units = encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, range(1, 2), 1)
+        log.append(data, units)
+    harness.threads.run_all()
+    harness.files.kill()
+    assert (check.data / JOURNAL_DIRECTORY).is_dir()
+    assert any("did not stop cleanly" in text for text in said(check(), "note"))
+    os.truncate(check.data / "t-1" / SEGMENT, 3)  # what a power cut does
+    report = check()
+    assert report["journal"]["returning"] == {"t-1": 24}
+    assert "a Java broker would not see them" in said(report, "warning")[-1]
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def put(key, body=b"in a transaction"):
+    return b"".join(encode_put_record(StoredPut(key, JAVA_ID, "t", 0, 0, -1, 1, body)))
+
+
+def operation(key, kind, attachment=b""):
+    return b"".join(encode_operation_record(Operation(key, kind, False), attachment))
+
+
+def test_the_transaction_log_is_read(check):
+    written = record(b"committed")
+    there = Location("t-0", 0, len(written), checksum(written))
+    xid = "XID:1:00ff:01:tm"
+    write(check.data / "t-0" / SEGMENT, written)
+    redo = [
+        put("TX:a:1"),
+        operation("TX:a:1", OperationType.LOCAL_COMMIT, encode_locations([there])),
+        put("TX:a:2"),
+        operation("TX:a:2", OperationType.LOCAL_COMMIT, encode_locations([there._replace(offset=99)])),
+        put("TX:a:3"),
+        operation("TX:a:3", OperationType.LOCAL_ROLLBACK),
+        put(xid) + put(xid),
+        operation(xid, OperationType.XA_PREPARE),
+        put("TX:a:4"),
+    ]
+    write(check.data / "transactions" / "redo.1", b"".join(redo) + b"\0\0\0")
+    behind_the_prepared = len(b"".join(redo[:7]))
+    write(check.data / "transactions" / "checkpoint.1", b"")
+    write(check.data / "transactions" / "checkpoint.2", b'{"offset":%d,"number":1}' % behind_the_prepared)
+    found = check()["transactions"]
+    assert (found["committed"], found["rolled_back"]) == (2, 1)
+    assert found["checkpoint"] == [1, behind_the_prepared]
+    assert found["files"][0]["tail_bytes"] == 3
+    assert [(each["key"], each["prepared"], each["messages"]) for each in found["pending"]] == [
+        (xid, True, 2),
+        ("TX:a:4", False, 1),
+    ]
+    warnings = said(check(), "warning")
+    assert any("forgets it" in text for text in warnings)
+    assert any("rolled back at the start" in text for text in warnings)
+    assert any("torn tail of 3 bytes" in text for text in warnings)
+    assert not any("writes their messages again" in text for text in warnings)  # before the checkpoint
+    (check.data / "transactions" / "checkpoint.2").unlink()
+    assert "1 commits to t-0 are not in its log: the start writes their messages again" in said(check(), "warning")
+
+
+def test_a_transaction_log_elsewhere(check, tmp_path):
+    write(tmp_path / "log" / "transactions" / "redo.3", put("TX:a:1"))
+    assert check()["transactions"] is None
+    assert check("--log-dir", str(tmp_path / "log"))["transactions"]["pending"][0]["first"] == [3, 0]
+
+
+# --- a broker that runs -----------------------------------------------------------------------------------------------
+
+
+def test_a_directory_in_use_is_told_and_its_unfinished_end_is_no_warning(check):
+    write(check.data / "t-0" / SEGMENT, record(b"a") + record(b"being written")[:-1])
+    lock = REAL_FILES.lock(str(check.data / LOCK_NAME))
+    try:
+        report = check()
+        assert report["in_use"] is True
+        assert not said(report, "warning")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # still ours
+    finally:
+        REAL_FILES.close(lock)
+    assert check()["in_use"] is False
+
+
+def test_the_table_ends_with_the_verdict(tmp_path, capsys):
+    write(tmp_path / "t-0" / SEGMENT, record(b"good"))
+    assert run(["check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("24 B checked: nothing is damaged\n")
+    assert run(["check", str(tmp_path / "nothing")]) == 2
