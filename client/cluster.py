@@ -104,13 +104,19 @@ class Cluster:
         """The group's committed offset; None if it never committed this partition."""
         return self._offsets.load(group, partition.topic, str(partition))
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set the group's offsets, in bytes, with the message id unknown, as 1.x's tools do.
+    def committed_many(self, group: str, partitions: Sequence[TopicPartition]) -> list[Offset | None]:
+        """As committed(), for each in order."""
+        return self._offsets.load_many(group, [(each.topic, str(each)) for each in partitions])
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int | Offset]) -> None:
+        """Set the group's offsets; a plain number is one in bytes with the message id unknown, as 1.x's tools set it.
 
         For a group without members: a consumer that owns a partition would overwrite its offset.
         """
-        unknown = UNKNOWN_MESSAGE_ID
-        named = {(each.topic, str(each)): Offset(unknown, offset) for each, offset in offsets.items()}
+        named = {
+            (each.topic, str(each)): offset if isinstance(offset, Offset) else Offset(UNKNOWN_MESSAGE_ID, offset)
+            for each, offset in offsets.items()
+        }
         self._offsets.commit(group, named, None)
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Close and open partitions; delete and move their directories.",
+    "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
     "check": "Report what is in a data directory, without changing it.",
     "reload": "Let a broker read its server.ini again.",

@@ -12,11 +12,21 @@ from metaq.client.inquiry import messages_before, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 
-from .options import GROUP, PARTITION, POSITION, TOPIC, PartitionName, Position, json_option, zk_option
+from .options import (
+    GROUP,
+    PARTITION,
+    POSITION,
+    TOPIC,
+    PartitionName,
+    Position,
+    dry_run_option,
+    json_option,
+    zk_option,
+)
 from .output import print_json, print_table
 from .positions import offset_of
 
-__all__ = ["GroupPartition", "group_partition", "groups"]
+__all__ = ["GroupPartition", "group_partition", "groups", "seek_group"]
 
 
 class GroupPartition(NamedTuple):
@@ -116,12 +126,19 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
 @groups.command("seek")
 @zk_option
 @json_option
+@dry_run_option
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic whose offsets to move.")
 @click.option("--to", "target", type=POSITION, required=True, help="Where the group shall go on.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
 @click.argument("group", type=GROUP)
 def seek_group(
-    zk: str, as_json: bool, topic: str, target: Position, only: tuple[PartitionName, ...], group: str
+    zk: str,
+    as_json: bool,
+    dry_run: bool,
+    topic: str,
+    target: Position,
+    only: tuple[PartitionName, ...],
+    group: str,
 ) -> None:
     """Move the committed offsets of GROUP, which must have no live members: they would write theirs over it.
 
@@ -138,12 +155,13 @@ def seek_group(
             )
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
         offsets = {partition: _target(cluster, partition, target) for partition in chosen}
-        cluster.commit(group, offsets)
+        if not dry_run:
+            cluster.commit(group, offsets)
     rows = [{"partition": str(partition), "offset": offset} for partition, offset in offsets.items()]
     if as_json:
-        print_json({"group": group, "topic": topic, "partitions": rows})
+        print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
     else:
-        print_table(("PARTITION", "OFFSET"), [tuple(row.values()) for row in rows])
+        print_table(("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
 
 
 def _target(cluster: Cluster, partition: TopicPartition, target: Position) -> int:

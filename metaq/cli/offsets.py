@@ -1,0 +1,233 @@
+"""`metaq offsets`: the offsets of groups, looked at, copied to another broker, moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.client.values import TopicPartition
+from metaq.coordination.offset_store import Offset
+from metaq.coordination.records import parse_partition_name
+from metaq.protocol.errors import ClientError, ConfigError
+
+from .groups import seek_group
+from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
+from .output import print_json, print_table
+
+__all__ = ["offsets"]
+
+_topic = click.option("--topic", "-t", type=TOPIC, required=True, help="Topic of the offsets.")
+_partitions = click.option(
+    "--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more."
+)
+
+
+@click.group()
+def offsets() -> None:
+    """Show, copy, seek and skip the offsets of groups.
+
+    \b
+    Example
+      metaq offsets show --topic trades --group audit
+      metaq offsets copy --topic trades --from-broker 0 --to-broker 1 --start 0 --end 3
+      metaq offsets skip audit --topic trades --partition 0-3
+    """
+
+
+offsets.add_command(seek_group, "seek")
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+class Shown(NamedTuple):
+    """One stored offset."""
+
+    group: str
+    partition: TopicPartition
+    offset: Offset
+    owner: str | None
+
+
+@offsets.command("show")
+@zk_option
+@json_option
+@click.option("--topic", "-t", type=TOPIC, help="Only this topic.")
+@click.option("--group", "-g", "group", type=GROUP, help="Only this group.")
+@_partitions
+def show(zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...]) -> None:
+    """Stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups describe`.
+
+    \b
+    Example
+      metaq offsets show --topic trades --group audit --partition 0-3
+    """
+    with Cluster(zk) as cluster:
+        groups = cluster.view.groups() if group is None else [group]
+        found = [row for name in groups for row in _stored(cluster, name, topic, only)]
+    if not found and (group is not None or topic is not None or only):
+        raise ClientError("no such offset is stored: `metaq offsets show` alone lists all that are")
+    rows = [
+        (each.group, each.partition.topic, str(each.partition), each.offset.offset, each.offset.message_id, each.owner)
+        for each in found
+    ]
+    if as_json:
+        names = ("group", "topic", "partition", "offset", "message_id", "owner")
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print_table(
+            ("GROUP", "TOPIC", "PARTITION", "OFFSET", "MESSAGE ID", "OWNER"),
+            [(*row[:4], str(row[4]), row[5]) for row in rows],
+        )
+
+
+def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[PartitionName]) -> list[Shown]:
+    found = []
+    for name in cluster.view.committed_topics(group):
+        if topic not in (None, name):
+            continue
+        owners = cluster.owners(group, name)
+        partitions = [
+            TopicPartition(name, *parse_partition_name(each))
+            for each in cluster.view.committed_partitions(group, name)
+            if not only or each in map(str, only)
+        ]
+        stored = cluster.committed_many(group, partitions)
+        found += [
+            Shown(group, partition, offset, owners.get(str(partition)))
+            for partition, offset in zip(partitions, stored, strict=True)
+            if offset is not None
+        ]
+    return found
+
+
+# --- copy -------------------------------------------------------------------------------------------------------------
+
+
+class Copied(NamedTuple):
+    """One offset and what becomes of it."""
+
+    group: str
+    source: TopicPartition
+    target: TopicPartition
+    offset: int | None
+    result: str
+
+
+@offsets.command("copy")
+@zk_option
+@json_option
+@dry_run_option
+@_topic
+@click.option("--from-broker", "source", type=click.IntRange(0), required=True, help="Id of the broker to copy from.")
+@click.option("--to-broker", "target", type=click.IntRange(0), required=True, help="Id of the broker to copy to.")
+@click.option("--start", type=click.IntRange(0), required=True, help="First partition of the broker to copy from.")
+@click.option("--end", type=click.IntRange(0), required=True, help="Its last partition, inclusive.")
+@click.option(
+    "--target-start", type=click.IntRange(0), default=0, show_default=True, help="Partition that --start becomes."
+)
+@click.option("--group", "-g", "only", type=GROUP, multiple=True, help="Only this group; repeat for more.")
+def copy(
+    zk: str,
+    as_json: bool,
+    dry_run: bool,
+    topic: str,
+    source: int,
+    target: int,
+    start: int,
+    end: int,
+    target_start: int,
+    only: tuple[str, ...],
+) -> None:
+    """Copy the offsets of all groups from one broker's partitions to another's, as `partitions move` needs it.
+
+    An offset that is stored at the target already stays.
+
+    \b
+    Example
+      metaq offsets copy --topic trades --from-broker 0 --to-broker 1 --start 4 --end 7 --target-start 0
+    """
+    if end < start:
+        raise ConfigError("--end", end, f"is before --start={start}: name the last partition, inclusive")
+    sources = [TopicPartition(topic, source, start + n) for n in range(end - start + 1)]
+    targets = [TopicPartition(topic, target, target_start + n) for n in range(end - start + 1)]
+    if set(sources) & set(targets):
+        raise ConfigError("--target-start", target_start, "makes a partition source and target: choose a free range")
+    rows: list[Copied] = []
+    with Cluster(zk) as cluster:
+        for group in only or cluster.view.groups():
+            rows += _copy_group(cluster, group, sources, targets, dry_run)
+    if as_json:
+        print_json([{**each._asdict(), "source": str(each.source), "target": str(each.target)} for each in rows])
+    else:
+        columns = ("GROUP", "FROM", "TO", "OFFSET", "RESULT")
+        print_table(columns, [(row[0], str(row[1]), str(row[2]), *row[3:]) for row in rows])
+
+
+def _copy_group(
+    cluster: Cluster,
+    group: str,
+    sources: Sequence[TopicPartition],
+    targets: Sequence[TopicPartition],
+    dry_run: bool,
+) -> list[Copied]:
+    """Groups that never committed a source are left out."""
+    pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
+    there = zip(targets, cluster.committed_many(group, targets), strict=True)
+    rows, wanted = [], {}
+    for (source, offset), (target, existing) in zip(pairs, there, strict=True):
+        if offset is None:
+            continue
+        if existing is None:
+            wanted[target] = offset
+            rows.append(Copied(group, source, target, offset.offset, "would be copied" if dry_run else "copied"))
+        else:
+            rows.append(Copied(group, source, target, existing.offset, "there already"))
+    if not dry_run:
+        cluster.commit(group, wanted)
+    return rows
+
+
+# --- skip -------------------------------------------------------------------------------------------------------------
+
+
+@offsets.command("skip")
+@zk_option
+@json_option
+@dry_run_option
+@_topic
+@_partitions
+@click.argument("group", type=GROUP)
+def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[PartitionName, ...], group: str) -> None:
+    """Skip what GROUP has not read yet: its offsets become the ends. Refused while a consumer owns the partition.
+
+    \b
+    Example
+      metaq offsets skip audit --topic trades --partition 0-3
+    """
+    with Cluster(zk) as cluster:
+        if group not in cluster.view.groups():
+            raise ClientError(
+                f"group {group!r} never had a member or an offset: `metaq groups list` shows those that had"
+            )
+        chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
+        owners = cluster.owners(group, topic)
+        owned = [f"{each} by {owners[str(each)]}" for each in chosen if str(each) in owners]
+        if owned:
+            raise ClientError(f"group {group!r} reads {', '.join(owned)}: stop these consumers first")
+        ends = {each: partition_bounds(cluster.connection(each.broker), each).end for each in chosen}
+        before = cluster.committed_many(group, chosen)
+        if not dry_run:
+            cluster.commit(group, ends)
+    rows = [
+        {"partition": str(each), "from": old and old.offset, "to": ends[each]}
+        for each, old in zip(chosen, before, strict=True)
+    ]
+    if as_json:
+        print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
+    else:
+        print_table(("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])

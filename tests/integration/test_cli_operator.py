@@ -1,0 +1,198 @@
+"""Commands for operators against a real ZooKeeper, a real broker of ours and a real Java broker."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.javapeer import JavaBroker, JavaClient
+from metaq import Producer, TopicPartition
+from metaq.client.cluster import Cluster
+from metaq.coordination.offset_store import Offset
+from metaq.coordination.session import ZkSession
+
+from .cli_helpers import Ran, run
+from .client_cluster import Brokers, running_brokers
+from .java_peers import received, require_java
+
+TOPICS = {"orders": 2, "trades": 4}
+
+
+class Operator:
+    """Runs commands on the cluster below a chroot."""
+
+    def __init__(self, connect: str) -> None:
+        self.connect = connect
+
+    def ran(self, *arguments: str) -> Ran:
+        return run(*arguments, env={"METAQ_ZK": self.connect})
+
+    def json(self, *arguments: str) -> Any:
+        ran = self.ran(*arguments, "--json")
+        assert ran.code == 0, ran.err
+        return json.loads(ran.out)
+
+    def refused(self, *arguments: str) -> str:
+        """Its one line on stderr."""
+        ran = self.ran(*arguments)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1), ran
+        return ran.err
+
+
+def send(connect: str, topic: str, partition: int, *payloads: bytes) -> None:
+    with Producer(connect) as producer:
+        for payload in payloads:
+            producer.send(topic, payload, partition=TopicPartition(topic, 0, partition))
+
+
+@pytest.fixture
+def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
+    with running_brokers(chroot, tmp_path, TOPICS) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def operator(chroot: str) -> Operator:
+    return Operator(chroot)
+
+
+def values(rows: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_a_running_broker_of_ours(brokers: Brokers, operator: Operator) -> None:
+    send(operator.connect, "trades", 0, b"one", b"two")
+    system = operator.json("stats", "--broker", "0")
+    assert (system["broker_id"], system["port"]) == (0, brokers.running[0].port)
+    assert values(operator.json("stats", "offsets"), "topic", "part", "max_offset") == [("trades", 0, 46)]
+    address = f"127.0.0.1:{brokers.running[0].port}"
+    assert "[topic=trades]" in operator.ran("stats", "--server", address, "config").out
+
+    close = ("partitions", "close", "--topic", "trades", "--start", "1", "--end", "2")
+    assert operator.ran(*close, "--dry-run").out == f"would close trades-1, trades-2 on meta://{address}\n"
+    assert operator.json(*close) == {"topic": "trades", "closed": [1, 2]}
+    assert operator.json("partitions", "open", "--topic", "trades") == {"topic": "trades", "opened": [1, 2]}
+    assert "nothing" in operator.refused("partitions", "close", "--topic", "nothing", "--start", "0", "--end", "0")
+
+    assert operator.json("reload")["changed"] is False
+    ini = brokers.running[0].ini
+    ini.write_text(f"{ini.read_text()}\n[topic=more]\nnumPartitions=1\n")
+    assert operator.json("reload")["addedTopics"] == ["more"]
+    assert operator.json("transactions", "list") == []
+    assert operator.ran("transactions", "rollback", "XID:1:00:00:q", "--yes").code == 1
+
+    checked = operator.json("check", str(brokers.running[0].directory / "data"))
+    assert (checked["in_use"], checked["damaged"]) == (True, False)
+    assert values(checked["partitions"], "name", "records") == [("trades-0", 2)]
+
+
+def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers, operator: Operator) -> None:
+    send(operator.connect, "orders", 0, b"read", b"unread")
+    negative = Offset(-5_468_000_000_000_000_031, 24)
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("orders", 0, n): negative for n in (0, 1)})
+        cluster.commit("audit", {TopicPartition("orders", 7, 3): 1})
+        cluster.commit("other", {TopicPartition("orders", 0, 1): 99})
+    shown = operator.json("offsets", "show", "--topic", "orders", "--group", "audit", "--partition", "0-1")
+    assert values(shown, "partition", "offset", "message_id") == [("0-1", 24, negative.message_id)]
+    assert "no such offset" in operator.refused("offsets", "show", "--group", "nobody")
+
+    copy = ("offsets", "copy", "--topic", "orders", "--from-broker", "0", "--to-broker", "7")
+    copy += ("--start", "0", "--end", "1", "--target-start", "2")
+    planned = [
+        ("audit", "7-2", "would be copied"),
+        ("audit", "7-3", "there already"),
+        ("other", "7-3", "would be copied"),
+    ]
+    assert values(operator.json(*copy, "--dry-run"), "group", "target", "result") == planned
+    assert len(operator.json("offsets", "show")) == 4
+    operator.json(*copy)
+    with Cluster(operator.connect) as cluster:
+        found = [cluster.committed("audit", TopicPartition("orders", 7, n)) for n in (2, 3)]
+        assert found == [negative, Offset(-1, 1)]
+        assert cluster.committed("other", TopicPartition("orders", 7, 3)) == Offset(-1, 99)
+
+    skip = ("offsets", "skip", "audit", "--topic", "orders", "--partition", "0-0")
+    assert operator.json(*skip, "--dry-run")["partitions"] == [{"partition": "0-0", "from": 24, "to": 50}]
+    assert operator.json("offsets", "show", "-g", "audit", "-p", "0-0")[0]["offset"] == 24
+    with ZkSession(operator.connect) as session:
+        owner = session.paths.owner("audit", "orders", "0-0")
+        session.nodes.ensure([owner])
+        session._zk.set(owner, b"G_reader")
+    assert "0-0 by G_reader" in operator.refused(*skip)
+    with ZkSession(operator.connect) as session:
+        session._zk.delete(owner)
+    operator.json(*skip)
+    assert operator.json("offsets", "show", "-g", "audit", "-p", "0-0")[0]["offset"] == 50
+    seek = ("offsets", "seek", "audit", "--topic", "orders", "--to", "earliest", "--partition", "0-0")
+    assert operator.json(*seek, "--dry-run")["partitions"] == [{"partition": "0-0", "offset": 0}]
+    assert operator.json("offsets", "show", "-g", "audit", "-p", "0-0")[0]["offset"] == 50
+
+
+def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: Path) -> None:
+    require_java()
+    with ZkSession(operator.connect):  # a chroot must exist for Java; our sessions create it
+        pass
+    with JavaBroker(tmp_path, operator.connect, {"trades": 2}, {"unflushThreshold": 1}) as broker:
+        address = f"127.0.0.1:{broker.port}"
+        with JavaClient(operator.connect, tmp_path / "client.log") as client:
+            for number in range(6):
+                client.put("trades", b"%d" % number)
+            client.join("trades", "readers")
+            assert len(received(client, "readers", 6)) == 6
+            client.leave("readers")
+        assert operator.json("stats", "--broker", "0")["cmd_put"] == 6
+        topics = operator.json("stats", "topics", "--server", address)
+        assert values(topics, "topic", "partitions", "message_count", "accept_publish") == [("trades", 2, 6, "true")]
+        assert {row["max_offset"] for row in operator.json("stats", "offsets")} == {63}
+        assert operator.json("stats", "realtime").keys() >= {"realtime_put", "realtime_put_failed"}
+        assert operator.json("stats", "trades")["message_count"] == 6
+        assert "brokerId" in operator.ran("stats", "config").out
+        for command in (("reload",), ("transactions", "list"), ("partitions", "open", "--topic", "trades")):
+            assert "JMX port" in operator.refused(*command)
+
+        shown = operator.json("offsets", "show", "--group", "readers")
+        assert values(shown, "partition", "offset") == [("0-0", 63), ("0-1", 63)]
+        assert all(row["message_id"] < -1 for row in shown)
+        copied = operator.json(
+            "offsets", "copy", "-t", "trades", "--from-broker", "0", "--to-broker", "3", "--start", "0", "--end", "1"
+        )
+        assert values(copied, "target", "result") == [("3-0", "copied"), ("3-1", "copied")]
+        with Cluster(operator.connect) as cluster:
+            partitions = [TopicPartition("trades", broker_id, 1) for broker_id in (0, 3)]
+            source, target = cluster.committed_many("readers", partitions)
+        assert source == target
+        data = broker.data
+        running = operator.json("check", str(data))
+        assert values(running["partitions"], "name", "records") == [("trades-0", 3), ("trades-1", 3)]
+
+    with (data / "trades-1" / f"{0:020d}.meta").open("r+b") as segment:
+        segment.seek(20)
+        segment.write(b"X")
+    ran = operator.ran("check", str(data), "--json")
+    assert ran.code == 1
+    damaged = json.loads(ran.out)
+    assert values(damaged["partitions"], "name", "records") == [("trades-0", 3), ("trades-1", 2)]
+    assert damaged["partitions"][1]["bad"] == [{"start": 0, "end": 21, "kind": "damaged"}]
+
+    move = (
+        "partitions",
+        "move",
+        "--data-dir",
+        str(data),
+        "-t",
+        "trades",
+        "--start",
+        "0",
+        "--end",
+        "0",
+        "--offset",
+        "5",
+    )
+    assert operator.json(*move, "--yes")["moved"] == [{"from": str(data / "trades-0"), "to": str(data / "trades-5")}]
+    with JavaBroker(tmp_path, operator.connect, {"trades": 6}, {"unflushThreshold": 1}):
+        send(operator.connect, "trades", 5, b"goes on")
+        (moved,) = (row for row in operator.json("stats", "offsets") if row["part"] == 5)
+    assert moved["max_offset"] == 63 + 27
