@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Producer, TopicPartition
 from metaq.client.cluster import Cluster
 from metaq.coordination.offset_store import Offset
+from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession
 
 from .cli_helpers import Ran, run
@@ -117,13 +119,14 @@ def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers,
     skip = ("offsets", "skip", "audit", "--topic", "orders", "--partition", "0-0")
     assert operator.json(*skip, "--dry-run")["partitions"] == [{"partition": "0-0", "from": 24, "to": 50}]
     assert operator.json("offsets", "show", "-g", "audit", "-p", "0-0")[0]["offset"] == 24
-    with ZkSession(operator.connect) as session:
-        owner = session.paths.owner("audit", "orders", "0-0")
-        session.nodes.ensure([owner])
-        session._zk.set(owner, b"G_reader")
+    zookeeper = KazooClient(operator.connect)
+    zookeeper.start()
+    owner = Paths().owner("audit", "orders", "0-0")
+    zookeeper.create(owner, b"G_reader", makepath=True)
     assert "0-0 by G_reader" in operator.refused(*skip)
-    with ZkSession(operator.connect) as session:
-        session._zk.delete(owner)
+    zookeeper.delete(owner)
+    zookeeper.stop()
+    zookeeper.close()
     operator.json(*skip)
     assert operator.json("offsets", "show", "-g", "audit", "-p", "0-0")[0]["offset"] == 50
     seek = ("offsets", "seek", "audit", "--topic", "orders", "--to", "earliest", "--partition", "0-0")
@@ -177,22 +180,9 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
     assert values(damaged["partitions"], "name", "records") == [("trades-0", 3), ("trades-1", 2)]
     assert damaged["partitions"][1]["bad"] == [{"start": 0, "end": 21, "kind": "damaged"}]
 
-    move = (
-        "partitions",
-        "move",
-        "--data-dir",
-        str(data),
-        "-t",
-        "trades",
-        "--start",
-        "0",
-        "--end",
-        "0",
-        "--offset",
-        "5",
-    )
-    assert operator.json(*move, "--yes")["moved"] == [{"from": str(data / "trades-0"), "to": str(data / "trades-5")}]
+    move = f"partitions move --data-dir {data} -t trades --start 0 --end 0 --offset 5 --yes"
+    assert operator.json(*move.split())["moved"] == [{"from": str(data / "trades-0"), "to": str(data / "trades-5")}]
     with JavaBroker(tmp_path, operator.connect, {"trades": 6}, {"unflushThreshold": 1}):
-        send(operator.connect, "trades", 5, b"goes on")
+        send(operator.connect, "trades", 5, b"goes on", b"and on")
         (moved,) = (row for row in operator.json("stats", "offsets") if row["part"] == 5)
-    assert moved["max_offset"] == 63 + 27
+    assert moved["max_offset"] == 63 + 27 + 26
