@@ -42,22 +42,26 @@ def snapshot(directory):
     }
 
 
-@pytest.fixture
-def check(tmp_path, capsys):
-    """Run it on tmp_path/data; the report, whose exit code must fit; nothing may have changed."""
+class Check:
+    """Runs it on `data`; the report, whose exit code must fit. Nothing may have changed."""
 
-    def call(*options):
-        data = tmp_path / "data"
-        data.mkdir(exist_ok=True)
-        before = snapshot(data)
-        code = run(["check", str(data), "--json", "--java-processors", "1", *options])
-        assert snapshot(data) == before
-        report = json.loads(capsys.readouterr().out)
+    def __init__(self, data, capsys):
+        self.data = data
+        self._capsys = capsys
+
+    def __call__(self, *options):
+        self.data.mkdir(exist_ok=True)
+        before = snapshot(self.data)
+        code = run(["check", str(self.data), "--json", "--java-processors", "1", *options])
+        assert snapshot(self.data) == before
+        report = json.loads(self._capsys.readouterr().out)
         assert code == int(report["damaged"])
         return report
 
-    call.data = tmp_path / "data"
-    return call
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    return Check(tmp_path / "data", capsys)
 
 
 def said(report, level):
