@@ -101,7 +101,8 @@ def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers,
     assert values(shown, "partition", "offset", "message_id") == [("0-1", 24, negative.message_id)]
     assert "no such offset" in operator.refused("offsets", "show", "--group", "nobody")
 
-    copy = "offsets copy -t orders --from-broker 0 --to-broker 7 --start 0 --end 1 --target-start 2".split()
+    between = ("--from-broker", "0", "--to-broker", "7", "--start", "0", "--end", "1", "--target-start", "2")
+    copy = ("offsets", "copy", "--topic", "orders", *between)
     planned = [
         ("audit", "7-2", "would be copied"),
         ("audit", "7-3", "there already"),
