@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
@@ -19,11 +19,13 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import Partitions
 from .reactor import ReactorTime
-from .reload import Reloader, ReloadReport
 from .store.flush import RunInThread
 from .store.store import Store
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
+
+if TYPE_CHECKING:
+    from .reload import Reloader, ReloadReport
 
 __all__ = ["AdminFrom", "Broker"]
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
@@ -253,19 +253,16 @@ class BrokerProcess:
     def _offer_reload(self) -> None:
         if self._files is not None:
             read = partial(self.broker.in_thread, self._files.read)
-            self.broker.reloader = Reloader(self._files.ini, lambda: self._config, read, self._apply)
+            self.broker.reloader = Reloader(self._files.ini, self.broker, read, self._use, self._publish)
 
-    def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
-        return ensureDeferred(self._apply_all(config, topics))
-
-    async def _apply_all(self, config: BrokerConfig, topics: Sequence[str]) -> list[str]:
-        filters = await self.broker.in_thread(partial(load_filters, config, self.broker.filters))
+    def _use(self, config: BrokerConfig) -> None:
         self._config = config
-        self.broker.reconfigure(config, filters)
         self._retention.replace(self._schedules())
+
+    def _publish(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
         if self._registration is None:
-            return []
-        return await self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
+            return succeed([])
+        return self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
 
     def _schedules(self) -> list[Schedule]:
         return [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
@@ -313,7 +310,7 @@ class BrokerProcess:
 
 
 def _log_failed_reload(failure: Failure) -> None:
-    failure.trap(ConfigError)  # type: ignore[no-untyped-call]  # the reloader has logged it
+    failure.trap(MetaqError)  # type: ignore[no-untyped-call]  # the reloader has logged it
 
 
 def _raise_descriptor_limit() -> int:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import MetaqError
 
 from .config import BrokerConfig, parse_config
+from .filters.table import load_filters
 from .ini import Section, parse_ini
 from .sources import Sources
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 __all__ = ["ReloadReport", "Reloader", "reloaded_config"]
 
@@ -63,13 +69,9 @@ def reloaded_config(running: BrokerConfig, source: Sources, name: str) -> tuple[
     """The configuration to go on with when the files hold `source`, and what of `running` it changes.
 
     Only topics change; they inherit the running [system]. A topic that is missing now keeps its settings (1.x).
-    Raises ConfigError for a file that the broker would not start with, and for a topic in a new data directory.
+    Raises ConfigError for a file that the broker would not start with.
     """
     file = parse_config(source, name, inherited=running.system)
-    for topic in file.topics.values():
-        if topic.data_path not in running.data_paths:
-            remedy = f"of [topic={topic.name}] is a new data directory, and those are opened at the start: restart"
-            raise ConfigError(f"{name}: dataPath", topic.data_path, remedy)
     old, new = running.topics, file.topics
     report = ReloadReport(
         changed=True,
@@ -104,47 +106,67 @@ def _value(section: Section, key: str) -> str | None:
     return section[key].value if key in section else None
 
 
-Apply = Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]]
-"""apply(config, topics): make it the running configuration and register the topics anew; gives warnings."""
-
-
 class Reloader:
     """Loads server.ini again on request, one request after the other. Reactor thread."""
 
     def __init__(
         self,
         path: str,
-        running: Callable[[], BrokerConfig],
+        broker: Broker,
         read: Callable[[], Deferred[Sources]],
-        apply: Apply,
+        use: Callable[[BrokerConfig], None],
+        publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:
         """path: for messages. read: the files as they are now; fails with ConfigError.
 
-        apply fails with ConfigError if the configuration cannot be used, and must have changed nothing then.
+        use(config): called just before the broker and its store go on with it. publish(config, topics): have ZooKeeper
+        know its checksum and these topics; gives warnings.
         """
         self._path = path
-        self._running = running
+        self._broker = broker
         self._read = read
-        self._apply = apply
-        self._at_start = running().source
+        self._use = use
+        self._publish = publish
+        self._at_start = broker.config.source
         self._lock = DeferredLock()
 
     def reload(self) -> Deferred[ReloadReport]:
-        """Load the file; fails with ConfigError, and then nothing has changed."""
+        """Load the file; fails with ConfigError or DirectoryInUse, and then nothing has changed."""
         deferred: Deferred[ReloadReport] = self._lock.run(lambda: ensureDeferred(self._reload()))
         return deferred
 
     async def _reload(self) -> ReloadReport:
         try:
             source = await self._read()
-            running = self._running()
+            running = self._broker.config
             if source == (running.source, running.filter_source):
                 return ReloadReport(changed=False)
             config, report = reloaded_config(running, source, self._path)
-            warnings = await self._apply(config, (*report.added_topics, *report.changed_topics))
-        except ConfigError as error:
+            await self._change(config)
+        except MetaqError as error:
             _log.error("server.ini is not loaded again, nothing has changed: %s", error)
             raise
+        warnings = self._left_behind(parse_config(source, self._path).data_paths)
+        warnings += await self._publish(config, (*report.added_topics, *report.changed_topics))
         report = replace(report, needs_restart=_differing_keys(self._at_start, source.ini), warnings=tuple(warnings))
         _log.info("%s", report)
         return report
+
+    async def _change(self, config: BrokerConfig) -> None:
+        """What may fail first, on other threads; then all at once."""
+        broker, store = self._broker, self._broker.store
+        filters = await broker.in_thread(partial(load_filters, config, broker.filters))
+        new_paths = store.unknown_paths(config.data_paths)
+        locks = await broker.in_thread(partial(store.lock_empty_paths, new_paths))
+        store.adopt_paths(locks)
+        self._use(config)
+        broker.reconfigure(config, filters)
+
+    def _left_behind(self, data_paths: Sequence[str]) -> list[str]:
+        """Partitions whose directory the file names no more."""
+        unnamed = self._broker.store.unknown_paths(self._broker.store.data_paths, known=data_paths)
+        return [
+            f"{path} is named by no dataPath any more: its partitions are not served after a restart"
+            for path in unnamed
+            if self._broker.store.has_partitions(path)
+        ]

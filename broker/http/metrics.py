@@ -40,7 +40,14 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
         for name in _COMMANDS:
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
+        yield self._filter_failures()
         yield from self._topics()
+
+    def _filter_failures(self) -> Metric:
+        failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])
+        for each in self._broker.filters.filters():
+            failures.add_metric([each.name], each.failures)
+        return failures
 
     def _topics(self) -> Iterator[Metric]:
         messages: defaultdict[str, int] = defaultdict(int)

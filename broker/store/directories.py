@@ -12,7 +12,7 @@ from metaq.protocol.limits import INT32_MAX, check_topic
 
 from .files import Files
 
-__all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "partition_path", "scan_data_paths"]
+__all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "lock_empty_path", "partition_path", "scan_data_paths"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,20 @@ def lock_data_path(files: Files, path: str) -> int:
     except OSError as error:
         remedy = f"cannot be used ({error.strerror}): make it a writable directory or set another dataPath"
         raise ConfigError("dataPath", path, remedy) from error
+    return fd
+
+
+def lock_empty_path(files: Files, path: str) -> int:
+    """The same for a running broker, which cannot take over partitions: ConfigError if there are any."""
+    fd = lock_data_path(files, path)
+    try:
+        found = next(_scan(files, path), None)
+    except OSError as error:
+        files.close(fd)
+        raise ConfigError("dataPath", path, f"cannot be read ({error.strerror})") from error
+    if found is not None:
+        files.close(fd)
+        raise ConfigError("dataPath", path, f"holds partitions ({found.topic}-{found.partition}): restart the broker")
     return fd
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from metaq.protocol.errors import PartitionNotFound, StoreError
 
-from .directories import PartitionDirectory, lock_data_path, partition_path, scan_data_paths
+from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
 from .discard import discard
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import DATA, INDEX, FlushPolicy, RunInThread, flush_policy
@@ -200,6 +200,37 @@ class Store:
             _log.error("recovered %s", report)
         elif report.notable:
             _log.warning("recovered %s", report)
+
+    # --- data directories of a running broker -------------------------------------------------------------------------
+
+    def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
+        """Those of `paths` that are none of `known`, by default of the store's own, as real paths."""
+        others = set(self.data_paths if known is None else map(os.path.realpath, known))
+        return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
+
+    def lock_empty_paths(self, paths: Iterable[str]) -> dict[str, int]:
+        """Worker thread: path -> lock of each directory, made if needed.
+
+        Raises ConfigError, DirectoryInUse; nothing stays locked then.
+        """
+        locks: dict[str, int] = {}
+        try:
+            for path in paths:
+                locks[path] = lock_empty_path(self.files, path)
+        except BaseException:
+            for fd in locks.values():
+                self.files.close(fd)
+            raise
+        return locks
+
+    def adopt_paths(self, locks: Mapping[str, int]) -> None:
+        """Use directories that `lock_empty_paths` has locked for new partitions."""
+        self.data_paths += locks
+        self._locks += locks.values()
+
+    def has_partitions(self, path: str) -> bool:
+        """Whether partitions lie in this one of `data_paths`."""
+        return any(os.path.dirname(log.directory) == path for log in self._logs.values())
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 

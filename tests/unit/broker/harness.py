@@ -171,7 +171,7 @@ class Harness:
             on_topic=lambda name, config: self.topics_seen.append(name),
             filters=load_filters(self.config),
         )
-        self.broker.reloader = Reloader("server.ini", lambda: self.config, self._read, self._apply)
+        self.broker.reloader = Reloader("server.ini", self.broker, self._read, self._use, self._publish)
         self.broker.transactions.open()
         self.dispatcher = Dispatcher(self.broker)
 
@@ -185,10 +185,11 @@ class Harness:
     def _read(self) -> Deferred[Sources]:
         return succeed(Sources(self.ini.encode(), self.filters_ini.encode()))
 
-    def _apply(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
+    def _use(self, config: BrokerConfig) -> None:
         self.config = config
+
+    def _publish(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
         self.registered.append((config.checksum, tuple(topics)))
-        self.broker.reconfigure(config, load_filters(config, self.broker.filters))
         return succeed([])
 
     def turn(self) -> None:

@@ -5,6 +5,9 @@ import json
 import pytest
 
 from metaq.broker.handlers.admin import ADMIN_CODES, admits
+from metaq.broker.store.directories import lock_data_path
+from metaq.broker.store.files import REAL_FILES
+from metaq.protocol.errors import DirectoryInUse
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -20,8 +23,10 @@ def close(topic, start, end):
     return request(RequestCode.CLOSE_PARTITIONS, ClosePartitionsRequest(topic, start, end).to_ext())
 
 
-def reload(peer):
-    frame = peer.ask_frame(request(RequestCode.RELOAD_CONFIG))
+def reload(harness, peer):
+    peer.send(request(RequestCode.RELOAD_CONFIG))
+    harness.threads.run()
+    (frame,) = peer.frames()
     return json.loads(bytes(frame.body)) if frame.code == ResponseCode.SUCCESS else frame
 
 
@@ -75,60 +80,83 @@ def test_an_end_before_the_start_is_refused_naming_the_field(peer):
 
 
 def test_an_unchanged_file_does_nothing(harness, peer):
-    assert reload(peer)["changed"] is False
+    assert reload(harness, peer)["changed"] is False
     assert harness.registered == []
 
 
 def test_topics_are_added_and_changed_and_registered_after_the_checksum_of_the_new_file(harness, peer):
     harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=4") + "[topic=new]\nnumPartitions=2\n"
     assert peer.ask(put("t", 3)).code == peer.ask(put("new", 1)).code == 500
-    report = reload(peer)
+    report = reload(harness, peer)
     assert (report["addedTopics"], report["changedTopics"]) == (["new"], ["t"])
     assert peer.ask(put("t", 3)).code == peer.ask(put("new", 1)).code == 200
     assert harness.registered == [(harness.config.checksum, ("new", "t"))]
     assert peer.ask(b"stats config 9\r\n").text == harness.ini
-    assert reload(peer)["changed"] is False
+    assert reload(harness, peer)["changed"] is False
 
 
 def test_fewer_partitions_refuse_puts_at_once_and_stay_readable(harness, peer):
     peer.ask(put("t", 2))
     harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=2")
-    reload(peer)
+    reload(harness, peer)
     assert peer.ask(put("t", 2)).code == 500
     assert len(peer.ask(encode_get("t", "g", 2, 0, 100, 1)).data) == 25
 
 
 def test_a_topic_that_is_gone_from_the_file_stays_accepted(harness, peer):
     harness.ini = harness.ini.replace("[topic=quiet]\nstat=false\n", "")
-    assert reload(peer)["removedTopics"] == ["quiet"]
+    assert reload(harness, peer)["removedTopics"] == ["quiet"]
     assert peer.ask(put("quiet", 0)).code == 200
 
 
 def test_system_settings_wait_for_a_restart_also_where_topics_inherit_them(harness, peer):
     harness.ini = harness.ini.replace("numPartitions=1\n", "numPartitions=5\n").replace("zk.zkEnable=false", "")
     harness.ini += "[topic=new]\n"
-    assert reload(peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
+    assert reload(harness, peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
     assert peer.ask(put("new", 1)).code == 500
     harness.ini += "; a comment\n"
-    assert reload(peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
+    assert reload(harness, peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
 
 
 @pytest.mark.parametrize(
     ("line", "named"),
-    [("numPartition=3", "numPartition"), ("deleteWhen=never", "deleteWhen"), ("dataPath=/elsewhere", "/elsewhere")],
+    [("numPartition=3", "numPartition"), ("deleteWhen=never", "deleteWhen"), ("dataPath=/dev/null", "/dev/null")],
 )
 def test_a_bad_file_changes_nothing_and_the_answer_says_what_is_wrong(harness, peer, line, named):
     harness.ini += f"[topic=new]\n{line}\n"
-    answer = reload(peer)
+    answer = reload(harness, peer)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert named in answer.remark
     assert peer.ask(put("new", 0)).code == 500
     assert harness.registered == []
 
 
+def test_a_topic_may_come_with_a_data_directory_of_its_own(harness, peer, tmp_path):
+    harness.ini += f"[topic=new]\ndataPath={tmp_path / 'more'}\n"
+    assert reload(harness, peer)["addedTopics"] == ["new"]
+    assert harness.store.data_paths[1:] == [str(tmp_path / "more")]
+    with pytest.raises(DirectoryInUse):
+        lock_data_path(REAL_FILES, str(tmp_path / "more"))
+
+
+def test_a_data_directory_with_partitions_waits_for_a_restart_and_is_not_locked(harness, peer, tmp_path):
+    (tmp_path / "more" / "old-0").mkdir(parents=True)
+    harness.ini += f"[topic=new]\ndataPath={tmp_path / 'more'}\n"
+    assert "old-0" in reload(harness, peer).remark
+    REAL_FILES.close(lock_data_path(REAL_FILES, str(tmp_path / "more")))
+
+
+def test_partitions_whose_directory_no_section_names_any_more_are_reported(harness, peer, tmp_path):
+    peer.ask(put("t", 0))
+    harness.ini = harness.ini.replace(str(tmp_path / "data"), str(tmp_path / "other"))
+    report = reload(harness, peer)
+    assert report["needsRestart"] == ["dataPath"]
+    assert str(tmp_path / "data") in report["warnings"][0]
+
+
 def test_stat_changes_for_a_running_topic(harness, peer):
     peer.ask(put("quiet", 0))
     harness.ini = harness.ini.replace("stat=false", "stat=true")
-    reload(peer)
+    reload(harness, peer)
     peer.ask(put("quiet", 0))
     assert "topic_realtime_put Count=1," in peer.ask(b"stats quiet 9\r\n").text

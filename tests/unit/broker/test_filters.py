@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import pytest
+from twisted.python.failure import Failure
 
 from metaq.broker.config import parse_config
 from metaq.broker.filters import judge as judge_module
@@ -267,11 +268,21 @@ def test_a_map_that_cannot_be_read_names_what_is_wrong(text, named):
         parse_filter_map(text.encode())
 
 
+def reload(harness):
+    deferred = harness.broker.reload_config()
+    harness.threads.run()
+    results: list[Any] = []
+    deferred.addBoth(results.append)
+    if isinstance(results[0], Failure):
+        results[0].raiseException()
+    return results[0]
+
+
 def test_a_reload_brings_new_filters_and_keeps_those_that_run(harness, peer):
     fill(peer, "sL")
     kept = harness.broker.filters.find("orders", "large")
     harness.filters_ini += "com.acme.NotThere = my_filters:large\n"
-    assert harness.broker.reload_config().result.changed
+    assert reload(harness).changed
     assert get(harness, peer, "lost", 0).text == str(RECORD)
     assert harness.broker.filters.find("orders", "large") is kept
 
@@ -279,6 +290,6 @@ def test_a_reload_brings_new_filters_and_keeps_those_that_run(harness, peer):
 def test_a_reload_with_a_bad_filter_changes_nothing(harness, peer):
     before = harness.broker.filters
     harness.filters_ini += "com.acme.NotThere = nowhere:f\n"
-    failure = harness.broker.reload_config()
-    failure.addErrback(lambda failed: failed.trap(ConfigError))
+    with pytest.raises(ConfigError, match="nowhere:f"):
+        reload(harness)
     assert harness.broker.filters is before
