@@ -89,3 +89,26 @@ def test_a_consumer_fetches_single_messages_of_any_partition(server: Any, chroot
     with Consumer(chroot, group="g", topics=["t"]) as consumer:
         eventually(lambda: [message.payload for message in consumer.fetch(where, offset)] == [b"wanted"], 20)
         assert consumer.fetch(where, offset + 26) == []
+
+
+def test_a_topic_whose_oldest_messages_were_deleted_is_browsed_from_the_oldest_left(
+    chroot: str, tmp_path: Path
+) -> None:
+    """1.x takes such a partition for empty."""
+    require_java()
+    with ZkSession(chroot):
+        pass
+    where = TopicPartition("t", 0, 0)
+    settings = {"unflushThreshold": 1, "maxSegmentSize": SEGMENT_BYTES}
+    with Producer(chroot) as producer:
+        with JavaBroker(tmp_path / "java", chroot, {"t": 1}, settings) as broker:
+            for number in range(20):
+                producer.send("t", bytes([number]) * 1000, partition=where, timeout=20)
+            port, data = broker.port, broker.data
+        min((data / "t-0").glob("*.meta")).unlink()
+        with JavaBroker(tmp_path / "java", chroot, {"t": 1}, settings, port=port):
+            for number in (20, 21):  # a Java broker may open a partition of an earlier run with its first put only
+                producer.send("t", bytes([number]) * 1000, partition=where, timeout=20)
+            found = [message.payload[0] for message in browse(chroot, "t")]
+    assert found[0] > 0
+    assert found == list(range(found[0], 22))

@@ -1,0 +1,123 @@
+"""Where a consumer begins and keeps its offsets: a table of a database, the file of broadcast consumers, options."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from metaq import Consumer, ConsumerConfig, LocalOffsetStore, Producer, SqlOffsetStore, TopicPartition
+from metaq.coordination.offset_store import Offset
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import SessionLost
+from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, read_until_quiet, running_brokers
+
+CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
+HERE = TopicPartition("t", 0, 0)
+
+
+@pytest.fixture
+def brokers(chroot, tmp_path):
+    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def producer(brokers):
+    with Producer(brokers.connect) as producer:
+        yield producer
+
+
+def member(brokers, **arguments):
+    return Consumer(brokers.connect, group="g", topics=["t"], config=CONFIG, **arguments)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "offsets.db"
+
+
+def sql_store(database):
+    store = SqlOffsetStore(lambda: sqlite3.connect(database), paramstyle=sqlite3.paramstyle)
+    store.create_table()
+    return store
+
+
+def test_a_group_keeps_its_offsets_in_a_database_and_none_in_zookeeper(brokers, producer, database):
+    producer.send_batch("t", [b"1", b"2"], partition=HERE)
+    with member(brokers, offset_store=sql_store(database)) as consumer:
+        messages = read(consumer, 2)
+    assert sql_store(database).load("g", "t", "0-0") == Offset(messages[-1].id, messages[-1].next_offset)
+    producer.send("t", b"3", partition=HERE)
+    with member(brokers, offset_store=sql_store(database)) as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+    with ZkSession(brokers.connect) as session:
+        assert session.nodes.children("/meta/consumers/g/offsets") == []
+
+
+def test_a_member_that_lost_its_partitions_writes_nothing_into_the_database(brokers, producer, database):
+    producer.send_batch("t", [b"1", b"2"], partition=HERE)
+    consumer = member(brokers, offset_store=sql_store(database), auto_commit_seconds=0)
+    read(consumer, 2)
+    state = consumer._member.owned[HERE]
+    consumer._handout.acknowledge()
+    consumer._member._membership.release("t", "0-0")  # as if another had it
+    with pytest.raises(SessionLost):
+        consumer._committer.commit([state])
+    assert sql_store(database).load("g", "t", "0-0") is None
+    consumer.close()
+
+
+def test_a_database_that_is_away_is_waited_for(brokers, producer, tmp_path, caplog):
+    database = tmp_path / "later" / "offsets.db"
+    store = SqlOffsetStore(lambda: sqlite3.connect(database), paramstyle=sqlite3.paramstyle)
+    producer.send("t", b"1", partition=HERE)
+    with member(brokers, offset_store=store) as consumer:
+        eventually(lambda: "unable to open database file" in caplog.text, 20, "saying why nothing is read")
+        assert consumer.poll(timeout=0.1) == []
+        database.parent.mkdir()
+        store.create_table()
+        assert [message.payload for message in read(consumer, 1)] == [b"1"]
+
+
+def test_an_option_of_its_own_chooses_where_a_new_group_begins(brokers, producer):
+    second = producer.send_batch("t", [b"1", b"2"], partition=HERE)[1]
+    with member(brokers, start=second.offset) as consumer:
+        assert [message.payload for message in read(consumer, 1)] == [b"2"]
+    with member(brokers, start="always_latest") as consumer:
+        eventually(lambda: consumer.poll(timeout=0.1) or len(consumer.assignment()) == 2, 20)
+        eventually(lambda: all(state.opened for state in consumer._member.owned.values()), 20)
+        producer.send("t", b"new", partition=HERE)
+        assert [message.payload for message in read(consumer, 1)] == [b"new"]
+
+
+def test_what_the_filter_refuses_counts_as_consumed(brokers, producer):
+    producer.send_batch("t", [b"no", b"yes", b"no"], partition=HERE)
+    with member(brokers, accept=lambda message: message.payload == b"yes") as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"yes"]
+    with member(brokers) as consumer:
+        assert read_until_quiet(consumer) == []
+
+
+def test_consumers_with_consistent_hashing_share_all_partitions(brokers):
+    with member(brokers, strategy="consist", consumer_id="a") as first:
+        eventually(lambda: first.poll(timeout=0.1) or len(first.assignment()) == 2, 20)
+        with member(brokers, strategy="consist", consumer_id="b") as second:
+
+            def owned():
+                first.poll(timeout=0.05)
+                return first.assignment() + second.assignment()
+
+            eventually(lambda: second._member.state.name == "STABLE" and len(owned()) == 2, 20)
+            assert len(set(owned())) == 2
+
+
+def test_the_file_of_broadcast_consumers_is_written_as_java_writes_it(brokers, producer, tmp_path):
+    path = tmp_path / "offsets"
+    producer.send_batch("t", [b"1", b"2"], partition=HERE)
+    with member(brokers, broadcast=True, offsets_file=path) as consumer:
+        last = read(consumer, 2)[-1]
+    (entry,) = json.loads(path.read_text())[consumer.group]
+    assert list(entry) == ["offset", "topic", "partition", "modified", "messageId"]
+    assert entry["partition"] == {"partition": 0, "brokerId": 0}
+    assert LocalOffsetStore(path).load(consumer.group, "t", "0-0") == Offset(last.id, last.next_offset)
