@@ -28,15 +28,20 @@ def main() -> None:
 @click.option("--minutes", type=float, default=5.0, show_default=True, help="How long processes are killed.")
 @click.option("--seed", type=int, default=None, help="Of the schedule; printed. Default: another one each time.")
 @click.option("--freeze", is_flag=True, help="Also stop our processes for longer than their ZooKeeper sessions.")
+@click.option("--zookeeper", is_flag=True, help="Also restart ZooKeeper.")
 @click.option("--directory", type=click.Path(path_type=Path), default=None, help="Keeps logs, journals and data.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), default=None, help="Write the verdict here.")
-def run_mixed(minutes: float, seed: int | None, freeze: bool, directory: Path | None, json_file: Path | None) -> None:
+def run_mixed(
+    minutes: float, seed: int | None, freeze: bool, zookeeper: bool, directory: Path | None, json_file: Path | None
+) -> None:
     """2 + 1 brokers, 2 + 2 consumers, 1 + 1 producers of ours and of Java; kills and restarts."""
     seed = random.SystemRandom().randrange(1 << 16) if seed is None else seed
     directory = _directory(directory)
     click.echo(f"mixed soak: {minutes:g} minutes, seed {seed}, everything in {directory}")
     with EmbeddedZooKeeper(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
-        tally = mixed(directory, server.connect_string, minutes * 60, seed, click.echo, freeze)
+        tally = mixed(
+            directory, server.connect_string, minutes * 60, seed, click.echo, freeze, server if zookeeper else None
+        )
     outcome = tally.outcome
     click.echo(", ".join(f"{blow}: {times}" for blow, times in tally.blows.items()))
     click.echo(

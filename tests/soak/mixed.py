@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from metaq.coordination.embedded import EmbeddedZooKeeper
+
 from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
 from .places import Kind, Place
 from .run import Outcome, Run
@@ -25,6 +27,9 @@ BROKERS: Mapping[str, tuple[Kind, Mapping[str, object]]] = {
 SEGMENT_BYTES = 64 << 10
 SEND_PAUSE = {"py": 0.005, "java": 0.005}
 
+ZOOKEEPER = "zookeeper"
+
+Victim = Place | Member | EmbeddedZooKeeper
 Say = Callable[[str], None]
 
 
@@ -37,11 +42,19 @@ class Tally:
     refused_starts: int
 
 
-def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say, freeze: bool = False) -> Tally:
+def mixed(
+    directory: Path,
+    zookeeper: str,
+    seconds: float,
+    seed: int,
+    say: Say,
+    freeze: bool = False,
+    server: EmbeddedZooKeeper | None = None,
+) -> Tally:
     """Run for `seconds` of blows, then drain and judge. zookeeper: with a chroot that exists. Needs the Java peers.
 
     freeze: also stop the clock of our processes for longer than their sessions. (A Java consumer that thaws goes on
-    reading what others own by then.)
+    reading what others own by then.) server: ZooKeeper, to be restarted too.
     """
     group = Group(zookeeper, GROUP, TOPIC, directory / "group")
     places = {
@@ -49,6 +62,7 @@ def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say, 
         for broker_id, (name, (_, system)) in enumerate(BROKERS.items())
     }
     members = _members(group)
+    victims: dict[str, Victim] = {**places, **members, **({ZOOKEEPER: server} if server else {})}
     frozen = [name for name in (*places, *members) if "java" not in name] if freeze else []
     blows: dict[str, int] = {}
     try:
@@ -58,16 +72,16 @@ def mixed(directory: Path, zookeeper: str, seconds: float, seed: int, say: Say, 
             run.produce(PythonProducer(group, "py", SEND_PAUSE["py"]), JavaProducer(group, "java", SEND_PAUSE["java"]))
             run.wait_for(100)
             end = time.monotonic() + seconds
-            for step in steps(seed, list(places), list(members), frozen):
+            for step in steps(seed, list(places), list(members), frozen, [ZOOKEEPER] if server else []):
                 if time.monotonic() + step.pause > end:
                     break
                 time.sleep(step.pause)
                 say(f"{time.strftime('%X')} {', '.join(map(str, step.blows))}; back after {step.down:.1f} s")
-                run.disturb(*(_ending(blow, places, members) for blow in step.blows))
+                run.disturb(*(_ending(blow, victims) for blow in step.blows))
                 for blow in step.blows:
                     blows[str(blow)] = blows.get(str(blow), 0) + 1
                 time.sleep(step.down)
-                run.disturb(*(_starting(blow, places, members) for blow in step.blows))
+                run.disturb(*(_starting(blow, victims) for blow in step.blows))
             say(f"{time.strftime('%X')} draining")
             outcome = run.finish()
     finally:
@@ -86,14 +100,17 @@ def _members(group: Group) -> dict[str, Member]:
     return {name: kind(group, name) for name, kind in zip(names, kinds, strict=True)}
 
 
-def _ending(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:
-    victim = places.get(blow.victim) or members[blow.victim]
+def _ending(blow: Blow, victims: Mapping[str, Victim]) -> Callable[[], None]:
+    victim = victims[blow.victim]
+    if isinstance(victim, EmbeddedZooKeeper):
+        return victim.stop
     actions: Mapping[Way, Callable[[], None]] = {"kill": victim.kill, "stop": victim.stop, "freeze": victim.freeze}
     return actions[blow.way]
 
 
-def _starting(blow: Blow, places: Mapping[str, Place], members: Mapping[str, Member]) -> Callable[[], None]:
-    if blow.victim in members:
-        return members[blow.victim].start
-    kind, _ = BROKERS[blow.victim]
-    return lambda: places[blow.victim].start(kind)
+def _starting(blow: Blow, victims: Mapping[str, Victim]) -> Callable[[], None]:
+    victim = victims[blow.victim]
+    if isinstance(victim, Place):
+        kind, _ = BROKERS[blow.victim]
+        return lambda: victim.start(kind)
+    return victim.start

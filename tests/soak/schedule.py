@@ -17,6 +17,7 @@ Way = Literal["kill", "stop", "freeze"]
 PAUSE_SECONDS = (2.0, 8.0)
 DOWN_SECONDS = (0.5, 6.0)
 FROZEN_SECONDS = (SESSION_SECONDS + 1.0, SESSION_SECONDS + 6.0)
+OUTAGE_SECONDS = (0.5, SESSION_SECONDS / 2)
 DOUBLE = 0.25
 """The share of steps that hit a broker and a member at once."""
 
@@ -41,21 +42,33 @@ class Step:
     down: float
 
 
-def steps(seed: int, brokers: Sequence[str], members: Sequence[str], frozen: Sequence[str] = ()) -> Iterator[Step]:
+def steps(
+    seed: int,
+    brokers: Sequence[str],
+    members: Sequence[str],
+    frozen: Sequence[str] = (),
+    restarted: Sequence[str] = (),
+) -> Iterator[Step]:
     """Endless. Every process is killed and stopped once in each round over all of them, in a new order each time.
 
-    frozen: those that are also frozen once a round.
+    frozen: those that are also frozen once a round. restarted: servers for all, stopped for less than a session.
     """
     chance = random.Random(seed)
     ways: Sequence[Way] = ("kill", "stop")
     blows = [Blow(victim, way) for victim in (*brokers, *members) for way in ways]
     blows += [Blow(victim, "freeze") for victim in frozen]
+    blows += [Blow(victim, "stop") for victim in restarted]
     while True:
         chance.shuffle(blows)
         for blow in blows:
             hit = [blow]
-            if chance.random() < DOUBLE:
+            if blow.victim not in restarted and chance.random() < DOUBLE:
                 others = members if blow.victim in brokers else brokers
                 hit.append(Blow(chance.choice(others), chance.choice(ways)))
-            down = FROZEN_SECONDS if blow.way == "freeze" else DOWN_SECONDS
-            yield Step(chance.uniform(*PAUSE_SECONDS), hit, chance.uniform(*down))
+            yield Step(chance.uniform(*PAUSE_SECONDS), hit, chance.uniform(*_down(blow, restarted)))
+
+
+def _down(blow: Blow, restarted: Sequence[str]) -> tuple[float, float]:
+    if blow.victim in restarted:
+        return OUTAGE_SECONDS
+    return FROZEN_SECONDS if blow.way == "freeze" else DOWN_SECONDS

@@ -33,3 +33,9 @@ def test_a_step_never_ends_two_brokers_or_two_members() -> None:
     doubles = [step for step in islice(steps(1, BROKERS, MEMBERS), 200) if len(step.blows) == 2]
     assert doubles
     assert all((step.blows[0].victim in BROKERS) != (step.blows[1].victim in BROKERS) for step in doubles)
+
+
+def test_what_all_need_is_away_for_less_than_a_session_and_alone() -> None:
+    outages = [step for step in islice(steps(1, BROKERS, MEMBERS, [], ["zookeeper"]), 100) if "zookeeper" in str(step)]
+    assert outages
+    assert all(step.down < SESSION_SECONDS and step.blows == [Blow("zookeeper", "stop")] for step in outages)
