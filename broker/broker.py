@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
@@ -19,6 +19,7 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import Partitions
 from .reactor import ReactorTime
+from .replication.status import ReplicationStatus
 from .store.flush import RunInThread
 from .store.store import Store
 from .transactions.log import TransactionLog
@@ -33,6 +34,14 @@ AdminFrom = Literal["loopback", "any"]
 """Where admin requests are taken from: this machine, or every address that reaches the port."""
 
 T = TypeVar("T")
+
+
+class Replication(Protocol):
+    """What handlers may ask of replication/."""
+
+    def status(self) -> ReplicationStatus: ...
+    def restart(self) -> None: ...
+
 
 MAX_FILTER_CALLS = 256
 """Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
@@ -70,6 +79,8 @@ class Broker:
         self.connections = 0
         self.reloader: Reloader | None = None
         """Set by the process that knows the file; without it there is nothing to read again."""
+        self.replication: Replication | None = None
+        """This broker's part in replication; None for a plain master."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)

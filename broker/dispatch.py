@@ -17,6 +17,7 @@ from metaq.protocol.errors import (
     LogReadOnly,
     MessageTooLarge,
     MetaqError,
+    NotMaster,
     OffsetOutOfRange,
     PartitionClosed,
     PartitionNotFound,
@@ -64,6 +65,7 @@ from .handlers.lookup import (
 from .handlers.offset import answer_offset
 from .handlers.pull import Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
+from .handlers.replication import answer_replication_status, answer_restart_replication
 from .handlers.send_batch import answer_send_batch
 from .handlers.stats import answer_stats, answer_stats_frame
 from .handlers.transaction import (
@@ -115,6 +117,8 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.OPEN_PARTITIONS: answer_open_partitions,
     RequestCode.PREPARED_TRANSACTIONS: answer_prepared_transactions,
     RequestCode.COMPLETE_TRANSACTION: answer_complete_transaction,
+    RequestCode.REPLICATION_STATUS: answer_replication_status,
+    RequestCode.RESTART_REPLICATION: answer_restart_replication,
 }
 
 _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
@@ -123,6 +127,7 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,

@@ -26,6 +26,7 @@ from .filters.table import load_filters
 from .filters.threads import FilterThreads
 from .reload import Reloader
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
+from .replication.roles import Roles, check_roles
 from .schedule import Schedule
 from .server import SessionFactory, listen
 from .sources import ConfigFiles
@@ -72,8 +73,7 @@ def run(
         files = ConfigFiles(ini_path, filters_path)
         config = read_config(ini_path, filters_path)
         chosen = read_plugins(plugins or {})
-        if chosen.metaslave or chosen.samsa or chosen.gregor:
-            raise ConfigError("-F", ", ".join(plugins or {}), "this role is not part of the broker yet")
+        check_roles(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
         return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from, plugins=chosen).run()
@@ -133,6 +133,7 @@ class BrokerProcess:
                 filters=filters,
                 run_filter=self._run_filter,
             )
+            self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.transactions.open()
             try:
                 self._serve(max_connections)
@@ -209,13 +210,14 @@ class BrokerProcess:
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:
-        if self._config.zookeeper.enabled:
+        if self._roles.registers:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
-            self._registration = Registration(self._config, self._reactor)
+            self._registration = Registration(self._config, self._reactor, self._roles.slave_id)
             topics = {name: self._config.topics[name] for name in sorted(self._config.topics)}
             topics.update(self.broker.partitions.stored_topics())
             await self._registration.start(self.broker.port, topics)
+        self._roles.start(self._registration)
         if not self._stopping:
             self._serving = True
             print(
@@ -229,7 +231,7 @@ class BrokerProcess:
         self._stop()
 
     def _topic_appeared(self, name: str, config: TopicConfig) -> None:
-        if self._registration is not None:
+        if self._registration is not None and self._roles.slave_id is None:  # a slave offers what its master offers
             self._registration.add_topic(name, config)
 
     def _apply_retention(self, schedule: Schedule) -> None:
@@ -282,6 +284,7 @@ class BrokerProcess:
 
     async def _leave(self) -> None:
         """Unregister, serve a little longer, close the port and the connections."""
+        await self._roles.stop()
         if self._registration is not None:
             await self._registration.stop_serving()
             if self._serving:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from metaq.protocol.errors import PartitionClosed, PartitionNotFound, TopicNotAccepted, WrongPartition
+from metaq.protocol.errors import NotMaster, PartitionClosed, PartitionNotFound, TopicNotAccepted, WrongPartition
 from metaq.protocol.limits import check_topic
 
 from .config import BrokerConfig, TopicConfig
@@ -44,6 +44,8 @@ class Partitions:
         self._topics: set[str] = set()
         self._stat: dict[str, bool] = {}
         self._closed: set[tuple[str, int]] = set()
+        self.takes_puts = True
+        """False for a slave. To be set before the first put."""
         for log in store.logs():
             self._learn(log)
 
@@ -92,7 +94,7 @@ class Partitions:
         """The log to append to, made on its first use.
 
         chosen: the broker chose the partition, so that a closed one is not refused (1.x). Raises PartitionClosed,
-        TopicNotAccepted, InvalidName, WrongPartition, StoreError.
+        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, StoreError.
         """
         log = self._writable.get((topic, partition))
         return self._open(topic, partition, chosen) if log is None else log
@@ -125,9 +127,21 @@ class Partitions:
             return None
 
     def check(self, topic: str, partition: int) -> None:
-        """Raise TopicNotAccepted, InvalidName or WrongPartition unless puts may name this partition."""
+        """Raise TopicNotAccepted, InvalidName, WrongPartition or NotMaster unless puts may name this partition."""
+        if not self.takes_puts:
+            raise NotMaster(self.broker_id, "an asynchronous slave")
         if not 0 <= partition < self.topic(topic).partitions:
             raise WrongPartition(partition)
+
+    def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
+        """The log that a slave copies its master's partition to, begun at `first_offset` if there is none.
+
+        Whatever the slave's own configuration says of the topic. Raises InvalidName, StoreError.
+        """
+        check_topic(topic)
+        log = self._store.get_or_create(topic, partition, first_offset)
+        self._learn(log)
+        return log
 
     def _open(self, topic: str, partition: int, chosen: bool) -> PartitionLog:
         closed = (topic, partition) in self._closed

@@ -35,9 +35,11 @@ _STOP_SECONDS = 5.0
 class Registration:
     """One broker's nodes (zookeeper.md §3). Called on the reactor thread, and every Deferred fires there."""
 
-    def __init__(self, config: BrokerConfig, reactor: Reactor) -> None:
+    def __init__(self, config: BrokerConfig, reactor: Reactor, slave_id: int | None = None) -> None:
+        """slave_id: None for a master."""
         self._config = config
         self._reactor = reactor
+        self._slave_id = slave_id
         zookeeper = config.zookeeper
         self._session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
@@ -55,7 +57,7 @@ class Registration:
         config = self._config
         registration = BrokerRegistration(
             self._session,
-            BrokerAddress(config.broker_id, None, config.host, port),
+            BrokerAddress(config.broker_id, self._slave_id, config.host, port),
             config.checksum,
         )
         described = [

@@ -36,12 +36,19 @@ __all__ = [
     "MessageTooLarge",
     "MetaqError",
     "NoPartition",
+    "NotMaster",
     "NotOwner",
+    "NotReplicating",
     "OffsetOutOfRange",
     "PartitionClosed",
     "PartitionNotFound",
+    "PeerLost",
+    "PeerRefused",
+    "PeerTimedOut",
     "ProtocolError",
     "RemoteProtocolError",
+    "ReplicaDiverged",
+    "ReplicationError",
     "RequestRefused",
     "RequestTimedOut",
     "SessionLost",
@@ -179,6 +186,13 @@ class PartitionClosed(StoreError):
         self.partition = partition
 
 
+class NotMaster(StoreError):
+    """A put to a slave, which only copies its master."""
+
+    def __init__(self, broker_id: int, role: str) -> None:
+        super().__init__(f"this broker is {role} of broker {broker_id} and takes no messages: send to the master")
+
+
 class CorruptRecord(StoreError):
     """A stored record fails its check at byte `position` of `file`."""
 
@@ -246,6 +260,33 @@ class XaRefused(TransactionRefused):
         super().__init__(f"XAException:code={xa_code},msg={reason}")
         self.xa_code = xa_code
         self.reason = reason
+
+
+# --- replication ------------------------------------------------------------------------------------------------------
+
+
+class ReplicationError(MetaqError):
+    """Something about copying between a master and its slave."""
+
+
+class NotReplicating(ReplicationError):
+    """Something was asked that only a master or slave in replication can do."""
+
+
+class PeerLost(ReplicationError):
+    """There is no connection to the other side of the replication."""
+
+
+class PeerTimedOut(ReplicationError):
+    """The other side did not answer in time; whether it did what it was asked to is not known."""
+
+
+class PeerRefused(ReplicationError):
+    """The other side answered that it does not do it now."""
+
+
+class ReplicaDiverged(ReplicationError):
+    """A slave's bytes are not its master's, or cannot follow them without a gap: an operator has to decide."""
 
 
 # --- coordination -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..answers import Bytes, answer_frame
 from ..broker import Broker
 from ..metrics import KINDS
 from ..store.partition_log import PartitionLog
+from .replication import replication_status
 
 __all__ = ["answer_stats", "answer_stats_frame", "stats_text"]
 
@@ -59,7 +60,7 @@ def _system_lines(broker: Broker) -> Iterator[str]:
     yield f"port {broker.port}"
     yield f"uptime {metrics.uptime_seconds}"
     yield f"version {broker.version}"
-    yield "slave false"
+    yield f"slave {_java(not broker.partitions.takes_puts)}"
     yield f"curr_connections {broker.connections}"
     yield f"threads {threading.active_count()}"
     yield f"cmd_put {metrics.cmd_put}"
@@ -108,6 +109,11 @@ def _reset_lines(broker: Broker) -> Iterator[str]:
     yield "reset ok"
 
 
+def _replication_lines(broker: Broker) -> Iterator[str]:
+    """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
+    yield from replication_status(broker).lines()
+
+
 def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
     logs = _logs_by_topic(broker)[topic]
     yield topic
@@ -137,4 +143,5 @@ _ITEMS = {
     "offsets": _offsets_lines,
     "realtime": _realtime_lines,
     "reset": _reset_lines,
+    "replication": _replication_lines,
 }

@@ -15,7 +15,17 @@ from metaq.protocol.record import checksum as checksum_of
 from .files import Files, read_exactly
 from .index import UNIT_DTYPE, UnitArray
 
-__all__ = ["ID_EPOCH_MS", "Scan", "bound_java_times", "find_record", "id_time_ms", "is_zero", "scan_units", "time_id"]
+__all__ = [
+    "ID_EPOCH_MS",
+    "Scan",
+    "bound_java_times",
+    "find_record",
+    "id_time_ms",
+    "is_zero",
+    "scan_bytes",
+    "scan_units",
+    "time_id",
+]
 
 ID_EPOCH_MS = 1303895660503
 """Unix ms of id time 0 (storage.md §2)."""
@@ -72,6 +82,12 @@ def scan_units(
             break
         want = need
     return Scan(np.concatenate(blocks) if blocks else np.empty(0, UNIT_DTYPE), position)
+
+
+def scan_bytes(data: bytes, first_offset: int) -> Scan:
+    """As scan_units, of bytes in memory whose first one is at `first_offset` of the partition."""
+    starts, end = _walk(memoryview(data), None)
+    return Scan(_units_of(data, starts, end, first_offset) if starts else np.empty(0, UNIT_DTYPE), end)
 
 
 def _walk(data: memoryview, max_records: int | None) -> tuple[list[int], int]:

@@ -241,10 +241,17 @@ class Store:
             raise PartitionNotFound(topic, partition)
         return log
 
-    def get_or_create(self, topic: str, partition: int) -> PartitionLog:
-        """The log of a partition, made empty if there is none. Raises InvalidName, StoreError."""
+    def find(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log of a partition, None if there is none."""
+        return self._logs.get((topic, partition))
+
+    def get_or_create(self, topic: str, partition: int, first_offset: int = 0) -> PartitionLog:
+        """The log of a partition; if there is none it is made, empty, to begin at byte `first_offset`.
+
+        Raises InvalidName, StoreError.
+        """
         log = self._logs.get((topic, partition))
-        return self._create(topic, partition) if log is None else log
+        return self._create(topic, partition, first_offset) if log is None else log
 
     def logs(self) -> Iterable[PartitionLog]:
         """All logs, in no particular order."""
@@ -255,12 +262,12 @@ class Store:
         """Largest positive message id in any log, 0 if there is none: new ids must be larger. O(partitions)."""
         return max((log.max_message_id for log in self._logs.values()), default=0)
 
-    def _create(self, topic: str, partition: int) -> PartitionLog:
+    def _create(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
         data_path = os.path.realpath(self._data_path_for(topic))
         path = partition_path(data_path, topic, partition)
         try:
             self.files.make_directory(path)
-            segment = create_segment(self._open_files, path, 0)
+            segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
             raise StoreError(f"partition directory {path} cannot be made: {error}") from error
         return self._add(topic, partition, path, Recovered([segment], [], RecoveryReport(path, 1), (data_path, path)))

@@ -1,0 +1,78 @@
+"""autoSyncMasterConfig: the topics of the master's server.ini, taken over into the slave's own file.
+
+1.x overwrites the whole file, so that a slave restarted later would take its master's port and directories. Here
+[system] and [zookeeper] stay the slave's own; the topic sections become the master's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import ConfigError
+
+from ..broker import Broker
+from ..config import parse_config
+from ..reload import ReloadReport
+
+__all__ = ["ConfigCopy", "with_topics_of"]
+
+_SECTION = re.compile(rb"^[ \t]*\[(.*?)\]", re.MULTILINE)
+_DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILINE)
+
+
+def with_topics_of(master: bytes, own: bytes) -> bytes:
+    """The slave's file with the master's topic sections, whose dataPath keys, directories of the master, are left out.
+
+    Both as the bytes of a server.ini.
+    """
+    kept = b"".join(text for name, text in _sections(own) if not name.startswith(b"topic="))
+    topics = b"".join(text for name, text in _sections(master) if name.startswith(b"topic="))
+    return kept.rstrip() + b"\n\n" + _DATA_PATH.sub(b"", topics).rstrip() + b"\n"
+
+
+def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
+    """(name, text) of each section in order; what stands before the first one has the name b""."""
+    heads = list(_SECTION.finditer(source))
+    ends = [head.start() for head in heads[1:]] + [len(source)]
+    found = [(b"", source[: heads[0].start()] if heads else source)]
+    found += [(head[1].strip(), source[head.start() : end]) for head, end in zip(heads, ends, strict=True)]
+    return found
+
+
+class ConfigCopy:
+    """Reactor thread; files are read and written in worker threads."""
+
+    def __init__(self, broker: Broker, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
+        """path: of the slave's server.ini. reload: has the broker read it again."""
+        self._broker = broker
+        self._path = path
+        self._reload = reload
+
+    async def update(self, master: bytes) -> None:
+        """Take over the master's topics if they differ. Raises ConfigError if the file cannot be used or written."""
+        theirs = parse_config(master, "the master's server.ini")
+        own = self._broker.config
+        if {name: topic.partitions for name, topic in theirs.topics.items()} == {
+            name: topic.partitions for name, topic in own.topics.items()
+        }:
+            return
+        wanted = with_topics_of(master, own.source)
+        parse_config(wanted, self._path)
+        await self._broker.in_thread(lambda: _replace(self._path, wanted))
+        await self._reload()
+
+
+def _replace(path: str, data: bytes) -> None:
+    temporary = f"{path}.new"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError("autoSyncMasterConfig", path, f"cannot be written ({error.strerror})") from error

@@ -1,0 +1,283 @@
+"""Copying one partition from a master: the same bytes at the same offsets, or a stop that says why not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, ReplicaDiverged, StoreError
+from metaq.protocol.record import HEADER, HEADER_BYTES
+
+from ..broker import Broker
+from ..store.partition_log import PartitionLog
+from ..store.scan import scan_bytes
+from .source import Bounds, Fetched, Source
+from .status import CopyState, PartitionStatus
+
+__all__ = ["PartitionCopy"]
+
+_log = logging.getLogger(__name__)
+
+FETCH_BYTES = 1 << 20
+"""Most bytes asked for at once, as 1.x's slave does; a larger record is asked for whole."""
+
+MAX_RECORD_BYTES = 16 << 20
+
+_COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
+"""How much of the slave's end is compared with the master before going on; more only if a record is that large."""
+
+AHEAD_SECONDS = 30.0
+"""How long a Java master's end may stay before the slave's: it does not count what is not synced yet, and its
+unflushInterval is 10 s in 1.x's sample file."""
+
+_END_SECONDS = 1.0
+"""A master that does not tell its end with the data is asked this often while copying."""
+
+_TROUBLE_SECONDS = (0.5, 5.0)
+"""The pause after a failed try grows between these."""
+
+
+class PartitionCopy:
+    """One partition. `run` copies as long as a connection lives, and once more for the next one. Reactor thread."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int, max_delay_seconds: float) -> None:
+        """max_delay_seconds: the longest pause when a master that cannot hold back answers has nothing new."""
+        self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
+        self._broker = broker
+        self._topic = topic
+        self._partition = partition
+        self._max_delay = max_delay_seconds
+        self._delay = self._pause_after_trouble = 0.0
+        self._want = FETCH_BYTES
+        self._end_known_at = float("-inf")
+        self.active = True
+        """Cleared to end `run` at the next occasion."""
+        log = self._find()
+        if log is not None:
+            self.status.offset = log.end_offset
+
+    async def run(self, source: Source) -> None:
+        """Copy until the connection is lost, `active` is cleared, or the copy must stop. Never raises."""
+        self._enter(CopyState.CONNECTING)
+        begun = False
+        while self.active:
+            try:
+                if not begun:
+                    begun = await self._begin(source)
+                else:
+                    await self._step(source)
+                self._pause_after_trouble = 0.0
+            except (PeerLost, PeerTimedOut):
+                self._enter(CopyState.CONNECTING)
+                return
+            except (ReplicaDiverged, StoreError) as error:
+                self._stop(error)
+                return
+            except MetaqError as error:
+                await self._trouble(str(error))
+            except Exception as error:
+                _log.exception("copying %s-%d failed", self._topic, self._partition)
+                await self._trouble(f"internal error: {type(error).__name__}")
+
+    # --- beginning ----------------------------------------------------------------------------------------------------
+
+    async def _begin(self, source: Source) -> bool:
+        """Find the place to go on from, and see that the slave's end is the master's. False: nothing to copy yet."""
+        bounds = await source.bounds(self._topic, self._partition)
+        log = self._find()
+        if bounds is None:
+            # not even a log of ours is a reason to stop: 1.4.6.2 does not load all its partitions at the start
+            self._enter(CopyState.EMPTY)
+            await self._sleep(self._max_delay)
+            return False
+        self.status.master_end = bounds.end
+        if log is None:
+            self.status.offset = bounds.first
+            return True
+        self.status.offset = log.end_offset
+        if log.end_offset < bounds.first:
+            raise self._gap(bounds.first)
+        if log.end_offset > bounds.end:
+            return await self._ahead(source, log, bounds)
+        await self._compare(source, log, bounds)
+        return True
+
+    async def _ahead(self, source: Source, log: PartitionLog, bounds: Bounds) -> bool:
+        since = self.status.since_ms if self.status.state is CopyState.TROUBLED else self._broker.now_ms()
+        text = f"the slave has bytes up to {log.end_offset}, the master up to {bounds.end} only"
+        if source.exact_end or self._broker.now_ms() - since >= AHEAD_SECONDS * 1000:
+            raise ReplicaDiverged(text)
+        self._enter(CopyState.TROUBLED, text)
+        await self._sleep(_TROUBLE_SECONDS[0])
+        return False
+
+    async def _compare(self, source: Source, log: PartitionLog, bounds: Bounds) -> None:
+        """The last records of the slave must be the same at the master."""
+        start = self._last_records(log, max(log.first_offset, bounds.first))
+        if start is None:
+            return
+        size = log.end_offset - start
+        theirs = await source.fetch(self._topic, self._partition, start, size)
+        ours = log.read(start, size)
+        if ours is None:
+            ours = await self._broker.in_thread(partial(log.read_blocking, start, size))
+        common = min(len(theirs.data), len(ours))
+        if theirs.moved_to is not None or bytes(theirs.data[:common]) != ours[:common]:
+            raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
+
+    @staticmethod
+    def _last_records(log: PartitionLog, first: int) -> int | None:
+        """Where the compared records begin; None if there are none."""
+        end = log.visible_end
+        if first >= end:
+            return None
+        segment = log.segment_start(end - 1)
+        for span in _COMPARED_BYTES:
+            units = log.units(max(first, segment, end - span), span)
+            if len(units):
+                return int(units[0]["offset"])
+        return None
+
+    # --- copying ------------------------------------------------------------------------------------------------------
+
+    async def _step(self, source: Source) -> None:
+        status = self.status
+        fetched = await source.fetch(self._topic, self._partition, status.offset, self._want)
+        if not self.active:
+            return
+        if fetched.moved_to is not None:
+            raise self._moved(fetched.moved_to)
+        if fetched.end is not None:
+            status.master_end, status.behind = fetched.end, fetched.behind
+        if not len(fetched.data):
+            await self._nothing_new(fetched)
+            return
+        self._delay = 0.0
+        await self._append(fetched)
+        if fetched.end is None:
+            await self._ask_end(source, len(fetched.data) * 2 >= FETCH_BYTES)
+        self._enter(CopyState.COPYING if status.lag_bytes else CopyState.CURRENT)
+
+    async def _nothing_new(self, fetched: Fetched) -> None:
+        self._enter(CopyState.CURRENT)
+        if fetched.end is None:
+            self.status.master_end = self.status.offset
+            self.status.behind = 0
+        if not fetched.waited:
+            self._delay = min(self._max_delay, self._delay + self._max_delay / 10)
+            await self._sleep(self._delay)
+
+    async def _append(self, fetched: Fetched) -> None:
+        """Write the whole records in one append, and wait until they may be read."""
+        status = self.status
+        data = bytes(fetched.data)
+        scan = scan_bytes(data, status.offset)
+        if not scan.end:
+            self._nothing_whole(data)
+            return
+        self._want = FETCH_BYTES
+        log = self._broker.partitions.for_replica(self._topic, self._partition, status.offset)
+        if log.end_offset != status.offset:
+            raise ReplicaDiverged(f"somebody else has written to the slave's log: it ends at {log.end_offset}")
+        now_ms = self._broker.now_ms()
+        # a Java broker's ids carry no time: marked, as recovery does, as a bound
+        times = scan.units["time_ms"]
+        scan.units["time_ms"] = np.where(times > 0, times, -now_ms)
+        log.append((memoryview(data)[: scan.end],), scan.units.tobytes())
+        status.offset = log.end_offset
+        if log.visible_end < log.end_offset:
+            await _visible(log)
+        if scan.end < len(data) and self._damaged(data, scan.end):
+            raise MetaqError(f"the master's record at {status.offset} is damaged")
+
+    def _nothing_whole(self, data: bytes) -> None:
+        """Less than a record: ask for more of it next time. Raises MetaqError if that cannot help."""
+        if self._damaged(data, 0):
+            raise MetaqError(f"the master's record at {self.status.offset} is damaged")
+        size = HEADER_BYTES + HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else self._want * 2
+        if size > MAX_RECORD_BYTES or (self._want >= size > len(data)):
+            raise MetaqError(
+                f"the master's record of {size} bytes at {self.status.offset} cannot be read from it: "
+                f"raise its maxTransferSize above that (most: {MAX_RECORD_BYTES})"
+            )
+        self._want = max(size, FETCH_BYTES)
+
+    @staticmethod
+    def _damaged(data: bytes, position: int) -> bool:
+        """Whether what the scan stopped at is a whole record with a wrong checksum, and not a cut one."""
+        if len(data) - position < HEADER_BYTES:
+            return False
+        length: int = HEADER.unpack_from(data, position)[0]
+        return length < 0 or position + HEADER_BYTES + length <= len(data)
+
+    async def _ask_end(self, source: Source, more_to_come: bool) -> None:
+        status = self.status
+        now = self._broker.reactor.seconds()
+        if now - self._end_known_at >= _END_SECONDS and more_to_come:
+            self._end_known_at = now
+            bounds = await source.bounds(self._topic, self._partition)
+            status.master_end = status.master_end if bounds is None else bounds.end
+        status.master_end = max(status.master_end or 0, status.offset)
+        status.behind = None if status.lag_bytes else 0
+
+    # --- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def _moved(self, offset: int) -> ReplicaDiverged:
+        if offset > self.status.offset:
+            return self._gap(offset)
+        return ReplicaDiverged(f"the slave has bytes up to {self.status.offset}, the master up to {offset} only")
+
+    def _gap(self, first: int) -> ReplicaDiverged:
+        return ReplicaDiverged(
+            f"the master's data begins at {first}, behind the slave's end {self.status.offset}, and a log has no gaps: "
+            "stop the slave, move the partition's directory away, and start it again"
+        )
+
+    def _stop(self, error: MetaqError) -> None:
+        _log.error("copying %s-%d has stopped: %s", self._topic, self._partition, error)
+        self._enter(CopyState.STOPPED, str(error))
+
+    async def _trouble(self, text: str) -> None:
+        if self.status.error != text:
+            _log.warning("copying %s-%d: %s; trying again", self._topic, self._partition, text)
+        self._enter(CopyState.TROUBLED, text)
+        shortest, longest = _TROUBLE_SECONDS
+        self._pause_after_trouble = min(longest, max(shortest, self._pause_after_trouble * 2))
+        await self._sleep(self._pause_after_trouble)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> PartitionLog | None:
+        return self._broker.store.find(self._topic, self._partition)
+
+    def _enter(self, state: CopyState, error: str = "") -> None:
+        status = self.status
+        status.error = error
+        if status.state is not state:
+            status.state = state
+            status.since_ms = self._broker.now_ms()
+
+    def _sleep(self, seconds: float) -> Deferred[Any]:
+        reactor: Any = self._broker.reactor
+        return deferLater(reactor, seconds)
+
+
+def _visible(log: PartitionLog) -> Deferred[None]:
+    """Fires when everything appended may be read; fails with LogReadOnly."""
+    deferred: Deferred[None] = Deferred()
+
+    def done(error: MetaqError | None) -> None:
+        if error is None:
+            deferred.callback(None)
+        else:
+            deferred.errback(error)
+
+    callback: Callable[[MetaqError | None], None] = done
+    log.when_visible(log.end_offset, callback)
+    return deferred

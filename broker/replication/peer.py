@@ -1,0 +1,168 @@
+"""A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
+
+It speaks text commands, or frames where the other side's `version` says that it can; answers are matched by opaque.
+Not client/connection.py: that one serves blocking threads, and a broker must not depend on the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.task import LoopingCall
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import PeerLost, PeerTimedOut, RemoteProtocolError
+from metaq.protocol.frames import Frame, FrameReader, encode_frame
+from metaq.protocol.limits import FRAMES_MARK
+from metaq.protocol.record import Buffer
+from metaq.protocol.text import Answer, AnswerReader, Result, Value, encode_version
+
+from ..reactor import Transport
+
+__all__ = ["Done", "Peer", "connect"]
+
+Reply = Result | Value | Frame
+Done = Callable[[Reply | None, Exception | None], None]
+"""done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
+
+_SWEEP_SECONDS = 0.1
+
+
+class Peer(Protocol):
+    """One open connection. Lost when the other side is gone or sends nonsense."""
+
+    def __init__(self, reactor: Any, name: str) -> None:
+        """name: of the other side, for errors."""
+        self.name = name
+        self.version = ""
+        self.speaks_frames = False
+        self.lost: Exception | None = None
+        self.on_lost: Callable[[Exception], None] | None = None
+        self._reactor = reactor
+        self._reader: AnswerReader | FrameReader = AnswerReader()
+        self._waiting: dict[int, tuple[Done, float]] = {}
+        self._opaque = 0
+        self._sweep = LoopingCall(self._expire)
+        self._sweep.clock = reactor
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def send(self, build: Callable[[int], Sequence[Buffer]], done: Done, timeout: float) -> None:
+        """Send what `build(opaque)` makes; `done` is called once, at the latest after `timeout` seconds."""
+        if self.lost is not None:
+            done(None, self.lost)
+            return
+        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        self._waiting[opaque] = (done, self._reactor.seconds() + timeout)
+        cast(Transport, self.transport).writeSequence(build(opaque))
+
+    def text(self, build: Callable[[int], bytes], timeout: float) -> Deferred[Answer]:
+        """The answer to a text command. Fails with PeerLost, PeerTimedOut."""
+        return self._ask(lambda opaque: (build(opaque),), timeout)
+
+    def frame(self, code: int, ext: Mapping[str, str | int], timeout: float) -> Deferred[Frame]:
+        """The answer to a frame without a body. Fails with PeerLost, PeerTimedOut."""
+        return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+
+    def _ask(self, build: Callable[[int], Sequence[Buffer]], timeout: float) -> Deferred[Any]:
+        deferred: Deferred[Any] = Deferred()
+
+        def done(reply: Reply | None, error: Exception | None) -> None:
+            if error is None:
+                deferred.callback(reply)
+            else:
+                deferred.errback(error)
+
+        self.send(build, done, timeout)
+        return deferred
+
+    @property
+    def waiting(self) -> int:
+        """Requests without an answer yet."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """End the connection; whoever waits gets PeerLost."""
+        self._lose(PeerLost(f"the connection to {self.name} was closed"))
+
+    # --- Twisted's calls ----------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:  # noqa: N802
+        cast(Any, self.transport).setTcpNoDelay(True)
+        self._sweep.start(_SWEEP_SECONDS, now=False)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        try:
+            replies: Sequence[Reply] = self._reader.receive(data)
+        except RemoteProtocolError as error:
+            self._lose(PeerLost(f"{self.name} answered what is no answer: {error}"))
+            return
+        for reply in replies:
+            waiting = self._waiting.pop(reply.opaque, None)
+            if waiting is not None:  # else it came too late
+                waiting[0](reply, None)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
+
+    def use_frames(self) -> None:
+        """From now on only frames are sent and received. Nothing may be waiting."""
+        self.speaks_frames = True
+        self._reader = FrameReader()
+
+    def _lose(self, error: Exception) -> None:
+        if self.lost is not None:
+            return
+        self.lost = error
+        if self._sweep.running:
+            self._sweep.stop()
+        cast(Transport, self.transport).abortConnection()
+        waiting, self._waiting = self._waiting, {}
+        for done, _ in waiting.values():
+            done(None, error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+    def _expire(self) -> None:
+        now = self._reactor.seconds()
+        expired = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
+        for opaque in expired:
+            waiting = self._waiting.pop(opaque, None)
+            if waiting is not None:
+                waiting[0](None, PeerTimedOut(f"{self.name} did not answer in time"))
+
+
+def connect(reactor: Any, host: str, port: int, timeout: float) -> Deferred[Peer]:
+    """An open connection whose `version` and protocol are known. Fails with PeerLost, PeerTimedOut.
+
+    host: a name or an address, IPv6 without brackets. timeout: seconds, for each of connecting and the first answer.
+    """
+    name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
+    factory = Factory.forProtocol(lambda: Peer(reactor, name))
+    factory.noisy = False
+    connecting: Deferred[Any] = HostnameEndpoint(reactor, host, port, timeout).connect(cast(Any, factory))
+
+    def refused(failure: Failure) -> NoReturn:
+        raise PeerLost(f"no connection to {name}: {failure.getErrorMessage()}")
+
+    def connected(peer: Peer) -> Deferred[Peer]:
+        asked = peer.text(encode_version, timeout)
+        return asked.addCallbacks(_agree, _give_up, callbackArgs=(peer,), errbackArgs=(peer,))
+
+    return connecting.addCallbacks(connected, refused)
+
+
+def _agree(answer: Answer, peer: Peer) -> Peer:
+    peer.version = answer.text if isinstance(answer, Result) else ""
+    if FRAMES_MARK in peer.version.split():
+        peer.use_frames()
+    return peer
+
+
+def _give_up(failure: Failure, peer: Peer) -> Failure:
+    peer.close()
+    return failure

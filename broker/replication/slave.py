@@ -1,0 +1,214 @@
+"""An asynchronous slave (metaslave): follows its master as ZooKeeper shows it, and copies every partition (§5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
+from twisted.internet.task import deferLater
+
+from metaq.coordination.master_watch import MasterView, MasterWatch
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import MetaqError, ReplicationError
+
+from ..broker import Broker
+from .config_copy import ConfigCopy
+from .partition_copy import PartitionCopy
+from .peer import Peer, connect
+from .plugins import MetaslavePlugin
+from .source import Source, source_of
+from .status import CopyState, ReplicationStatus
+
+__all__ = ["AsyncSlave"]
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+_BACKOFF_SECONDS = (0.2, 5.0)
+"""The pause after a lost or refused connection grows between these, for ever."""
+
+OnTopics = Callable[[Mapping[str, int]], None]
+"""on_topics(partitions by topic): the master offers these."""
+
+
+class AsyncSlave:
+    """Reactor thread. `start` once ZooKeeper is connected."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        plugin: MetaslavePlugin,
+        *,
+        on_topics: OnTopics,
+        config_copy: ConfigCopy | None = None,
+    ) -> None:
+        """config_copy: for autoSyncMasterConfig. on_topics: called whenever the master's topics have changed."""
+        self._broker = broker
+        self._plugin = plugin
+        self._on_topics = on_topics
+        self._config_copy = config_copy
+        self._copies: dict[tuple[str, int], PartitionCopy] = {}
+        self._view = MasterView(None, {})
+        self._seen = False  # whether ZooKeeper has shown anything yet
+        self._watch: MasterWatch | None = None
+        self._changed: Deferred[None] | None = None
+        self._peer: Peer | None = None
+        self._source: Source | None = None
+        self._running: list[Deferred[None]] = []
+        self._stopped = False
+        self._error = ""
+        self._since_ms = 0
+        self._checksum: str | None = None
+
+    def start(self, session: ZkSession) -> None:
+        """Begin to follow the master, whether it is there or not."""
+        reactor: Any = self._broker.reactor
+
+        def seen(view: MasterView) -> None:
+            reactor.callFromThread(self.follow, view)
+
+        self._watch = MasterWatch(session, self._broker.config.broker_id, self._plugin.group, seen)
+        self._watch.start()
+        ensureDeferred(self._keep_connected())
+
+    def stop(self) -> Deferred[None]:
+        """Copy nothing any more, and leave ZooKeeper."""
+        self._stopped = True
+        self._halt("stopped")
+        self._wake()
+        return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
+
+    def restart(self) -> None:
+        """Connect anew and check every partition again, those that had stopped too."""
+        self._halt("restarted by an operator")
+        if self._watch is not None:
+            self._watch.again()
+        self._wake()
+
+    def status(self) -> ReplicationStatus:
+        """Everything there is to know, partitions sorted."""
+        partitions = [self._copies[key].status for key in sorted(self._copies)]
+        address = self._view.address
+        stopped = sum(each.state is CopyState.STOPPED for each in partitions)
+        return ReplicationStatus(
+            "slave",
+            self._peer.name if self._peer else f"meta://{address.host}:{address.port}" if address else "",
+            self._peer is not None,
+            self._error,
+            self._since_ms,
+            {
+                "slaveId": self._plugin.slave_id,
+                "masterVersion": self._peer.version if self._peer else "",
+                "partitionsStopped": stopped,
+                "lagBytes": sum(each.lag_bytes or 0 for each in partitions),
+            },
+            partitions,
+        )
+
+    # --- what ZooKeeper shows -----------------------------------------------------------------------------------------
+
+    def follow(self, view: MasterView) -> None:
+        """The master or its topics have changed."""
+        before, self._view = self._view, view
+        self._seen = True
+        if view.topics and view.topics != before.topics:
+            self._on_topics(view.topics)
+        for topic, count in view.topics.items():
+            for partition in range(count):
+                self._add(topic, partition)
+        if view.address is not None and before.address is not None and view.address != before.address:
+            self._halt("the master has moved")
+        elif self._source is not None and view.checksum != self._checksum:
+            self._running.append(ensureDeferred(self._copy_config(self._source)))
+        self._wake()
+
+    def _add(self, topic: str, partition: int) -> None:
+        key = topic, partition
+        if key not in self._copies:
+            self._copies[key] = PartitionCopy(self._broker, topic, partition, self._plugin.max_delay_ms / 1000)
+            if self._source is not None:
+                self._run(self._copies[key], self._source)
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        pause = _BACKOFF_SECONDS[0]
+        while not self._stopped:
+            address = self._view.address
+            if address is None:
+                if self._seen:
+                    self._trouble("there is no master in ZooKeeper")
+                await self._change()
+                continue
+            try:
+                reactor: Any = self._broker.reactor
+                peer = await connect(reactor, address.host, address.port, _CONNECT_SECONDS)
+            except ReplicationError as error:
+                self._trouble(str(error))
+                await deferLater(reactor, pause)
+                pause = min(_BACKOFF_SECONDS[1], pause * 2)
+                continue
+            pause = _BACKOFF_SECONDS[0]
+            if address == self._view.address and not self._stopped:
+                await self._copy_from(peer)
+            peer.close()
+
+    async def _copy_from(self, peer: Peer) -> None:
+        """Copy everything until the connection is lost."""
+        lost: Deferred[None] = Deferred()
+        if peer.lost is not None:
+            return
+        peer.on_lost = lambda error: lost.callback(None)
+        self._peer, self._source = peer, source_of(peer, self._plugin.group)
+        self._error, self._since_ms = "", self._broker.now_ms()
+        _log.info("copying %d partitions from %s (version %s)", len(self._copies), peer.name, peer.version)
+        await self._copy_config(self._source)
+        for copy in list(self._copies.values()):
+            self._run(copy, self._source)
+        await lost
+        self._peer = self._source = None
+        for copy in self._copies.values():
+            copy.active = False
+        running, self._running = self._running, []
+        await DeferredList(running)
+        if not self._stopped:
+            self._since_ms = self._broker.now_ms()
+            self._trouble(str(peer.lost))
+
+    def _run(self, copy: PartitionCopy, source: Source) -> None:
+        copy.active = True
+        running = ensureDeferred(copy.run(source))
+        self._running.append(running)
+
+    async def _copy_config(self, source: Source) -> None:
+        """Take over the master's topics, if that is asked for and its file is another one."""
+        self._checksum = self._view.checksum
+        if self._config_copy is None:
+            return
+        try:
+            await self._config_copy.update(await source.server_ini())
+        except MetaqError as error:
+            _log.error("the master's topics are not taken over into server.ini: %s", error)
+
+    def _halt(self, why: str) -> None:
+        if self._peer is not None:
+            _log.info("the connection to %s ends: %s", self._peer.name, why)
+            self._peer.close()
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _change(self) -> Deferred[None]:
+        self._changed = Deferred()
+        return self._changed
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.callback(None)
+
+    def _trouble(self, text: str) -> None:
+        if text != self._error:
+            self._error = text
+            _log.warning("nothing is copied now: %s; trying again", text)

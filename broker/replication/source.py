@@ -1,0 +1,154 @@
+"""Reading a master's partitions: by `get` from a Java broker, by PULL with long polling from one of ours."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from metaq.protocol.errors import PeerRefused, RemoteProtocolError
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.remoting import OffsetReply, PartitionRequest, PullReply, PullRequest, StatsRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode_stats
+
+from .peer import Peer
+
+__all__ = ["Bounds", "Fetched", "FrameSource", "Source", "TextSource", "source_of"]
+
+_TIMEOUT_SECONDS = 10.0
+_WAIT_SECONDS = 10.0
+"""How long a master of ours may hold back an answer until there is data."""
+
+
+class Bounds(NamedTuple):
+    """First and end of the readable bytes of a partition."""
+
+    first: int
+    end: int
+
+
+class Fetched(NamedTuple):
+    """Bytes of the log from the asked offset on; b"": nothing there now.
+
+    moved_to: set if the master has no such offset. end, behind: the master's readable end, and its messages behind
+    these bytes, where the answer says so. waited: the master held the answer back, so no pause is needed.
+    """
+
+    data: bytes | memoryview = b""
+    moved_to: int | None = None
+    end: int | None = None
+    behind: int | None = None
+    waited: bool = False
+
+
+class Source(Protocol):
+    """One connection to a master. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
+
+    exact_end: bool
+    """Whether `bounds` counts everything that `fetch` may give. A Java broker gives data that is not synced yet, but
+    does not count it."""
+
+    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+        """None: the master has no data of this partition."""
+
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+        """Bytes from `offset` on; one record may be larger than max_bytes where the master gives whole records."""
+
+    async def server_ini(self) -> bytes:
+        """The text of the master's configuration."""
+
+
+def source_of(peer: Peer, group: str) -> Source:
+    """The way to read the broker at the other end. group: named in requests, for the master's statistics."""
+    return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
+
+
+class TextSource:
+    """Of a Java broker."""
+
+    exact_end = False
+
+    def __init__(self, peer: Peer, group: str) -> None:
+        self._peer = peer
+        self._group = group
+
+    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+        first = await self._offset(topic, partition, 0)
+        end = await self._offset(topic, partition, INT64_MAX)
+        return None if first is None or end is None else Bounds(first, end)
+
+    async def _offset(self, topic: str, partition: int, offset: int) -> int | None:
+        answer = await self._peer.text(partial(encode_offset, topic, self._group, partition, offset), _TIMEOUT_SECONDS)
+        if not isinstance(answer, Result):
+            raise PeerRefused(f"{self._peer.name} answered 'offset' with data")
+        if answer.code == Status.NOT_FOUND:
+            return None
+        return self._number(answer)
+
+    def _number(self, answer: Result) -> int:
+        text = answer.text.strip()
+        if answer.code not in (Status.SUCCESS, Status.MOVED) or not (text.isascii() and text.isdigit()):
+            raise PeerRefused(f"{self._peer.name} answered {answer.code} {answer.text[:200]}")
+        return int(text)
+
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+        build = partial(encode_get, topic, self._group, partition, offset, max_bytes)
+        answer = await self._peer.text(build, _TIMEOUT_SECONDS)
+        if isinstance(answer, Value):
+            return Fetched(answer.data)
+        if answer.code == Status.MOVED:
+            return Fetched(moved_to=self._number(answer))
+        if answer.code == Status.NOT_FOUND:
+            return Fetched()
+        raise PeerRefused(f"{self._peer.name} answered {answer.code} {answer.text[:200]}")
+
+    async def server_ini(self) -> bytes:
+        answer = await self._peer.text(partial(encode_stats, "config"), _TIMEOUT_SECONDS)
+        if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
+            raise PeerRefused(f"{self._peer.name} does not tell its configuration")
+        return answer.text.encode("utf-8")
+
+
+class FrameSource:
+    """Of one of our brokers."""
+
+    exact_end = True
+
+    def __init__(self, peer: Peer, group: str) -> None:
+        self._peer = peer
+        self._group = group
+
+    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+        request = PartitionRequest(topic, partition).to_ext()
+        first, end = [
+            await self._peer.frame(code, request, _TIMEOUT_SECONDS)
+            for code in (RequestCode.MIN_OFFSET, RequestCode.MAX_OFFSET)
+        ]
+        bounds = Bounds(OffsetReply.from_ext(self._good(first)).offset, OffsetReply.from_ext(self._good(end)).offset)
+        return None if bounds == (0, 0) else bounds
+
+    def _good(self, frame: Frame) -> dict[str, str]:
+        if frame.code != ResponseCode.SUCCESS:
+            raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
+        return dict(frame.ext)
+
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+        wait_ms = int(_WAIT_SECONDS * 1000)
+        request = PullRequest(topic, partition, offset, max_bytes, self._group, wait_ms=wait_ms)
+        frame = await self._peer.frame(RequestCode.PULL, request.to_ext(), _WAIT_SECONDS + _TIMEOUT_SECONDS)
+        if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
+            raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
+        try:
+            reply = PullReply.from_ext(frame.ext)
+        except RemoteProtocolError as error:
+            raise PeerRefused(f"{self._peer.name} answered a pull with {error}") from error
+        if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+            return Fetched(moved_to=reply.next_offset, end=reply.max_offset)
+        data = frame.body if frame.code == ResponseCode.SUCCESS else b""
+        return Fetched(data, None, reply.max_offset, reply.behind, waited=True)
+
+    async def server_ini(self) -> bytes:
+        frame = await self._peer.frame(RequestCode.STATS, StatsRequest("config").to_ext(), _TIMEOUT_SECONDS)
+        self._good(frame)
+        return bytes(frame.body)

@@ -1,0 +1,117 @@
+"""How far a copy has come, for operators: the text of `stats replication` and the JSON of REPLICATION_STATUS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+__all__ = ["CopyState", "PartitionStatus", "ReplicationStatus"]
+
+
+class CopyState(Enum):
+    """What one partition's copy is doing."""
+
+    CONNECTING = "connecting"
+    """Not asked for yet in this connection's life."""
+    EMPTY = "empty"
+    """The master has no data of it."""
+    COPYING = "copying"
+    CURRENT = "current"
+    """Nothing was missing at the last look."""
+    TROUBLED = "troubled"
+    """The last try failed; it goes on."""
+    STOPPED = "stopped"
+    """It does not go on before an operator has acted (docs/replication.md)."""
+
+
+@dataclass(slots=True)
+class PartitionStatus:
+    """One partition of a slave. Offsets in bytes; since_ms: wall clock, when `state` was entered.
+
+    master_end: as far as known. behind: messages not copied yet, None where the master does not tell.
+    """
+
+    topic: str
+    partition: int
+    state: CopyState = CopyState.CONNECTING
+    offset: int = 0
+    master_end: int | None = None
+    behind: int | None = None
+    error: str = ""
+    since_ms: int = 0
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Bytes of the master that are not here, None before the first answer."""
+        return None if self.master_end is None else max(0, self.master_end - self.offset)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "state": self.state.value,
+            "offset": self.offset,
+            "masterEnd": self.master_end,
+            "lagBytes": self.lag_bytes,
+            "lagMessages": self.behind,
+            "error": self.error,
+            "sinceMs": self.since_ms,
+        }
+
+
+@dataclass(slots=True)
+class ReplicationStatus:
+    """A broker's part in replication. role: master, slave, sync-master or sync-slave; peer: the other side, or ""."""
+
+    role: str
+    peer: str = ""
+    connected: bool = False
+    error: str = ""
+    since_ms: int = 0
+    """When the connection was made or lost, wall clock; 0 if never."""
+    figures: dict[str, int | str | bool] = field(default_factory=dict)
+    """What only this role has."""
+    partitions: list[PartitionStatus] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "peer": self.peer,
+            "connected": self.connected,
+            "error": self.error,
+            "sinceMs": self.since_ms,
+            **self.figures,
+            "partitions": [each.to_json() for each in self.partitions],
+        }
+
+    def lines(self) -> list[str]:
+        """The lines of `stats replication` between STATS and END."""
+        found = [
+            f"role {self.role}",
+            f"peer {self.peer or 'none'}",
+            f"connected {'true' if self.connected else 'false'}",
+            f"since_ms {self.since_ms}",
+            *(
+                f"{name} {str(value).lower() if isinstance(value, bool) else value}"
+                for name, value in self.figures.items()
+            ),
+        ]
+        if self.error:
+            found.append(f"error {_one_line(self.error)}")
+        for each in self.partitions:
+            error = f" error {_one_line(each.error)}" if each.error else ""
+            found.append(
+                f"{each.topic} part {each.partition} state {each.state.value} offset {each.offset} "
+                f"master_end {_known(each.master_end)} lag_bytes {_known(each.lag_bytes)} "
+                f"lag_messages {_known(each.behind)} since_ms {each.since_ms}{error}"
+            )
+        return found
+
+
+def _known(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,173 @@
+"""Asynchronous slaves of real masters, Java's and ours: the same files, new topics, and consumers that fail over."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simplejson
+
+from bench.javapeer import JavaBroker, JavaClient
+from metaq import Consumer, ConsumerConfig, Producer
+from metaq.coordination.session import ZkSession
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.client_cluster import SESSION_SECONDS, eventually
+from tests.integration.java_peers import received, require_java
+
+CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
+GROUP = "meta-slave-group_1"
+
+
+def broker(directory: Path, connect: str, topics: dict[str, int], *options: str, system: str = "") -> RunningBroker:
+    """One of ours with its data in `directory`, at ZooKeeper's `connect`; options: of `metaq broker`."""
+    directory.mkdir(exist_ok=True)
+    ini = server_ini(
+        directory / "data",
+        {name: f"numPartitions={count}" for name, count in topics.items()},
+        system=system,
+        unflush_threshold=1,
+        zookeeper=f"zk.zkConnect={connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}\nzk.zkSyncTimeMs=100",
+    )
+    return RunningBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
+
+
+def slave(tmp_path: Path, connect: str, topics: dict[str, int], properties: str = "") -> RunningBroker:
+    file = tmp_path / "slave.properties"
+    file.write_text(f"slaveId=1\n{properties}\n")
+    return broker(tmp_path / "slave", connect, topics, f"-Fmetaslave={file}")
+
+
+def segments(data: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.glob("*/*.meta"))}
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return bool(segments(one)) and segments(one) == segments(other)
+
+
+def status(broker: RunningBroker) -> Any:
+    with broker.connect() as connection:
+        frame = connection.ask_frame(encode_frame(RequestCode.REPLICATION_STATUS, 1, {}))
+    assert frame.code == ResponseCode.SUCCESS, frame.remark
+    return simplejson.loads(bytes(frame.body))
+
+
+@pytest.fixture
+def root(chroot: str) -> str:
+    """A chroot that exists, which Java does not make itself."""
+    with ZkSession(chroot):
+        return chroot
+
+
+@contextmanager
+def java_master(tmp_path: Path, root: str, topics: dict[str, int]) -> Iterator[JavaBroker]:
+    require_java()
+    with JavaBroker(tmp_path / "java", root, topics, {"unflushThreshold": 1, "brokerId": 0}) as master:
+        yield master
+
+
+def test_a_slave_of_a_java_master_has_the_same_files_and_serves_java_consumers(tmp_path: Path, root: str):
+    (tmp_path / "java").mkdir()
+    with java_master(tmp_path, root, {"t": 3}) as master, JavaClient(root, tmp_path / "client.log") as client:
+        sent = [b"message %d" % number for number in range(60)]
+        for data in sent[:30]:
+            client.put("t", data, "red")
+        with slave(tmp_path, root, {"t": 3}) as copy:
+            for data in sent[30:]:
+                client.put("t", data)
+            eventually(lambda: same_files(master.data, tmp_path / "slave" / "data"), 20, "the copy")
+            with copy.connect() as connection:
+                assert b"slave true" in connection.ask(b"stats  1\r\n").text.encode()
+            with ZkSession(root) as session:
+                nodes = session.nodes
+                assert "slave1" in nodes.children("/meta/brokers/ids/0")
+                assert "0-s1" in nodes.children("/meta/brokers/topics-sub/t")
+                (consumer,) = nodes.children(f"/meta/consumers/{GROUP}/ids")
+                node = nodes.get(f"/meta/consumers/{GROUP}/ids/{consumer}")
+                assert node is not None
+                assert node.data == b"t"
+                assert nodes.children(f"/meta/consumers/{GROUP}") == ["ids"]
+            master.close()
+            client.join("t", "after-a-clean-stop")
+            assert sorted(data for data, _ in received(client, "after-a-clean-stop", 60, 40)) == sorted(sent)
+
+
+def test_java_consumers_read_from_a_slave_when_the_java_master_was_killed(tmp_path: Path, root: str):
+    (tmp_path / "java").mkdir()
+    with (
+        java_master(tmp_path, root, {"t": 1}) as master,
+        JavaClient(root, tmp_path / "client.log") as client,
+        slave(tmp_path, root, {"t": 1}),
+    ):
+        client.join("t", "readers")
+        for number in range(10):
+            client.put("t", b"%d" % number)
+        assert len(received(client, "readers", 10)) == 10
+        eventually(lambda: same_files(master.data, tmp_path / "slave" / "data"), 20, "the copy")
+        master.kill()
+        client.join("t", "late")
+        assert len(received(client, "late", 10, 60)) == 10
+
+
+def test_a_slave_of_ours_follows_new_topics_and_refuses_messages(tmp_path: Path, root: str):
+    with broker(tmp_path / "master", root, {"t": 2, "wild*": 1}) as master, slave(tmp_path, root, {"t": 2}) as copy:
+        with master.connect() as connection:
+            for topic, partition in (("t", 0), ("t", 1), ("wild1", 0)):
+                assert connection.ask(b"put %b %d 1 0 -1 7\r\nx" % (topic.encode(), partition)).code == 200
+        eventually(lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), 20, "the copy")
+        shown = {(each["topic"], each["partition"]): each for each in status(copy)["partitions"]}
+        assert shown["wild1", 0]["lagBytes"] == 0
+        with ZkSession(root) as session:
+            assert "0-s1" in session.nodes.children("/meta/brokers/topics-sub/wild1")
+        with copy.connect() as connection:
+            refused = connection.ask(b"put t 0 1 0 -1 7\r\nx")
+        assert refused.code == 500
+        assert "slave of broker 0" in refused.text
+        assert status(master)["role"] == "master"
+
+
+def drain(consumer: Consumer, count: int, seconds: float = 30.0) -> list[bytes]:
+    messages: list[bytes] = []
+    deadline = time.monotonic() + seconds
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += [bytes(message.payload) for message in consumer.poll(timeout=0.1)]
+    return messages
+
+
+def test_our_consumer_reads_the_rest_from_the_slave_and_returns_to_the_master(tmp_path: Path, root: str):
+    start_master: Callable[[], RunningBroker] = lambda: broker(tmp_path / "master", root, {"t": 1})  # noqa: E731
+    sent = [b"%d" % number for number in range(20)]
+    with start_master() as master, slave(tmp_path, root, {"t": 1}) as copy:
+        with Producer(root) as producer:
+            for data in sent:
+                producer.send("t", data)
+        eventually(lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), 20, "the copy")
+        master.kill()
+        with Consumer(root, group="g", topics=["t"], config=CONFIG) as consumer:
+            assert drain(consumer, 20) == sent
+            with start_master():
+                with Producer(root) as producer:
+                    producer.send("t", b"again")
+                assert drain(consumer, 1) == [b"again"]
+                eventually(lambda: status(copy)["lagBytes"] == 0 and status(copy)["connected"], 20, "the copy")
+                assert same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data")
+
+
+def test_a_slave_that_has_other_bytes_stops_and_says_so(tmp_path: Path, root: str):
+    with broker(tmp_path / "master", root, {"t": 1}), Producer(root) as producer:
+        producer.send("t", b"the master's")
+        other = tmp_path / "other"
+        with broker(tmp_path / "slave", f"{root}/{other.name}", {"t": 1}) as alone, alone.connect() as connection:
+            assert connection.ask(b"put t 0 12 0 -1 7\r\nnot the same").code == 200
+        before = segments(tmp_path / "slave" / "data")
+        with slave(tmp_path, root, {"t": 1}) as copy:
+            eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the stop")
+            assert "not those of the master" in status(copy)["partitions"][0]["error"]
+            with copy.connect() as connection:
+                connection.ask_frame(encode_frame(RequestCode.RESTART_REPLICATION, 1, {}))
+            eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the second stop")
+        assert segments(tmp_path / "slave" / "data") == before

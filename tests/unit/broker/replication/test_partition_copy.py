@@ -1,0 +1,235 @@
+"""Copying one partition: what is written, when it waits, and when it must stop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from metaq.broker.replication.partition_copy import AHEAD_SECONDS, FETCH_BYTES, PartitionCopy
+from metaq.broker.replication.source import Bounds, Fetched
+from metaq.broker.replication.status import CopyState
+from metaq.protocol.errors import PeerLost, PeerRefused
+from metaq.protocol.record import encode_record
+from tests.unit.broker.harness import NOW, Harness
+
+JAVA_ID = -5468915445367046144
+RECORDS = [encode_record(b"body %d" % number, JAVA_ID + number, number % 2 * 4) for number in range(10)]
+
+
+class Master:
+    """A source whose log is `data` from `first` on. `hold` keeps answers back until `release`."""
+
+    def __init__(self, data: bytes = b"", first: int = 0, *, exact_end: bool = True) -> None:
+        self.data, self.first, self.exact_end = data, first, exact_end
+        self.asked: list[tuple[int, int]] = []
+        self.errors: list[Exception] = []
+        self.held: list[Deferred[None]] = []
+        self.exists = True
+        self.max_transfer = 1 << 30
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.data)
+
+    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+        return Bounds(self.first, self.end) if self.exists else None
+
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+        self.asked.append((offset, max_bytes))
+        if self.errors:
+            raise self.errors.pop(0)
+        if offset < self.first:
+            return Fetched(moved_to=self.first)
+        start = offset - self.first
+        data = self.data[start : start + min(max_bytes, self.max_transfer)]
+        if not data:
+            held: Deferred[None] = Deferred()
+            self.held.append(held)
+            await held
+        end = self.end if self.exact_end else None
+        return Fetched(data, None, end, None, waited=True)
+
+    async def server_ini(self) -> bytes:
+        return b""
+
+    def release(self) -> None:
+        held, self.held = self.held, []
+        for each in held:
+            each.callback(None)
+
+
+class Running:
+    """A copy under way."""
+
+    def __init__(self, harness: Harness, master: Master) -> None:
+        self.harness = harness
+        self.copy = PartitionCopy(harness.broker, "t", 0, 0.5)
+        self.start(master)
+
+    def start(self, master: Master) -> None:
+        self.copy.active = True
+        self.done: list[Any] = []
+        ensureDeferred(self.copy.run(master)).addBoth(self.done.append)
+
+    def advance(self, seconds: float) -> None:
+        self.harness.time += seconds
+        self.harness.reactor.advance(seconds)
+
+    @property
+    def status(self) -> Any:
+        return self.copy.status
+
+    @property
+    def bytes(self) -> bytes:
+        log = self.harness.store.get("t", 0)
+        data: bytes | None = log.read(log.first_offset, 1 << 20)
+        assert data is not None
+        return data
+
+
+def test_the_copy_is_the_master_byte_for_byte(harness: Harness):
+    master = Master(b"".join(RECORDS))
+    running = Running(harness, master)
+    assert running.bytes == master.data
+    assert running.status.state is CopyState.CURRENT
+    assert running.status.lag_bytes == 0
+    log = harness.store.get("t", 0)
+    assert log.message_count == len(RECORDS)
+    assert {abs(int(unit["time_ms"])) for unit in log.units(0, 1 << 20)} == {int(NOW * 1000)}
+
+
+def test_a_log_begins_where_the_masters_does(harness: Harness):
+    running = Running(harness, Master(RECORDS[0], first=4096))
+    assert harness.store.get("t", 0).first_offset == 4096
+    assert running.bytes == RECORDS[0]
+
+
+def test_nothing_is_made_for_a_partition_without_data(harness: Harness):
+    master = Master()
+    master.exists = False
+    running = Running(harness, master)
+    assert running.status.state is CopyState.EMPTY
+    assert harness.store.find("t", 0) is None
+    master.exists, master.data = True, RECORDS[0]
+    running.advance(0.5)
+    assert running.bytes == RECORDS[0]
+
+
+def test_a_cut_record_is_asked_for_again(harness: Harness):
+    master = Master(b"".join(RECORDS))
+    master.max_transfer = len(RECORDS[0]) + 7
+    running = Running(harness, master)
+    assert running.bytes == master.data
+
+
+def test_a_record_larger_than_a_fetch_is_asked_for_whole(harness: Harness):
+    large = encode_record(bytes(FETCH_BYTES + 5), 1, 0)
+    master = Master(large + RECORDS[0])
+    running = Running(harness, master)
+    assert (0, len(large)) in master.asked
+    assert running.status.offset == master.end
+
+
+def test_a_record_that_the_master_cannot_give_is_named(harness: Harness):
+    master = Master(RECORDS[0])
+    master.max_transfer = 22
+    running = Running(harness, master)
+    assert running.status.state is CopyState.TROUBLED
+    assert "maxTransferSize" in running.status.error
+    master.max_transfer = 1000
+    running.advance(1)
+    assert running.bytes == RECORDS[0]
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_damaged_record_is_not_written(harness: Harness, place: int):
+    wrong = bytearray(RECORDS[place])
+    wrong[-1] ^= 1
+    master = Master(b"".join(RECORDS[:place]) + bytes(wrong) + RECORDS[0])
+    running = Running(harness, master)
+    assert "damaged" in running.status.error
+    assert running.status.offset == sum(map(len, RECORDS[:place]))
+    master.data = b"".join(RECORDS)
+    running.advance(1)
+    assert running.bytes == master.data
+
+
+def test_a_refusal_is_tried_again_and_said_once(harness: Harness, caplog: pytest.LogCaptureFixture):
+    master = Master(RECORDS[0])
+    master.errors = [PeerRefused("not now")] * 3
+    running = Running(harness, master)
+    for _ in range(4):
+        running.advance(5)
+    assert running.bytes == RECORDS[0]
+    assert caplog.text.count("not now") == 1
+
+
+def test_a_lost_connection_ends_the_run_and_the_next_one_goes_on(harness: Harness):
+    master = Master(b"".join(RECORDS[:5]))
+    running = Running(harness, master)
+    master.errors = [PeerLost("gone")]
+    master.release()
+    assert running.done == [None]
+    assert running.status.state is CopyState.CONNECTING
+    running.start(Master(b"".join(RECORDS)))
+    assert running.bytes == b"".join(RECORDS)
+
+
+def diverge(change: Callable[[Master], None], harness: Harness, **options: Any) -> Running:
+    running = Running(harness, Master(b"".join(RECORDS)))
+    running.copy.active = False
+    other = Master(b"".join(RECORDS), **options)
+    change(other)
+    running.start(other)
+    return running
+
+
+def different(master: Master) -> None:
+    master.data = b"".join(RECORDS[:-1]) + encode_record(b"body X", 3, 0)
+
+
+def shorter(master: Master) -> None:
+    master.data = b"".join(RECORDS[:5])
+
+
+def gone(master: Master) -> None:
+    master.data, master.first = RECORDS[0], 1 << 20
+
+
+@pytest.mark.parametrize(("change", "said"), [(different, "not those"), (shorter, "up to"), (gone, "no gaps")])
+def test_a_copy_that_cannot_be_the_masters_stops(harness: Harness, change: Callable[[Master], None], said: str):
+    running = diverge(change, harness)
+    assert running.status.state is CopyState.STOPPED
+    assert said in running.status.error
+    assert running.done == [None]
+    assert running.bytes == b"".join(RECORDS)
+
+
+def test_a_java_master_may_count_less_than_it_gave(harness: Harness):
+    running = diverge(shorter, harness, exact_end=False)
+    assert running.status.state is CopyState.TROUBLED
+    running.advance(AHEAD_SECONDS / 2)
+    assert running.status.state is CopyState.TROUBLED
+    running.advance(AHEAD_SECONDS)
+    running.advance(1)
+    assert running.status.state.value == "stopped"
+
+
+def test_a_master_that_moves_on_behind_a_slave_stops_it(harness: Harness):
+    master = Master(b"".join(RECORDS))
+    running = Running(harness, master)
+    master.first, master.data = master.end + 100, RECORDS[0]
+    master.release()
+    assert running.status.state is CopyState.STOPPED
+    assert "move the partition's directory away" in running.status.error
+
+
+def test_bytes_of_somebody_else_stop_the_copy(harness: Harness):
+    master = Master(b"".join(RECORDS[:5]))
+    running = Running(harness, master)
+    peer = harness.connect()
+    peer.send(b"put t 0 2 0 -1 7\r\nab")
+    master.data = b"".join(RECORDS)
+    master.release()
+    assert running.status.state is CopyState.STOPPED
