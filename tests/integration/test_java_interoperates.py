@@ -48,6 +48,14 @@ def test_our_client_chooses_the_text_protocol_on_a_java_broker_by_itself(java_br
             assert {lag.bytes for lag in consumer.lag().values()} == {0}
 
 
+def test_our_producer_reaches_a_java_broker_without_zookeeper(java_broker: JavaBroker, chroot: str) -> None:
+    with Producer.direct(f"meta://127.0.0.1:{java_broker.port}", broker_id=0) as producer:
+        results = [producer.send("t", b"%d" % number) for number in range(10)]
+    with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
+        found = {(message.partition, message.offset, message.payload) for message in read(consumer, 10)}
+    assert found == {(result.partition, result.offset, b"%d" % number) for number, result in enumerate(results)}
+
+
 def test_a_java_client_takes_up_where_our_consumer_stopped_on_a_java_broker(
     java_broker: JavaBroker, chroot: str, tmp_path: Path
 ) -> None:
