@@ -4,15 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.config import (
-    SYSTEM_KEYS_WITHOUT_EFFECT,
-    default_server_ini,
-    local_address,
-    parse_config,
-    read_config,
-)
+from metaq.broker.config import parse_config, read_config
 from metaq.broker.ini import evaluate_int32, parse_ini
+from metaq.broker.ini_values import SYSTEM_KEYS_WITHOUT_EFFECT
 from metaq.broker.store.retention import Action
+from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "wire" / "server.ini"
@@ -216,30 +212,6 @@ def test_numbers_are_expressions_that_wrap_to_32_bits(text, value):
 def test_anything_else_is_no_number(text):
     with pytest.raises(ValueError, match=r"."):
         evaluate_int32(text)
-
-
-def test_the_default_file_is_read_back():
-    text = default_server_ini(
-        broker_id=3,
-        host="127.0.0.1",
-        port=9000,
-        data_path="/tmp/metaq",
-        zookeeper="127.0.0.1:2181/x",
-        topics={"flights": 4, "*": 1},
-        partitions=2,
-    )
-    found = parse_config(text.encode())
-    assert (found.broker_id, found.host, found.port, found.zookeeper.connect) == (
-        3,
-        "127.0.0.1",
-        9000,
-        "127.0.0.1:2181/x",
-    )
-    assert found.topics["flights"].partitions == 4
-    assert found.topic("any") is found.system
-    assert found.system.partitions == 2
-    assert found.system.data_path == "/tmp/metaq"
-    assert found.zookeeper == config(zookeeper="zk.zkConnect=127.0.0.1:2181/x").zookeeper
 
 
 def test_an_ipv6_host_is_kept_without_brackets():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker import config
+from metaq.broker import ini_values
 from metaq.protocol import remoting
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -70,7 +70,10 @@ def test_every_code_is_listed(code):
 
 
 KEYS = (
-    config._SYSTEM_KEYS | config._ZOOKEEPER_KEYS | config.SYSTEM_KEYS_WITHOUT_EFFECT | config.TOPIC_KEYS_WITHOUT_EFFECT
+    ini_values.SYSTEM_KEYS
+    | ini_values.ZOOKEEPER_KEYS
+    | ini_values.SYSTEM_KEYS_WITHOUT_EFFECT
+    | ini_values.TOPIC_KEYS_WITHOUT_EFFECT
 )
 
 
