@@ -144,6 +144,12 @@ class Committer:
             del self._unsynced[transaction]
             self._on_settled(transaction)
 
+    def finish(self) -> None:
+        """Sync the partitions that committed transactions wait for, on this thread. For shutdown."""
+        for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
+            log.flusher.finish()
+        self.settle()
+
     def wait_for_disk(self, transaction: Transaction, ends: list[tuple[PartitionLog, int]]) -> None:
         """Have a transaction that was committed before the start settled like the others."""
         self._unsynced[transaction] = ends

@@ -48,7 +48,6 @@ class TransactionLog:
         seconds: Callable[[], float],
         now_ms: Callable[[], int],
         files: Files = REAL_FILES,
-        max_file_bytes: int | None = None,
     ) -> None:
         """data_paths: those the store has locked already. seconds: a monotonic clock. now_ms: Unix milliseconds."""
         self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
@@ -58,7 +57,6 @@ class TransactionLog:
         self._seconds = seconds
         self._now_ms = now_ms
         self._files = files
-        self._max_file_bytes = max_file_bytes
         self._heuristics: dict[str, Heuristic] = {}
         self._lock: int | None = None
         self._saved = RedoPosition(0, 0)
@@ -100,20 +98,19 @@ class TransactionLog:
             redo_files=replayed.files,
             # Java ignores files below its last checkpoint's
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
-            **({} if self._max_file_bytes is None else {"max_file_bytes": self._max_file_bytes}),
         )
         self._committer = Committer(self._writer, self._now_ms, self.settle)
         for transaction, ends in replayed.committed.items():
             self._committer.wait_for_disk(transaction, ends)
-        if saved is not None:
-            self._saved = saved
+        self._saved = saved or self._writer.replay_from
         if replayed.late:
             _log.warning("%d messages that came after their transaction was prepared are dropped", replayed.late)
         return replayed
 
     def close(self) -> None:
         """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
-        self._committer.settle()
+        self._writer.finish()
+        self._committer.finish()
         self._checkpoint()
         self._writer.close()
         self._unlock()

@@ -136,18 +136,16 @@ class RedoWriter:
         sync: bool,
         redo_files: Sequence[RedoFile] = (),
         next_number: int = 1,
-        max_file_bytes: int = MAX_REDO_BYTES,
     ) -> None:
         """sync: whether `when_written` waits for the disk (flushTxLogAtCommit=1). redo_files: existing ones by number.
 
-        next_number: of the next file. max_file_bytes: see MAX_REDO_BYTES.
+        next_number: of the next file.
         """
         self.directory = directory
         self.failure: str | None = None
         self._files = files
         self._run_in_thread = run_in_thread
         self._sync = sync
-        self._max_file_bytes = max_file_bytes
         self._redo = {file.number: file for file in redo_files}
         self._next_number = max([next_number, *(number + 1 for number in self._redo)])
         self._current = redo_files[-1] if redo_files else self._new_file()
@@ -161,7 +159,7 @@ class RedoWriter:
 
     def file_for(self, transaction: Hashable) -> RedoFile:
         """The file of a transaction whose first record comes now; all its records belong there."""
-        if self._current.size > self._max_file_bytes:
+        if self._current.size > MAX_REDO_BYTES:
             self._current = self._new_file()
             self._drop_settled()
         self._current.hold(transaction)
@@ -221,14 +219,18 @@ class RedoWriter:
     def has_unsettled(self) -> bool:
         return any(file.unsettled for file in self._redo.values())
 
-    def close(self) -> None:
-        """Write and sync what is queued on this thread and close the files. Nothing may follow."""
+    def finish(self) -> None:
+        """Write and sync what is queued on this thread, and answer those who wait. For shutdown."""
         running, self._running = self._running, None
         if running is not None:  # its worker may never report: the reactor has stopped
             self._run_here(running)
         if self.failure is None:
             self._sync_wanted = True
             self._run_here(self._make_job())
+
+    def close(self) -> None:
+        """Finish, and close the files. Nothing may follow."""
+        self.finish()
         for file in self._redo.values():
             if file.fd is not None:
                 self._files.close(file.fd)

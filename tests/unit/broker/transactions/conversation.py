@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from metaq.protocol.record import checksum, iter_headers
-from metaq.protocol.text import encode_get
+from metaq.protocol.text import Value, encode_get
 from tests.unit.broker.harness import Harness
 
 XID = "XID:100:0a0b:0c:host"
@@ -49,8 +49,10 @@ class Asker:
 def bodies(harness: Harness, topic: str, partition: int) -> list[bytes]:
     """What consumers can read."""
     peer = harness.connect()
-    peer.send(encode_get(topic, "g", partition, 0, 1 << 20, 1))
-    (answer,) = peer.answers()
-    if not hasattr(answer, "data"):
-        return []
-    return [bytes(answer.data[each.end - each.length : each.end]) for each in iter_headers(answer.data)]
+    found: list[bytes] = []
+    offset = 0
+    while isinstance(answer := peer.ask(encode_get(topic, "g", partition, offset, 1 << 20, 1)), Value):
+        headers = list(iter_headers(answer.data))
+        found += [bytes(answer.data[each.end - each.length : each.end]) for each in headers]
+        offset += headers[-1].end
+    return found

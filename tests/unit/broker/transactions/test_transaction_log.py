@@ -1,0 +1,436 @@
+"""What the transactions leave on the disk, when it gets there, and what a start makes of it."""
+
+import json
+import logging
+
+import pytest
+
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.testing import FaultyFiles
+from metaq.broker.transactions.redo import read_redo
+from metaq.protocol.errors import ConfigError, StoreError
+from metaq.protocol.record import checksum
+from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
+
+XIDS = [f"XID:1:0{number}:0b:host" for number in range(9)]
+
+
+def close(harness):
+    harness.threads.run()
+    harness.broker.transactions.close()
+    harness.store.close()
+
+
+def transactions_directory(tmp_path):
+    return tmp_path / "data" / "transactions"
+
+
+def redo(tmp_path, number=1):
+    return read_redo(REAL_FILES, str(transactions_directory(tmp_path) / f"redo.{number}"))
+
+
+def names(tmp_path):
+    return sorted(each.name for each in transactions_directory(tmp_path).iterdir())
+
+
+def state(tmp_path):
+    """metaq.json; as long as a replay begins at the beginning there is none."""
+    path = transactions_directory(tmp_path) / "metaq.json"
+    beginning = {"replay_from": {"number": 1, "offset": 0}, "heuristics": {}}
+    return json.loads(path.read_text()) if path.exists() else beginning
+
+
+def later(harness, seconds=1.0):
+    harness.reactor.advance(seconds)
+    harness.broker.transactions.tick()
+    harness.threads.run()
+
+
+def committed(ask, key, body=b"x", topic="t"):
+    ask.ok(tx(key, "BEGIN"), tx_put(key, topic, 0, body), tx(key, "COMMIT_ONE_PHASE"))
+
+
+def prepared(ask, *keys, topic="t"):
+    for key in keys:
+        ask.ok(tx(key, "BEGIN"), tx_put(key, topic, 0, key.encode()), tx(key, "PREPARE"))
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_ours_tells_what_javas_would(tmp_path):
+    """The conversation behind tests/data/golden/store/redo.1 has records of the same kinds."""
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a", 3), b"put t 0 1 0 TX:s:1 4\r\nb")
+    ask.ok(tx_put("TX:s:1", "t", 1, b"c"), tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    ask.ok(tx("TX:s:2", "BEGIN"), tx("TX:s:2", "COMMIT_ONE_PHASE"), tx("TX:s:3", "BEGIN"), tx("TX:s:3", "ROLLBACK"))
+    prepared(ask, XID)
+    ask.ok(tx(XID, "ROLLBACK"))
+    close(harness)
+    contents = redo(tmp_path)
+    assert contents.problem is None
+    commands = [entry.command for entry in contents.entries]
+    assert [(put.checksum, put.opaque, put.body) for put in commands[:2]] == [(checksum(b"a"), 3, b"a"), (-1, 4, b"b")]
+    kinds = [command.type.name for command in commands if hasattr(command, "type")]
+    assert kinds == ["LOCAL_COMMIT", "XA_PREPARE", "XA_ROLLBACK"]
+    commit = contents.entries[3]
+    data = (tmp_path / "data" / "t-0" / f"{0:020d}.meta").read_bytes()
+    assert [tuple(each[:3]) for each in commit.locations] == [("t-0", 0, 42), ("t-1", 0, 21)]
+    assert commit.locations[0].checksum == checksum(data)
+
+
+def test_an_attachment_is_put_right_when_something_came_in_between(tmp_path):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a"))
+    ask.peer.send(tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    Asker(harness).ok(put("t", 0, b"between"))
+    close(harness)
+    (location,) = redo(tmp_path).entries[-1].locations
+    assert (location.offset, location.size) == (27, 21)
+
+
+def test_commits_that_arrive_together_share_a_sync(tmp_path):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    peers = [harness.connect() for _ in range(10)]
+    for number, peer in enumerate(peers):
+        peer.send(tx(f"TX:s:{number}", "BEGIN") + tx_put(f"TX:s:{number}", "t", 0, b"%d" % number))
+    before = files.calls["fdatasync"], files.calls["pwritev"]
+    for number, peer in enumerate(peers):
+        peer.send(tx(f"TX:s:{number}", "COMMIT_ONE_PHASE"))
+    harness.threads.run()
+    assert files.calls["fdatasync"] - before[0] <= 2  # the first one's, and that of all others
+    assert files.calls["pwritev"] - before[1] <= 2 + 10  # the log's, and the appends
+    assert bodies(harness, "t", 0) == [b"%d" % number for number in range(10)]
+    assert all(answer.code == 200 for peer in peers for answer in peer.answers())
+    close(harness)
+
+
+def test_messages_of_a_transaction_are_written_together_not_one_by_one(tmp_path):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"first"))
+    before = files.changes
+    for _ in range(100):
+        ask.ok(tx_put("TX:s:1", "t", 0, b"x" * 100))
+    assert files.changes == before
+    later(harness)
+    assert files.changes > before  # they do not wait for ever
+    close(harness)
+
+
+@pytest.mark.parametrize(("setting", "syncs", "after_a_second"), [(0, 0, 0), (1, 1, 1), (2, 0, 1)])
+def test_flush_tx_log_at_commit(tmp_path, setting, syncs, after_a_second):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, system=f"flushTxLogAtCommit={setting}", files=files)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a"), tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    assert len(redo(tmp_path).entries) == 2  # written whatever the setting
+    assert files.calls["fdatasync"] == syncs
+    later(harness)
+    assert files.calls["fdatasync"] == after_a_second
+    close(harness)
+
+
+def test_another_value_of_flush_tx_log_at_commit_stops_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="flushTxLogAtCommit"):
+        Harness(tmp_path, system="flushTxLogAtCommit=3")
+
+
+def test_the_log_may_lie_elsewhere_and_belongs_to_one_broker(tmp_path):
+    elsewhere = tmp_path / "log"
+    harness = Harness(tmp_path, system=f"dataLogPath={elsewhere}")
+    committed(Asker(harness), "TX:s:1")
+    assert (elsewhere / "transactions" / "redo.1").exists()
+    with pytest.raises(StoreError, match="in use"):
+        Harness(tmp_path / "other", system=f"dataLogPath={elsewhere}")
+    close(harness)
+
+
+# --- where a replay begins --------------------------------------------------------------------------------------------
+
+
+def test_a_clean_stop_leaves_nothing_to_replay_and_no_checkpoint_for_java(tmp_path):
+    harness = Harness(tmp_path)
+    committed(Asker(harness), "TX:s:1")
+    close(harness)
+    assert names(tmp_path) == ["metaq.json", "redo.1"]
+    assert state(tmp_path)["replay_from"] == {"number": 1, "offset": redo(tmp_path).size}
+
+
+def test_a_replay_begins_before_everything_that_may_not_be_on_the_disk(tmp_path):
+    """With asynchronous flush a committed message is kept by the log until its partition is synced."""
+    files = FaultyFiles()
+    harness = Harness(tmp_path, system="checkpointInterval=1000", files=files)
+    committed(Asker(harness), "TX:s:1", b"a")
+    later(harness, 2)
+    assert state(tmp_path)["replay_from"]["offset"] == 0
+    files.lose_power()
+    harness = Harness(tmp_path, system="checkpointInterval=1000")
+    assert bodies(harness, "t", 0) == [b"a"]
+    harness.store.get("t", 0).flush()
+    harness.threads.run()
+    later(harness, 2)
+    assert state(tmp_path)["replay_from"]["offset"] == redo(tmp_path).size
+    close(harness)
+
+
+def test_checkpoints_for_java_name_a_place_that_no_transaction_spans(tmp_path):
+    harness = Harness(tmp_path, system="checkpointInterval=10000\nmaxCheckpoints=2")
+    ask = Asker(harness)
+    seen = []
+    for number in range(4):
+        first, second = XIDS[2 * number : 2 * number + 2]
+        start = redo(tmp_path).size if number else 0
+        prepared(ask, first)
+        ask.ok(tx(second, "BEGIN"), tx_put(second, "t", 0, b"oldest open one"))
+        ask.ok(tx(first, "COMMIT_TWO_PHASE"))  # spans the beginning of the second
+        later(harness, 10.1)
+        seen.append({"number": 1, "offset": start})
+        newest = sorted(transactions_directory(tmp_path).glob("checkpoint.*"))[-1]
+        assert newest.name == f"checkpoint.{number + 1}"
+        assert json.loads(newest.read_text()) == seen[-1] == state(tmp_path)["replay_from"]
+        ask.ok(tx(second, "ROLLBACK"))
+        harness.store.get("t", 0).flush()
+        harness.threads.run()
+        later(harness)
+        later(harness)
+    assert [name for name in names(tmp_path) if name.startswith("check")] == ["checkpoint.3", "checkpoint.4"]
+    close(harness)
+
+
+def test_javas_checkpoint_of_the_newest_transaction_is_not_believed_and_put_right(tmp_path):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    prepared(ask, *XIDS[:2])
+    close(harness)
+    directory = transactions_directory(tmp_path)
+    newest = redo(tmp_path).entries[2].offset
+    for each in directory.glob("checkpoint.*"):
+        each.unlink()
+    (directory / "checkpoint.7").write_text(json.dumps({"offset": newest, "number": 1}))
+    harness = Harness(tmp_path)
+    assert Asker(harness).ok(tx("null", "RECOVER")).split("\r\n") == XIDS[:2]
+    close(harness)
+    assert json.loads((directory / "checkpoint.8").read_text()) == {"number": 1, "offset": 0}
+
+
+def test_a_place_where_no_record_begins_is_not_believed(tmp_path):
+    harness = Harness(tmp_path)
+    prepared(Asker(harness), XID)
+    close(harness)
+    for offset in (7, 1 << 40):
+        saved = state(tmp_path)
+        saved["replay_from"]["offset"] = offset
+        (transactions_directory(tmp_path) / "metaq.json").write_text(json.dumps(saved))
+        harness = Harness(tmp_path)
+        assert Asker(harness).ok(tx("null", "RECOVER")) == XID
+        close(harness)
+
+
+def test_a_damaged_state_stops_the_start_and_says_what_to_do(tmp_path):
+    harness = Harness(tmp_path)
+    prepared(Asker(harness), XID)
+    close(harness)
+    (transactions_directory(tmp_path) / "metaq.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"metaq\.json is damaged .*move it away"):
+        Harness(tmp_path)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    monkeypatch.setattr("metaq.broker.transactions.writer.MAX_REDO_BYTES", 1000)
+
+
+def test_a_file_goes_when_nothing_open_is_in_it(tmp_path, small_files):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    prepared(ask, XID)
+    for number in range(20):
+        committed(ask, f"TX:s:{number}", b"x" * 200, "safe")
+    assert len([name for name in names(tmp_path) if name.startswith("redo")]) > 3
+    harness.store.get("safe", 0).flush()
+    harness.threads.run()
+    later(harness)
+    later(harness)
+    kept = [name for name in names(tmp_path) if name.startswith("redo")]
+    assert len(kept) == 2
+    assert "redo.1" in kept  # the prepared one's
+    ask.ok(tx(XID, "COMMIT_TWO_PHASE"))
+    harness.store.get("t", 0).flush()
+    harness.threads.run()
+    later(harness)
+    later(harness)
+    assert [name for name in names(tmp_path) if name.startswith("redo")] == kept[1:]
+    close(harness)
+    harness = Harness(tmp_path)
+    committed(Asker(harness), "TX:s:99", b"y", "safe")
+    assert bodies(harness, "safe", 0) == [b"x" * 200] * 20 + [b"y"]
+    close(harness)
+
+
+def test_all_records_of_a_transaction_are_in_one_file(tmp_path, small_files):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"first"))
+    for number in range(2, 9):
+        committed(ask, f"TX:s:{number}", b"x" * 300)
+    ask.ok(tx_put("TX:s:1", "t", 0, b"last"), tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    mine = [entry.command for entry in redo(tmp_path).entries if entry.command.tx_key == "TX:s:1"]
+    assert len(mine) == 3
+    assert bodies(harness, "t", 0)[-2:] == [b"first", b"last"]
+    close(harness)
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_tail_is_cut_kept_beside_and_reported(tmp_path, caplog):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    prepared(ask, XID)
+    end = redo(tmp_path).size
+    committed(ask, "TX:s:1", b"a")
+    close(harness)
+    directory = transactions_directory(tmp_path)
+    (directory / "metaq.json").unlink(missing_ok=True)
+    whole = (directory / "redo.1").read_bytes()
+    (directory / "redo.1").write_bytes(whole[: end + 30])
+    with caplog.at_level(logging.ERROR):
+        harness = Harness(tmp_path)
+    assert (directory / f"damaged-redo.1-{end}").read_bytes() == whole[end : end + 30]
+    assert f"30 bytes cut at byte {end}" in caplog.text
+    ask = Asker(harness)
+    assert ask.ok(tx("null", "RECOVER")) == XID
+    committed(ask, "TX:s:2", b"b")
+    close(harness)
+    assert redo(tmp_path).problem is None
+    harness = Harness(tmp_path)
+    assert bodies(harness, "t", 0) == [b"a", b"b"]
+    close(harness)
+
+
+def test_what_retention_has_removed_is_not_appended_again(tmp_path):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    harness.store.get_or_create("t", 0)._max_segment_size = 100
+    committed(ask, "TX:s:1", b"a" * 100)
+    ask.ok(put("t", 0, b"b" * 100), put("t", 0, b"c"))
+    log = harness.store.get("t", 0)
+    log.checkpoint()
+    harness.threads.run()
+    for segment in log.remove_first(1):
+        REAL_FILES.unlink(segment.path)
+        REAL_FILES.unlink(segment.index_path)
+    harness.threads.run()
+    harness.store.close()
+    (transactions_directory(tmp_path) / "metaq.json").unlink(missing_ok=True)
+    again = Harness(tmp_path)
+    log = again.store.get("t", 0)
+    assert log.first_offset == 120
+    assert log.message_count == 2
+    close(again)
+
+
+def test_committed_messages_of_a_topic_that_is_gone_from_the_configuration_are_kept(tmp_path):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, topics="[topic=old]\nnumPartitions=1\n", files=files)
+    committed(Asker(harness), "TX:s:1", b"a", "old")
+    files.lose_power()
+    again = Harness(tmp_path)
+    assert bodies(again, "old", 0) == [b"a"]
+    assert again.topics_seen == ["old"]
+    close(again)
+
+
+def test_ids_after_a_restart_are_above_those_in_the_log(tmp_path):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    ask.ok(tx(XID, "BEGIN"))
+    first = int(ask.ok(tx_put(XID, "t", 0, b"a")).split(" ")[0])
+    ask.ok(tx(XID, "PREPARE"))
+    close(harness)
+    again = Harness(tmp_path)
+    again.time -= 3600
+    assert int(Asker(again).ok(put("t", 0)).split(" ")[0]) > first
+    close(again)
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_a_log_that_cannot_be_written_refuses_transactions_clearly_and_nothing_else(tmp_path, call):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    prepared(ask, XID)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a"), tx(XIDS[1], "BEGIN"), tx_put(XIDS[1], "t", 0, b"b"))
+    files.fail(call)
+    assert "cannot be written: " in ask.refused(tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    files.heal()
+    for request in (tx("TX:s:2", "BEGIN"), tx_put(XIDS[1], "t", 0, b"c")):
+        assert ask.refused(request).startswith("the transaction log ")
+    for key, verb in ((XID, "COMMIT_TWO_PHASE"), (XID, "ROLLBACK"), (XIDS[1], "PREPARE"), (XIDS[2], "BEGIN")):
+        assert ask.refused(tx(key, verb)).startswith("XAException:code=-7,msg=the transaction log ")
+    assert ask.ok(tx("null", "RECOVER")) == XID
+    ask.ok(put("t", 0, b"plain"))
+    assert bodies(harness, "t", 0) == [b"plain"]
+    files.kill()
+    again = Harness(tmp_path)
+    assert Asker(again).ok(tx("null", "RECOVER")) == XID
+    close(again)
+
+
+def test_a_partition_that_takes_no_writes(tmp_path):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    for key in (XID, XIDS[1]):
+        ask.ok(tx(key, "BEGIN"), tx_put(key, "t", 0, key.encode()), tx_put(key, "t", 1, key.encode()))
+    ask.ok(tx(XID, "PREPARE"), put("t", 0, b"plain"))
+    files.fail("pwritev")
+    ask.refused(put("t", 0, b"refused"))
+    files.heal()
+    assert "is read-only" in ask.refused(tx_put(XIDS[1], "t", 0, b"x"))
+    rolled_back = "XAException:code=104,msg=STORE COMMIT FAILED: Transaction rolled back."
+    assert ask.refused(tx(XIDS[1], "COMMIT_ONE_PHASE")) == rolled_back
+    assert ask.refused(tx(XIDS[1], "ROLLBACK")).startswith("XAException:code=-4,")
+    assert ask.refused(tx(XID, "COMMIT_TWO_PHASE")).startswith("XAException:code=-7,")
+    assert ask.ok(tx("null", "RECOVER")) == XID
+    assert bodies(harness, "t", 1) == []
+    files.kill()
+    again = Harness(tmp_path)
+    Asker(again).ok(tx(XID, "COMMIT_TWO_PHASE"))
+    assert bodies(again, "t", 0) == [b"plain", XID.encode()]
+    close(again)
+
+
+@pytest.mark.parametrize("key", ["TX:s:1", XID])
+def test_a_partition_that_fails_under_a_decided_commit_gets_the_rest_at_the_next_start(tmp_path, key):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(put("t", 0, b"plain"), tx(key, "BEGIN"), tx_put(key, "t", 0, b"a"), tx_put(key, "t", 1, b"b"))
+    ask.peer.send(tx(key, "COMMIT_ONE_PHASE"))
+    function, done = harness.threads.waiting.pop(0)
+    function()  # the decision is on the disk
+    files.fail("pwritev")
+    done(None)
+    (answer,) = ask.peer.answers()
+    assert answer.code == 500
+    assert "is committed, but" in answer.text
+    files.heal()
+    if key == XID:
+        assert ask.refused(tx(key, "COMMIT_ONE_PHASE")).startswith("XAException:code=-7,")
+    files.kill()
+    again = Harness(tmp_path)
+    assert (bodies(again, "t", 0), bodies(again, "t", 1)) == ([b"plain", b"a"], [b"b"])
+    close(again)
