@@ -18,7 +18,7 @@ from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from metaq.protocol.errors import ConfigError, MetaqError
+from metaq.protocol.errors import MetaqError
 
 from .broker import AdminFrom, Broker
 from .config import BrokerConfig, TopicConfig, read_config
