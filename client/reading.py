@@ -13,13 +13,14 @@ from metaq.protocol.errors import ClientError, ConfigError, OffsetOutOfRange
 from .backoff import Backoff
 from .cluster import Cluster
 from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, check_protocol
-from .connection import Connection, Endpoint
+from .connection import Connection
 from .consumer.arrivals import Arrivals
 from .consumer.choices import start_position
 from .consumer.fetcher import Fetcher
 from .consumer.handout import Accept, Handout
 from .consumer.partition_state import PartitionState
 from .consumer.single_read import read_messages
+from .direct import parse_address
 from .inquiry import READER_GROUP
 from .lookups import max_offset, min_offset
 from .message import Message
@@ -121,7 +122,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        server: str,
+        address: str,
         partition: TopicPartition,
         start: str | int = "earliest",
         *,
@@ -130,11 +131,11 @@ class PartitionReader:
         config: ConsumerConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """server: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
+        """address: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
         begins. accept: what it returns false for is passed over. Raises ConfigError; connects in the background.
         """
         config = config or ConsumerConfig()
-        self._endpoint = _endpoint(server)
+        self._endpoint = parse_address(address)
         self._config = config
         self._clock = clock
         self._closed = False
@@ -205,10 +206,3 @@ class PartitionReader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _endpoint(server: str) -> Endpoint:
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError("server", server, "write it as host:port, for example localhost:8123")
-    return Endpoint(host.strip("[]"), int(port))

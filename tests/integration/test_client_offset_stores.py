@@ -11,6 +11,8 @@ from metaq.coordination.offset_store import Offset
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import SessionLost
 from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, read_until_quiet, running_brokers
+from tests.integration.java_peers import require_java
+from tests.integration.java_sides import Application
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 HERE = TopicPartition("t", 0, 0)
@@ -121,3 +123,23 @@ def test_the_file_of_broadcast_consumers_is_written_as_java_writes_it(brokers, p
     assert list(entry) == ["offset", "topic", "partition", "modified", "messageId"]
     assert entry["partition"] == {"partition": 0, "brokerId": 0}
     assert LocalOffsetStore(path).load(consumer.group, "t", "0-0") == Offset(last.id, last.next_offset)
+
+
+def test_a_java_broadcast_consumer_goes_on_where_ours_stopped_and_ours_where_it_did(brokers, producer, tmp_path):
+    """They share the group of the host and the file, one after the other."""
+    require_java()
+    home = tmp_path / "home"
+    home.mkdir()
+    path = home / ".meta_offsets"
+    producer.send_batch("t", [b"1", b"2"], partition=HERE)
+    with member(brokers, broadcast=True, offsets_file=path) as consumer:
+        read(consumer, 2)
+    producer.send("t", b"3", partition=HERE)
+    with Application(brokers.connect, home / "client.log") as java:
+        java.subscribe("g", "t", factory="broadcast", max_delay=100)
+        assert java.payloads("g", 1) == [b"3"]
+        java.unsubscribe("g")
+    assert len(json.loads(path.read_text())) == 1  # one group: both made its name in the same way
+    producer.send("t", b"4", partition=HERE)
+    with member(brokers, broadcast=True, offsets_file=path) as consumer:
+        assert [message.payload for message in read_until_quiet(consumer)] == [b"4"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.javapeer import JavaBroker, JavaClient
-from metaq import Consumer, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
 from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import eventually, read, running_brokers
 from tests.integration.java_peers import received, require_java
@@ -101,3 +101,27 @@ def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(chroot: 
         mine = [message.payload for message in read(consumer, 20)]
         theirs = [data for data, _ in received(client, "mixed", 20)]
         assert sorted(mine + theirs) == sorted(sent)
+
+
+def test_our_handlers_retry_and_reject_on_a_java_broker(java_broker: JavaBroker, chroot: str) -> None:
+    seen: list[bytes] = []
+    rejected: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.payload)
+        if message.payload == b"bad":
+            raise ValueError("cannot take it")
+        if message.payload == b"last":
+            consumer.stop()
+
+    where = TopicPartition("t", 0, 0)
+    config = ConsumerConfig(retry_step_seconds=0.02)
+    with Producer(chroot) as producer:
+        for payload in (b"1", b"bad", b"2", b"last", b"flushes the last"):
+            producer.send("t", payload, partition=where)
+    with Consumer(chroot, group="g", topics=["t"], config=config) as consumer:
+        consumer.run(handle, max_retries=2, on_reject=lambda message, _: rejected.append(message.payload))
+    assert seen == [b"1", b"bad", b"bad", b"bad", b"2", b"last"]
+    assert rejected == [b"bad"]
+    with Consumer(chroot, group="g", topics=["t"]) as consumer:
+        assert [message.payload for message in read(consumer, 1)] == [b"flushes the last"]

@@ -1,0 +1,175 @@
+"""Where rejected messages are kept, and how they come again."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, recovering
+from metaq.client.local_store import StoredMessage
+from metaq.client.message import Message
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
+
+FAILURE = ValueError("away")
+
+
+def message(number, topic="t"):
+    return Message(TopicPartition(topic, 0, 1), 100 * number, number, 0, b"%d" % number)
+
+
+class Deliver:
+    def __init__(self, *failing):
+        self.failing, self.seen = set(failing), []
+
+    def __call__(self, message):
+        self.seen.append(message)
+        if message.payload in self.failing:
+            raise FAILURE
+
+
+def opened(directory, group="g", **arguments):
+    store = LocalRecoverStore(directory, **arguments)
+    store.open(group)
+    return store
+
+
+def run_round(store, deliver, *topics):
+    return len(list(store.rounds(frozenset(topics or ("t",)), deliver)))
+
+
+def test_a_kept_message_comes_again_as_it_was_until_it_is_processed(tmp_path):
+    store, kept = opened(tmp_path), [message(1), message(2)]
+    for each in kept:
+        store(each, FAILURE)
+    deliver = Deliver(b"1")
+    assert run_round(store, deliver) == 2
+    assert deliver.seen == kept  # one that fails does not end the round for others
+    assert store.count("t") == 1
+    deliver.failing.clear()
+    run_round(store, deliver)
+    assert store.count("t") == 0
+    assert run_round(store, deliver) == 0
+    store.close()
+
+
+def test_more_than_a_page_is_gone_through_in_one_round(tmp_path):
+    store = opened(tmp_path)
+    store._own[1].append("t", [_stored(number) for number in range(250)])
+    deliver = Deliver(*(b"%d" % number for number in range(0, 250, 2)))
+    assert run_round(store, deliver) == 250
+    assert [each.id for each in deliver.seen] == list(range(250))
+    assert store.count("t") == 125
+    store.close()
+
+
+def _stored(number):
+    return StoredMessage.of(message(number))
+
+
+def test_only_topics_that_the_consumer_subscribes_are_tried(tmp_path):
+    store = opened(tmp_path)
+    store(message(1, "other"), FAILURE)
+    store(message(2), FAILURE)
+    deliver = Deliver()
+    run_round(store, deliver, "t", "third")
+    assert [each.topic for each in deliver.seen] == ["t"]
+    assert store.count("other") == 1
+    store.close()
+
+
+def test_processes_have_files_of_their_own_and_take_over_those_that_are_left(tmp_path):
+    first, second, third = (opened(tmp_path) for _ in range(3))
+    second(message(2), FAILURE)
+    third(message(3), FAILURE)
+    third.close()
+    deliver = Deliver()
+    run_round(first, deliver)
+    assert [each.id for each in deliver.seen] == [3]  # the second is in use
+    second.close()
+    run_round(first, deliver)
+    assert [each.id for each in deliver.seen] == [3, 2]
+    assert sorted(path.name for path in (tmp_path / "g").glob("*.db")) == ["0.db", "1.db", "2.db"]
+    first.close()
+
+
+def test_groups_do_not_mix(tmp_path):
+    one, other = opened(tmp_path, "one"), opened(tmp_path, "other")
+    one(message(1), FAILURE)
+    assert run_round(other, Deliver()) == 0
+    one.close()
+    other.close()
+
+
+def test_a_full_store_refuses_so_that_the_message_is_not_passed(tmp_path):
+    store = opened(tmp_path, max_per_topic=1)
+    store(message(1), FAILURE)
+    with pytest.raises(LocalStoreFull):
+        store(message(2), FAILURE)
+    store.close()
+
+
+def test_one_store_serves_one_run_at_a_time_and_may_be_used_again(tmp_path):
+    store = opened(tmp_path)
+    with pytest.raises(ConfigError, match="on_reject"):
+        store.open("g")
+    store.close()
+    with pytest.raises(LocalStoreError):
+        store(message(1), FAILURE)
+    store.open("g")
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["first_seconds", "interval_seconds"])
+def test_times_that_cannot_be_are_refused_by_name(tmp_path, name):
+    with pytest.raises(ConfigError, match=name):
+        LocalRecoverStore(tmp_path, **{name: 0})
+
+
+def test_a_dropped_message_leaves_a_line_in_the_log(caplog):
+    caplog.set_level(logging.WARNING)
+    drop_message(message(7), FAILURE)
+    assert "dropped <Message t 0-1 @700 id 7" in caplog.text
+    assert "ValueError: away" in caplog.text
+
+
+class Clockwork:
+    """Timers and workers that the test turns by hand."""
+
+    def __init__(self):
+        self.later, self.work = [], []
+
+    def call_later(self, seconds, action):
+        self.later.append((seconds, action))
+
+    def run_timer(self):
+        seconds, action = self.later.pop(0)
+        action()
+        return seconds
+
+    def run_work(self):
+        while self.work:
+            self.work.pop(0)()
+
+
+def test_rounds_follow_each_other_for_as_long_as_the_handler_runs(tmp_path):
+    clockwork: Any = Clockwork()
+    seen: list[Message] = []
+    store = LocalRecoverStore(tmp_path, first_seconds=5, interval_seconds=300)
+    with recovering(store, "g", ["t"], lambda messages: seen.extend(messages), clockwork, clockwork.work.append):
+        store(message(1), FAILURE)
+        assert clockwork.run_timer() == 5
+        clockwork.run_work()
+        store(message(2), FAILURE)
+        assert clockwork.run_timer() == 300
+        clockwork.run_work()
+        assert [each.id for each in seen] == [1, 2]
+    clockwork.run_timer()
+    assert not clockwork.work  # ended
+    opened(tmp_path).close()  # its file is free again
+
+
+def test_other_reject_handlers_need_no_files(tmp_path):
+    clockwork: Any = Clockwork()
+    with recovering(drop_message, "g", ["t"], print, clockwork, clockwork.work.append):
+        assert not clockwork.later
