@@ -89,7 +89,7 @@ def test_clients_follow_a_reload(ours: Side) -> None:
     assert "[topic=grown]\nnumPartitions=1\n" in text
     config.write_text(text.replace("[topic=grown]\nnumPartitions=1\n", "[topic=grown]\nnumPartitions=3\n"))
     ours.broker.process.send_signal(signal.SIGHUP)
-    reached = set()
+    reached: set[str] = set()
 
     def reach_all() -> bool:
         reached.update(result["partition"] for result in ours.app.send_all(sender, "grown", b"", b"1", b"22"))
@@ -98,9 +98,10 @@ def test_clients_follow_a_reload(ours: Side) -> None:
     eventually(reach_all, 20, "sends to the new partitions")
     assert ours.app.call("partitions", "grown")["partitions"] == ["0-0", "0-1", "0-2"]
     received: set[str] = set()
-    eventually(
-        lambda: received.update(each["partition"] for each in ours.app.taken("following", 1)) or len(received) == 3,
-        20,
-        "messages from the new partitions",
-    )
+
+    def receive_all() -> bool:
+        received.update(message["partition"] for message in ours.app.taken("following", 1))
+        return len(received) == 3
+
+    eventually(receive_all, 20, "messages from the new partitions")
     ours.app.unsubscribe("following")
