@@ -2,6 +2,7 @@
 
 import json
 import signal
+import zipfile
 
 import pytest
 from kazoo.client import KazooClient
@@ -92,4 +93,23 @@ def test_filters_are_python_callables_for_javas_classes_and_can_be_named_while_i
         value = connection.ask(encode_get("orders", "g", 0, 22, 1000, 1))
         assert isinstance(value, Value)
         assert len(value.data) == 25 + 26
+        assert broker.stop() == 0
+
+
+def test_retention_follows_a_new_schedule_and_a_new_policy(tmp_path):
+    ini = server_ini(tmp_path / "data", {"t": "", "kept": ""}, max_segment_size=100)
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        for topic in ("t", "kept"):
+            for _ in range(10):
+                assert connection.ask(put(topic, 0)).code == 200
+        often = "deleteWhen=* * * * * ?\ndeletePolicy=archive,1s,true"
+        broker.ini.write_text(server_ini(tmp_path / "data", {"t": often, "kept": ""}, max_segment_size=100))
+        broker.process.send_signal(signal.SIGHUP)
+        archives = [tmp_path / "data" / "t-0" / f"{start:020d}.meta.zip" for start in (0, 100)]
+        wait_for(lambda: all(path.exists() for path in archives), "the archived segments", 60)
+        moved = connection.ask(encode_get("t", "g", 0, 0, 1000, 1))
+        assert (moved.code, moved.text) == (301, "200")
+        with zipfile.ZipFile(archives[0]) as archive:
+            assert [(each.filename, each.file_size) for each in archive.infolist()] == [(f"{0:020d}.meta", 100)]
+        assert isinstance(connection.ask(encode_get("kept", "g", 0, 0, 1000, 1)), Value)
         assert broker.stop() == 0

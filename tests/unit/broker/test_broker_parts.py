@@ -155,6 +155,21 @@ def test_scheduled_calls_come_when_due_and_again_even_after_an_error():
     assert clock.getDelayedCalls() == []
 
 
+def test_other_schedules_are_followed_from_now_on_and_those_that_stay_keep_their_time():
+    clock = Clock()
+    seen = []
+    hourly, daily, often = map(parse_schedule, ("0 0 * * * ?", "0 0 13 * * ?", "0 0/10 * * * ?"))
+    calls = ScheduledCalls([hourly, daily], seen.append, clock, now=lambda: START + timedelta(seconds=clock.seconds()))
+    clock.advance(600)
+    calls.replace([hourly, often])
+    clock.advance(600)
+    assert seen == [often]
+    clock.pump([600] * 4)
+    assert sorted(each.text for each in seen) == sorted([hourly.text, *[often.text] * 5])
+    calls.stop()
+    assert clock.getDelayedCalls() == []
+
+
 def test_a_repeated_call_goes_on_after_an_error(caplog):
     clock = Clock()
     calls = []
