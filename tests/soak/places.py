@@ -95,6 +95,11 @@ class Place:
                 self.refused += 1
                 time.sleep(RETRY_SECONDS)
 
+    def reload(self) -> None:
+        """Let the broker read its file again."""
+        if self._server is not None:
+            os.kill(self._server.pid, signal.SIGHUP)
+
     def stop(self) -> None:
         """SIGTERM, as an operator does; returns when the process has ended. One that had to be killed is an error."""
         if self._server is not None:

@@ -3,11 +3,13 @@ package metaq.peer;
 import com.taobao.metamorphosis.server.assembly.MetaMorphosisBroker;
 import com.taobao.metamorphosis.server.utils.MetaConfig;
 
+import sun.misc.Signal;
+
 /**
  * Runs the real metaq broker: {@code BrokerMain <server.ini>}.
  *
  * <p>Prints {@code serving <port>} once it listens and is registered in ZooKeeper. SIGTERM stops it cleanly (the broker's
- * own shutdown hook); a failed start ends the process with code 1, where the original start class would leave its threads
+ * own shutdown hook), SIGHUP reads the file again, as its management operation does; a failed start ends the process with code 1, where the original start class would leave its threads
  * running.
  */
 public final class BrokerMain {
@@ -25,6 +27,7 @@ public final class BrokerMain {
             config.loadFromFile(args[0]);
             config.verify();
             new MetaMorphosisBroker(config).start();
+            Signal.handle(new Signal("HUP"), signal -> config.reload());
             System.out.println("serving " + config.getServerPort());
         }
         catch (final Throwable failure) {
