@@ -200,12 +200,13 @@ class XaResource:
 
     def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
         broker = self._broker_of(xid)
-        key = xid.key(self.qualifier)
-        qualifier = self.qualifier if kind is TransactionType.BEGIN else ""
+        key, qualifier = xid.key(self.qualifier), self.qualifier  # 1.x's client names it twice
         try:
             with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
                 connection = self._connect(broker)
-                return self._calls.verb(connection, kind, key, timeout_seconds=timeout_seconds, qualifier=qualifier)
+                return self._calls.verb(
+                    connection, kind, key, timeout_seconds=timeout_seconds, qualifier=self.qualifier
+                )
         except XaError as error:
             if error.code == XaCode.XAER_NOTA:
                 self._forget_broker(xid)

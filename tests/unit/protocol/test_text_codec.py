@@ -28,6 +28,7 @@ from metaq.protocol.text import (
     encode_put,
     encode_result,
     encode_stats,
+    encode_transaction,
     encode_value_line,
     encode_version,
     parse_command,
@@ -193,6 +194,29 @@ def test_what_the_client_encodes_is_what_the_broker_reads():
             Version(8),
         ],
     )
+
+
+def test_transactions_are_encoded_in_the_recorded_bytes():
+    verbs = puts = 0
+    for raw in (bytes.fromhex(step["request_hex"]) for step in RECORDED if step.get("request_hex")):
+        reader = RequestReader()
+        found = reader.receive(raw)
+        for command in () if reader.failure else found:
+            if isinstance(command, Transaction):
+                key, session, kind, timeout, qualifier, opaque = command
+                assert encode_transaction(key, session, kind, timeout or 0, qualifier or "", opaque) == raw
+                verbs += 1
+            elif isinstance(command, Put) and command.tx_key and command.checksum >= 0:
+                topic, partition, flag, checksum, key, opaque, body = command
+                assert encode_put(topic, partition, flag, checksum, opaque, body, key) == raw
+                puts += 1
+    assert verbs > 50
+    assert puts > 5
+
+
+def test_a_qualifier_of_digits_is_read_as_one():
+    line = encode_transaction(None, "s", TransactionType.RECOVER, 0, "42", 7)
+    assert parse_command(line[:-2])[0] == Transaction(None, "s", TransactionType.RECOVER, 0, "42", 7)
 
 
 def test_what_the_broker_encodes_is_what_the_client_reads():
