@@ -80,7 +80,7 @@ class Metrics:
         self.get_miss = 0
         self.put_failed = 0
         # verbs asked for, whether they succeed or not
-        self.tx_begin = 0
+        self.tx_begin = 0  # of both kinds
         self.tx_xa_begin = 0
         self.tx_commit = 0
         self.tx_rollback = 0

@@ -142,10 +142,9 @@ class Transactions:
         """timeout_seconds: 0 and less = none. Beginning again changes nothing."""
         if key is None:
             raise TransactionRefused("BEGIN needs the key of a transaction: null is for RECOVER only")
+        self._metrics.tx_begin += 1
         if is_xa(key):
             self._metrics.tx_xa_begin += 1
-        else:
-            self._metrics.tx_begin += 1
         if self._log.heuristics.get(key) is not None or key in self._unfinished:
             self._find(connection, key)
         found = self._open.get(key)

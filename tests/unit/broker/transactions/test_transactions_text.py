@@ -235,4 +235,4 @@ def test_stats_count_the_verbs_and_the_messages_taken(ask):
     ask.refused(tx_put("TX:s:1", "t", 0, b"a"))
     lines = dict(line.split(" ") for line in ask.ok(b"stats  9\r\n").split("\r\n") if " " in line)
     counted = [lines[name] for name in ("tx_begin", "tx_xa_begin", "tx_commit", "tx_rollback", "cmd_put", "put_failed")]
-    assert counted == ["2", "1", "2", "1", "1", "1"]
+    assert counted == ["3", "1", "2", "1", "1", "1"]
