@@ -20,13 +20,13 @@ no owners; here each anomaly is named with its record, consumer and time, which 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from .history import Ack, Claim, Commit, Delivery, History, Stored, Window
+from .timelines import Ownerships, Positions
 
 __all__ = ["OwnedTwice", "Verdict", "judge"]
 
@@ -86,13 +86,13 @@ def judge(history: History) -> Verdict:
     """Judge a complete run. O(n log n) in the number of messages."""
     ordered = sorted(history.deliveries, key=lambda delivery: delivery.time)
     by_partition = _grouped(ordered)
-    ownerships = {partition: _Ownerships(claims) for partition, claims in _grouped(history.claims).items()}
-    none = _Ownerships(())
+    ownerships = {partition: Ownerships(claims) for partition, claims in _grouped(history.claims).items()}
+    none = Ownerships(())
     commits = _grouped(sorted(history.commits, key=lambda commit: commit.time))
     duplicated, illegal, disordered, twice = 0, [], [], []
     for partition, those in by_partition.items():
         owned = ownerships.get(partition, none)
-        repeated, forbidden = _repeated(those, owned, _Positions(commits.get(partition, ())))
+        repeated, forbidden = _repeated(those, owned, Positions(commits.get(partition, ())))
         duplicated += repeated
         illegal += forbidden
         disordered += _out_of_order(those, owned)
@@ -118,42 +118,7 @@ def judge(history: History) -> Verdict:
     )
 
 
-class _Ownerships:
-    """The claims of one partition."""
-
-    def __init__(self, claims: Iterable[Claim]) -> None:
-        self._claims = sorted(claims, key=lambda claim: claim.begin)
-        self._begins = [claim.begin for claim in self._claims]
-
-    def of(self, delivery: Delivery) -> Claim | None:
-        """The last claim of the delivery's consumer before it; None if none was seen."""
-        for claim in reversed(self._claims[: bisect_right(self._begins, delivery.time)]):
-            if claim.consumer == delivery.consumer:
-                return claim
-        return None
-
-    def certain_owner(self, time: float) -> str | None:
-        """Who owned the partition without doubt."""
-        index = bisect_right(self._begins, time) - 1
-        if index >= 0 and time <= self._claims[index].end:
-            return self._claims[index].consumer
-        return None
-
-
-class _Positions:
-    """The committed positions of one partition over time."""
-
-    def __init__(self, commits: Sequence[Commit]) -> None:
-        self._times = [commit.time for commit in commits]
-        self._offsets = [commit.offset for commit in commits]
-
-    def lowest(self, begin: float, end: float) -> int:
-        """The lowest position in force from begin to end; 0 before the first commit."""
-        first, last = bisect_right(self._times, begin), bisect_right(self._times, end)
-        return min([self._offsets[first - 1] if first else 0, *self._offsets[first:last]])
-
-
-def _repeated(deliveries: Sequence[Delivery], owned: _Ownerships, positions: _Positions) -> tuple[int, list[Delivery]]:
+def _repeated(deliveries: Sequence[Delivery], owned: Ownerships, positions: Positions) -> tuple[int, list[Delivery]]:
     """How many deliveries (of one partition, in order of time) repeat a record, and those that must not."""
     owners: dict[int, set[Claim | None]] = defaultdict(set)
     repeated, illegal = 0, []
@@ -169,7 +134,7 @@ def _repeated(deliveries: Sequence[Delivery], owned: _Ownerships, positions: _Po
     return repeated, illegal
 
 
-def _out_of_order(deliveries: Sequence[Delivery], owned: _Ownerships) -> list[Delivery]:
+def _out_of_order(deliveries: Sequence[Delivery], owned: Ownerships) -> list[Delivery]:
     """First deliveries after that of a later record, and steps back within one ownership."""
     found, seen = [], set()
     furthest = -1
@@ -185,7 +150,7 @@ def _out_of_order(deliveries: Sequence[Delivery], owned: _Ownerships) -> list[De
     return found
 
 
-def _owned_twice(deliveries: Sequence[Delivery], owned: _Ownerships) -> list[OwnedTwice]:
+def _owned_twice(deliveries: Sequence[Delivery], owned: Ownerships) -> list[OwnedTwice]:
     intruding: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         owner = owned.certain_owner(delivery.time)

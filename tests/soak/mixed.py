@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ BROKERS: Mapping[str, tuple[Kind, Mapping[str, object]]] = {
     "broker-1-ours": ("ours", {"unflushThreshold": 1000}),
     "broker-2-java": ("java", {"unflushThreshold": 0}),
 }
-"""Small segments, so that they roll during the run."""
+
 SEGMENT_BYTES = 64 << 10
+"""Small, so that segments roll during the run."""
 SEND_PAUSE = {"py": 0.005, "java": 0.005}
 
 ZOOKEEPER = "zookeeper"
@@ -64,7 +66,7 @@ def mixed(
     members = _members(group)
     victims: dict[str, Victim] = {**places, **members, **({ZOOKEEPER: server} if server else {})}
     frozen = [name for name in (*places, *members) if "java" not in name] if freeze else []
-    blows: dict[str, int] = {}
+    blows: Counter[str] = Counter()
     try:
         for name, place in places.items():
             place.start(BROKERS[name][0])
@@ -78,8 +80,7 @@ def mixed(
                 time.sleep(step.pause)
                 say(f"{time.strftime('%X')} {', '.join(map(str, step.blows))}; back after {step.down:.1f} s")
                 run.disturb(*(_ending(blow, victims) for blow in step.blows))
-                for blow in step.blows:
-                    blows[str(blow)] = blows.get(str(blow), 0) + 1
+                blows.update(map(str, step.blows))
                 time.sleep(step.down)
                 run.disturb(*(_starting(blow, victims) for blow in step.blows))
             say(f"{time.strftime('%X')} draining")
