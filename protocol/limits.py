@@ -20,6 +20,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
     "MAX_LINE_BYTES",
+    "MAX_TX_KEY_CHARACTERS",
     "check_group",
     "check_topic",
 ]
@@ -44,6 +45,9 @@ MAX_FRAME_HEADER_BYTES = 1024 * 1024
 
 MAX_BATCH_RECORDS = 1 << 20
 """Most records in one send-batch frame."""
+
+MAX_TX_KEY_CHARACTERS = 1024
+"""Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1

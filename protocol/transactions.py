@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum, IntEnum
 
 from .errors import RemoteProtocolError
-from .limits import INT32_MAX, INT32_MIN
+from .limits import INT32_MAX, INT32_MIN, MAX_TX_KEY_CHARACTERS
 
 __all__ = ["NULL_KEY", "TransactionType", "XaCode", "XaVote", "is_xa", "parse_key", "qualifier_of"]
 
@@ -13,6 +14,9 @@ NULL_KEY = "null"
 """The key of RECOVER, which asks for no transaction in particular."""
 
 _LOCAL, _XA = "TX", "XID"
+
+# a key becomes a token of the log's stored puts, which are UTF-8
+_FORBIDDEN = re.compile("[\x00-\x20\x7f\ud800-\udfff]")
 
 
 class TransactionType(Enum):
@@ -41,6 +45,7 @@ class XaCode(IntEnum):
     """Why an XA verb failed: the numbers of X/Open XA, which JTA's XAException and 1.x use."""
 
     XA_RBROLLBACK = 100
+    XA_RBOTHER = 104
     XA_RBTIMEOUT = 106
     XA_HEURMIX = 5
     XA_HEURRB = 6
@@ -64,6 +69,8 @@ def parse_key(key: str) -> str | None:
     """
     if key == NULL_KEY:
         return None
+    if len(key) > MAX_TX_KEY_CHARACTERS or _FORBIDDEN.search(key):
+        raise RemoteProtocolError(f"bad transaction key {key[:80]!r}: too long, or with a blank or control character")
     fields = key.split(":")
     try:
         if fields[0] == _LOCAL and len(fields) == 3:

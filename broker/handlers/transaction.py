@@ -23,7 +23,7 @@ from metaq.protocol.remoting import (
 )
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, Sync, Transaction, TransactionType, encode_result
-from metaq.protocol.transactions import NULL_KEY
+from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker
@@ -83,7 +83,7 @@ def _perform(broker: Broker, request: TransactionRequest, connection: object) ->
         case TransactionType.BEGIN:
             transactions.begin(connection, key, request.timeout_seconds)
         case TransactionType.PREPARE:
-            return _then(transactions.prepare(connection, key), str)
+            return _then(transactions.prepare(connection, key), _vote)
         case TransactionType.COMMIT_ONE_PHASE:
             return _then(transactions.commit(connection, key, one_phase=True), _nothing)
         case TransactionType.COMMIT_TWO_PHASE:
@@ -97,6 +97,10 @@ def _perform(broker: Broker, request: TransactionRequest, connection: object) ->
         case TransactionType.END:
             pass
     return ""
+
+
+def _vote(vote: XaVote) -> str:
+    return str(int(vote))
 
 
 def _nothing(_: None) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "RealFiles",
     "default_open_limit",
     "read_exactly",
+    "replace_file",
     "write_all",
 ]
 
@@ -179,6 +180,21 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
         while rest:
             written = files.pwritev(fd, (rest,), position + size - len(rest))
             rest = rest[written:]
+
+
+def replace_file(files: Files, path: str, data: bytes) -> None:
+    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.tmp")
+    files.make_directory(directory)
+    fd = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(files, fd, [data], 0)
+        files.fdatasync(fd)
+    finally:
+        files.close(fd)
+    files.rename(temporary, path)
+    files.fsync_directory(directory)
 
 
 def default_open_limit() -> int:

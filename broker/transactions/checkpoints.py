@@ -19,9 +19,9 @@ import simplejson
 from metaq.protocol.errors import StoreError
 from metaq.protocol.transactions import parse_key
 
-from ..store.files import Files, read_exactly
+from ..store.files import Files, read_exactly, replace_file
 from .redo import CHECKPOINT_PREFIX, numbered_files
-from .writer import RedoPosition, write_whole_file
+from .redo_file import RedoPosition
 
 __all__ = ["STATE_NAME", "Checkpoints", "Heuristic", "SavedState", "read_state", "write_state"]
 
@@ -70,7 +70,7 @@ def write_state(files: Files, directory: str, state: SavedState) -> None:
     text = simplejson.dumps(
         {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}, indent=1, sort_keys=True
     )
-    write_whole_file(files, os.path.join(directory, STATE_NAME), text.encode() + b"\n")
+    replace_file(files, os.path.join(directory, STATE_NAME), text.encode() + b"\n")
 
 
 class Checkpoints:
@@ -105,7 +105,7 @@ class Checkpoints:
 
     def _write(self, number: int, position: RedoPosition, surplus: Sequence[int]) -> None:
         text = simplejson.dumps(position._asdict(), separators=(",", ":"))
-        write_whole_file(self._files, self._path(number), text.encode())
+        replace_file(self._files, self._path(number), text.encode())
         for old in surplus:
             self._files.unlink(self._path(old))
 

@@ -21,8 +21,9 @@ from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
 from .recovery import LogFor, Replayed, replay
 from .redo import DIRECTORY
+from .redo_file import RedoPosition
 from .transaction import Transaction
-from .writer import Done, RedoPosition, RedoWriter
+from .writer import Done, RedoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

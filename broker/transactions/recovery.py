@@ -19,13 +19,13 @@ import numpy as np
 from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.record import checksum
 
-from ..store.files import Files, read_exactly
+from ..store.files import Files, read_exactly, replace_file
 from ..store.partition_log import PartitionLog
 from .commands import OperationType, StoredPut
 from .commit import EncodedBlock
 from .redo import REDO_PREFIX, Location, RedoEntry, RedoReader, encode_locations, numbered_files
+from .redo_file import RedoFile, RedoPosition
 from .transaction import Block, State, Transaction
-from .writer import RedoFile, RedoPosition, write_whole_file
 
 __all__ = ["Replayed", "replay"]
 
@@ -184,7 +184,7 @@ class _Replay:
         _log.error("%s: %d bytes cut at byte %d: %s; they are kept in %s", path, cut, reader.end, reader.problem, copy)
         fd = self._files.open(path, os.O_RDWR)
         try:
-            write_whole_file(self._files, copy, read_exactly(self._files, fd, cut, reader.end))
+            replace_file(self._files, copy, read_exactly(self._files, fd, cut, reader.end))
             self._files.truncate(fd, reader.end)
             self._files.fdatasync(fd)
         finally:

@@ -13,7 +13,7 @@ from ..reactor import Timer
 from ..store.partition_log import PartitionLog
 
 if TYPE_CHECKING:
-    from .writer import RedoFile
+    from .redo_file import RedoFile
 
 __all__ = ["Block", "State", "Transaction"]
 

@@ -12,15 +12,15 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from metaq.protocol.record import Buffer
 
 from ..store.files import Files, write_all
 from ..store.flush import RunInThread, call_safely
 from .redo import REDO_PREFIX
+from .redo_file import RedoFile, RedoPosition
 
-__all__ = ["RedoFile", "RedoPosition", "RedoWriter", "write_whole_file"]
+__all__ = ["MAX_REDO_BYTES", "RedoWriter"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,38 +32,6 @@ _MAX_QUEUED_BYTES = 1 << 20
 
 Done = Callable[[str | None], None]
 """Called with None, or with why the log takes no more writes."""
-
-
-class RedoPosition(NamedTuple):
-    """A place in the log: number of the redo file, byte in it."""
-
-    number: int
-    offset: int
-
-
-class RedoFile:
-    """One `redo.<n>`. Lives on the reactor thread, but for `fd`, which belongs to the job under way."""
-
-    def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
-        self.number = number
-        self.path = path
-        self.size = size
-        """Bytes, with those that are still queued."""
-        self.unsettled: dict[Hashable, None] = {}
-        """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
-        self.busy_from = size
-        """A place with no transaction open across it, and none unsettled before it: where a replay may begin."""
-        self.queued: list[Buffer] = []
-        self.patches: list[tuple[int, bytes]] = []
-        self.dirty = False
-        self.new = not exists
-        self.fd: int | None = None
-
-    def hold(self, transaction: Hashable) -> None:
-        """The next record is the first one of a transaction."""
-        if not self.unsettled:
-            self.busy_from = self.size
-        self.unsettled[transaction] = None
 
 
 class _Part:
@@ -314,18 +282,3 @@ class RedoWriter:
 
 def _has_work(file: RedoFile, sync: bool) -> bool:
     return bool(file.queued or file.patches or (sync and file.dirty))
-
-
-def write_whole_file(files: Files, path: str, data: bytes) -> None:
-    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
-    directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name}.tmp")
-    files.make_directory(directory)
-    fd = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        write_all(files, fd, [data], 0)
-        files.fdatasync(fd)
-    finally:
-        files.close(fd)
-    files.rename(temporary, path)
-    files.fsync_directory(directory)

@@ -129,7 +129,15 @@ def test_two_phases_and_recover(harness, frames):
 
 
 @pytest.mark.parametrize(
-    "ext", [{}, {"type": "COMMIT"}, {"type": "BEGIN", "txKey": "X:1"}, {"type": "BEGIN", "timeoutSeconds": "-1"}]
+    "ext",
+    [
+        {},
+        {"type": "BEGIN", "txKey": "TX:a b:1"},
+        {"type": "BEGIN", "txKey": "TX:\ud800:1"},
+        {"type": "COMMIT"},
+        {"type": "BEGIN", "txKey": "X:1"},
+        {"type": "BEGIN", "timeoutSeconds": "-1"},
+    ],
 )
 def test_what_cannot_be_read_is_illegal(frames, ext):
     assert frames(RequestCode.TRANSACTION, ext).code == ResponseCode.MESSAGE_ILLEGAL

@@ -1,0 +1,60 @@
+"""The refusals of transactions: XA's codes for XA transactions, 1.x's words where it has them."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import TransactionRefused, XaRefused
+from metaq.protocol.transactions import NULL_KEY, XaCode, is_xa
+
+from .checkpoints import Heuristic
+
+__all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "log_failed", "not_started", "refusal"]
+
+AFTER_RESTART = "what is missing is appended when the broker is restarted"
+
+_DECISIONS = {
+    "commit": (XaCode.XA_HEURCOM, "committed"),
+    "rollback": (XaCode.XA_HEURRB, "rolled back"),
+    "complete": (XaCode.XA_HEURHAZ, "completed"),
+}
+
+
+def refusal(key: str, reason: str, code: XaCode = XaCode.XAER_RMERR) -> TransactionRefused:
+    """With a code for an XA transaction, without one for a local one."""
+    return XaRefused(code, reason) if is_xa(key) else TransactionRefused(reason)
+
+
+def not_started(key: str | None) -> TransactionRefused:
+    """1.x's answer to everything about a transaction that is not open."""
+    kind = "XA" if key is not None and is_xa(key) else "Local"
+    return refusal(key or NULL_KEY, f"{kind} transaction '{key or NULL_KEY}' has not been started.", XaCode.XAER_NOTA)
+
+
+def decided(key: str, decision: Heuristic) -> XaRefused:
+    """What a coordinator is told when an operator was faster."""
+    code, word = _DECISIONS[decision]
+    return XaRefused(code, f"XA transaction '{key}' has been heuristically {word}.")
+
+
+def log_failed(key: str, failure: str) -> TransactionRefused:
+    """The transaction log takes no writes; `failure` says why."""
+    return refusal(key, failure, XaCode.XAER_RMFAIL)
+
+
+def bare(error: XaRefused) -> TransactionRefused:
+    """A put is refused without the words that only the coordinator's verbs are answered with."""
+    refused = TransactionRefused(error.reason)
+    refused.xa_code = error.xa_code
+    return refused
+
+
+def ignore_refusal(deferred: Deferred[None] | None) -> None:
+    """Nobody waits for this one: the log has said what happened, and its replay will do what was not done."""
+    if deferred is not None:
+        deferred.addErrback(_trap)
+
+
+def _trap(failure: Failure) -> None:
+    failure.trap(TransactionRefused)  # type: ignore[no-untyped-call]
