@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from metaq.broker.message_ids import MessageIds
 from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
-from metaq.broker.schedule import parse_schedule
+from metaq.broker.schedule import Schedule, parse_schedule
 from metaq.broker.timers import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted
 from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
@@ -157,7 +157,7 @@ def test_scheduled_calls_come_when_due_and_again_even_after_an_error():
 
 def test_other_schedules_are_followed_from_now_on_and_those_that_stay_keep_their_time():
     clock = Clock()
-    seen = []
+    seen: list[Schedule] = []
     hourly, daily, often = map(parse_schedule, ("0 0 * * * ?", "0 0 13 * * ?", "0 0/10 * * * ?"))
     calls = ScheduledCalls([hourly, daily], seen.append, clock, now=lambda: START + timedelta(seconds=clock.seconds()))
     clock.advance(600)
