@@ -32,6 +32,7 @@ COMMANDS = {
     "partitions": "Close and open partitions; delete and move their directories.",
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
+    "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "check": "Report what is in a data directory, without changing it.",
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",

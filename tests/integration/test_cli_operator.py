@@ -186,3 +186,21 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
         send(operator.connect, "trades", 5, b"goes on", b"and on")
         (moved,) = (row for row in operator.json("stats", "offsets") if row["part"] == 5)
     assert moved["max_offset"] == 63 + 27 + 26
+
+
+def test_the_monitor_finds_a_healthy_cluster_a_lagging_group_and_a_dead_broker(
+    brokers: Brokers, operator: Operator
+) -> None:
+    look = ("monitor", "--probe-topic", "trades", "--min-memory", "0")
+    healthy = operator.json(*look)["findings"]
+    assert {each["level"] for each in healthy} == {"ok"}
+    assert any("read back in" in each["text"] for each in healthy)
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
+    lagging = operator.ran(*look, "--max-lag", "10")
+    assert lagging.code == 1
+    assert "alarm group audit trades 0-0: " in lagging.out
+    brokers.running[0].kill()
+    dead = operator.ran(*look)
+    assert dead.code == 1
+    assert "alarm" in dead.out

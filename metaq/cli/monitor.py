@@ -1,0 +1,125 @@
+"""`metaq monitor`: looks at a cluster once or again and again, and tells what an operator should know."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from datetime import datetime
+
+import click
+
+from .options import GROUP, SECONDS, TOPIC, json_option, zk_option
+from .output import print_json
+from .probes import Level, Limits, Monitor, Seen
+from .servers import stop_signal
+
+__all__ = ["monitor"]
+
+EXIT_ALARM = 1
+
+
+@click.command()
+@zk_option
+@click.option("--every", type=SECONDS, help="Look again every so many seconds until Ctrl-C or SIGTERM; default: once.")
+@click.option(
+    "--probe-topic", type=TOPIC, help="Send a message to each broker's first partition of it and read it back."
+)
+@click.option(
+    "--group", "-g", "groups", type=GROUP, multiple=True, help="Only this group; repeat for more. Default: all."
+)
+@click.option(
+    "--max-lag",
+    type=click.IntRange(0),
+    default=100_000_000,
+    show_default=True,
+    metavar="BYTES",
+    help="A partition that is farther behind is an alarm.",
+)
+@click.option(
+    "--max-put-failed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="More failed puts of one broker since the last look are an alarm.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="More connections of one broker are an alarm.",
+)
+@click.option(
+    "--max-prepared",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="More prepared transactions of one broker are an alarm.",
+)
+@click.option(
+    "--max-disk",
+    type=click.IntRange(1, 100),
+    default=90,
+    show_default=True,
+    metavar="PERCENT",
+    help="A fuller disk below a --data-dir is an alarm.",
+)
+@click.option(
+    "--min-memory",
+    type=click.IntRange(0, 99),
+    default=5,
+    show_default=True,
+    metavar="PERCENT",
+    help="Less available memory of this machine is an alarm.",
+)
+@click.option(
+    "--data-dir",
+    "data_dirs",
+    type=click.Path(exists=True, file_okay=False),
+    multiple=True,
+    help="A broker's dataPath on this machine; repeat for more.",
+)
+@json_option
+def monitor(
+    zk: str,
+    every: float | None,
+    probe_topic: str | None,
+    groups: tuple[str, ...],
+    data_dirs: tuple[str, ...],
+    as_json: bool,
+    **limits: int,
+) -> int:
+    """Look at ZooKeeper, every broker and every group. Exit code 1 if the last look had an alarm.
+
+    Told are: ZooKeeper and brokers that do not answer, failed puts, connections, prepared transactions, groups that are
+    too far behind, stand still (--every), have no owner or point outside the readable bytes, full disks, little memory.
+
+    \b
+    Example
+      metaq monitor --probe-topic probes
+      metaq monitor --every 60 --max-lag 1000000 --json
+    """
+    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs)
+    with stop_signal() as stop:
+        while True:
+            seen = watching.look()
+            _print(seen, as_json)
+            if every is None or _stopped(stop, every):
+                return EXIT_ALARM if any(each.level is Level.ALARM for each in seen) else 0
+
+
+def _stopped(stop: threading.Event, seconds: float) -> bool:
+    sys.stdout.flush()
+    return stop.wait(seconds)
+
+
+def _print(seen: list[Seen], as_json: bool) -> None:
+    moment = datetime.now().astimezone().isoformat(timespec="seconds")
+    if as_json:
+        print_json({"time": moment, "findings": [each._asdict() for each in seen]})
+        return
+    for each in seen:
+        click.echo(f"{moment} {each.level.value:5} {each.what}: {each.text}")
+    counts = Counter(each.level for each in seen)
+    click.echo(f"{moment} {', '.join(f'{counts[level]} {level.value}' for level in Level)}")
