@@ -14,6 +14,7 @@ from .paths import partition_name
 from .records import (
     parse_broker_id,
     parse_broker_url,
+    parse_checksum,
     parse_consumer_id,
     parse_partition_count,
     parse_replica_name,
@@ -89,6 +90,14 @@ class ClusterView:
                 yield None, self._paths.master(broker_id)
             elif slave_id is not None:
                 yield slave_id, self._paths.slave(broker_id, slave_id)
+
+    def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
+        """CRC-32 of each master's server.ini as it was registered, in order; None where there is none."""
+        paths = [self._paths.master_config_checksum(each) for each in broker_ids]
+        nodes = self._nodes.get_many(paths)
+        return [
+            _read(parse_checksum, path, node.data) if node else None for path, node in zip(paths, nodes, strict=True)
+        ]
 
     # --- topics -----------------------------------------------------------------------------------------------------
 

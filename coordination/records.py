@@ -28,6 +28,7 @@ __all__ = [
     "format_topics",
     "parse_broker_id",
     "parse_broker_url",
+    "parse_checksum",
     "parse_consumer_id",
     "parse_offset",
     "parse_partition_count",
@@ -45,6 +46,7 @@ UNKNOWN_MESSAGE_ID = -1
 
 _INT = re.compile(r"[+-]?[0-9]+\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
+_CHECKSUM = re.compile(r"[0-9]{1,10}\Z")
 _URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:\?.*)?\Z")
 _HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
 _REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
@@ -107,6 +109,16 @@ def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
 def format_checksum(crc32: int) -> bytes:
     """CRC-32 of the bytes of server.ini, unsigned decimal."""
     return str(crc32 & 0xFFFFFFFF).encode()
+
+
+def parse_checksum(path: str, data: bytes | None) -> int | None:
+    """The inverse of format_checksum()."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    if not _CHECKSUM.match(text.strip()):
+        raise _damaged(path, data, "a CRC-32 in decimal digits")
+    return int(text)
 
 
 def parse_broker_id(path: str, name: str) -> int:

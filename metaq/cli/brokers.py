@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import click
 
 from metaq.client.cluster import Cluster
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint, open_connection
 from metaq.client.inquiry import read_stats
 from metaq.client.values import TopicPartition
-from metaq.coordination.brokers import BrokerAddress
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.protocol.errors import BrokerUnavailable
 
 from .options import json_option, zk_option
 from .output import print_json, print_table
 
 __all__ = ["brokers"]
+
+MAX_ASKED = 16
+"""Brokers asked for their version at a time."""
 
 
 @click.group()
@@ -30,7 +38,9 @@ def brokers() -> None:
 @zk_option
 @json_option
 def list_brokers(zk: str, as_json: bool) -> None:
-    """All brokers registered in ZooKeeper.
+    """All brokers and slaves registered in ZooKeeper: what they hold, their version and their configuration.
+
+    CONFIG is the checksum of the server.ini that a master has registered; VERSION is `-` where none answers.
 
     \b
     Example
@@ -38,16 +48,35 @@ def list_brokers(zk: str, as_json: bool) -> None:
     """
     with Cluster(zk) as cluster:
         partitions = [each for topic in cluster.topics() for each in cluster.partitions(topic)]
+        registered = cluster.view.brokers()
+        checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
+        addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        versions = pool.map(_version, addresses)
         found = [
-            _summary(address, partitions)
-            for nodes in cluster.view.brokers().values()
-            for address in (nodes.master, *nodes.slaves)
-            if address is not None
+            {
+                **_summary(address, partitions),
+                "config_checksum": checksums[address.broker_id] if address.slave_id is None else None,
+                "version": version,
+            }
+            for address, version in zip(addresses, versions, strict=True)
         ]
     if as_json:
         print_json(found)
     else:
-        print_table(("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS"), [tuple(each.values()) for each in found])
+        columns = ("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
+        rows = [tuple(each.values()) for each in found]
+        print_table(columns, [(*row[:5], None if row[5] is None else str(row[5]), row[6]) for row in rows])
+
+
+def _version(address: BrokerAddress) -> str | None:
+    """What the process answers to `version`, None if it does not answer."""
+    try:
+        connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
+    except BrokerUnavailable:
+        return None
+    connection.close()
+    return connection.peer_version
 
 
 def _summary(address: BrokerAddress, partitions: list[TopicPartition]) -> dict[str, object]:
@@ -73,10 +102,18 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
       metaq brokers describe 0
     """
     with Cluster(zk) as cluster:
+        (registered,) = cluster.view.config_checksums([broker])
+        slaves = cluster.view.brokers().get(broker, BrokerNodes(None)).slaves
         connection = cluster.connection(broker)
         figures = {name: value for name, _, value in (line.partition(" ") for line in read_stats(connection))}
         frames = connection.speaks_frames
-    figures = {"address": str(connection.endpoint), "protocol": "frames" if frames else "text", **figures}
+    figures = {
+        "address": str(connection.endpoint),
+        "protocol": "frames" if frames else "text",
+        "slaves": " ".join(f"{each.slave_id}={each.host}:{each.port}" for each in slaves),
+        "registered_checksum": "" if registered is None else str(registered),
+        **figures,
+    }
     if as_json:
         print_json(figures)
     else:

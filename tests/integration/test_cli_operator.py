@@ -138,7 +138,7 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
     require_java()
     with ZkSession(operator.connect):  # a chroot must exist for Java; our sessions create it
         pass
-    with JavaBroker(tmp_path, operator.connect, {"trades": 2}, {"unflushThreshold": 1}) as broker:
+    with JavaBroker(tmp_path, operator.connect, {"trades": 2}, {"unflushThreshold": 0}) as broker:
         address = f"127.0.0.1:{broker.port}"
         with JavaClient(operator.connect, tmp_path / "client.log") as client:
             for number in range(6):
@@ -182,7 +182,7 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
 
     move = f"partitions move --data-dir {data} -t trades --start 0 --end 0 --offset 5 --yes"
     assert operator.json(*move.split())["moved"] == [{"from": str(data / "trades-0"), "to": str(data / "trades-5")}]
-    with JavaBroker(tmp_path, operator.connect, {"trades": 6}, {"unflushThreshold": 1}):
+    with JavaBroker(tmp_path, operator.connect, {"trades": 6}, {"unflushThreshold": 0}):
         send(operator.connect, "trades", 5, b"goes on", b"and on")
         (moved,) = (row for row in operator.json("stats", "offsets") if row["part"] == 5)
     assert moved["max_offset"] == 63 + 27 + 26
