@@ -19,7 +19,15 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from .inquiry import Asked
 from .replies import is_success, transaction_refusal
 
-__all__ = ["close_partitions", "complete_transaction", "open_partitions", "prepared_transactions", "reload_config"]
+__all__ = [
+    "close_partitions",
+    "complete_transaction",
+    "open_partitions",
+    "prepared_transactions",
+    "reload_config",
+    "replication_status",
+    "restart_replication",
+]
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
@@ -55,6 +63,21 @@ def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: f
     Raises TransactionRefused for one that the broker does not know, or that is not prepared.
     """
     ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
+
+
+def replication_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
+    """The broker's part in replication, docs/replication.md."""
+    status: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
+    return status
+
+
+def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
+    """Let the broker connect anew and check everything again; its status at that moment.
+
+    Raises RequestRefused for a broker without a part in replication.
+    """
+    status: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.RESTART_REPLICATION, {}, timeout))
+    return status
 
 
 def ask(

@@ -34,6 +34,7 @@ COMMANDS = {
     "transactions": "List and decide prepared transactions.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "check": "Report what is in a data directory, without changing it.",
+    "replication": "Show how far a slave is; let it connect anew.",
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }

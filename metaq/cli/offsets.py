@@ -17,6 +17,7 @@ from metaq.protocol.errors import ClientError, ConfigError
 from .groups import seek_group
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
+from .sql_url import sql_store
 
 __all__ = ["offsets"]
 
@@ -59,16 +60,22 @@ class Shown(NamedTuple):
 @click.option("--topic", "-t", type=TOPIC, help="Only this topic.")
 @click.option("--group", "-g", "group", type=GROUP, help="Only this group.")
 @_partitions
-def show(zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...]) -> None:
+@click.option("--sql", metavar="URL", help="Read 1.x's SQL table at driver://user:password@host/database instead.")
+def show(
+    zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
+) -> None:
     """Stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups describe`.
 
     \b
     Example
       metaq offsets show --topic trades --group audit --partition 0-3
     """
-    with Cluster(zk) as cluster:
-        groups = cluster.view.groups() if group is None else [group]
-        found = [row for name in groups for row in _stored(cluster, name, topic, only)]
+    if sql is not None:
+        found = _stored_in_sql(sql, topic, group, only)
+    else:
+        with Cluster(zk) as cluster:
+            groups = cluster.view.groups() if group is None else [group]
+            found = [row for name in groups for row in _stored(cluster, name, topic, only)]
     if not found and (group is not None or topic is not None or only):
         raise ClientError("no such offset is stored: `metaq offsets show` alone lists all that are")
     rows = [
@@ -103,6 +110,18 @@ def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[Part
             if offset is not None
         ]
     return found
+
+
+def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequence[PartitionName]) -> list[Shown]:
+    if topic is None or group is None or not only:
+        raise ConfigError("--sql", "…", "names no offset by itself: add --topic, --group and --partition")
+    partitions = [TopicPartition(topic, *name) for name in only]
+    stored = sql_store("--sql", url).load_many(group, [(topic, str(each)) for each in partitions])
+    return [
+        Shown(group, partition, offset, None)
+        for partition, offset in zip(partitions, stored, strict=True)
+        if offset is not None
+    ]
 
 
 # --- copy -------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.journal import read_journal
 from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, RedoReader, numbered_files
-from metaq.protocol.errors import ConfigError, StoreError
+from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.limits import INT32_MAX
+
+from .inspection import is_in_use
 
 __all__ = ["DataDirectory", "Move", "delete_directory", "move_directories"]
 
@@ -31,7 +33,8 @@ class Move(NamedTuple):
 class DataDirectory:
     """A dataPath, locked against brokers of ours while the context is open.
 
-    A Java broker takes no lock: its operator must have stopped it. lock=False only looks. Raises DirectoryInUse.
+    A Java broker takes no lock: its operator must have stopped it. lock=False only looks whether one holds it.
+    Raises DirectoryInUse.
     """
 
     def __init__(self, path: Path, *, lock: bool) -> None:
@@ -42,6 +45,8 @@ class DataDirectory:
     def __enter__(self) -> Self:
         if self._lock:
             self._descriptor = lock_data_path(REAL_FILES, str(self.path))
+        elif is_in_use(self.path):
+            raise DirectoryInUse(f"data directory {self.path} is in use by another broker: stop it")
         return self
 
     def __exit__(

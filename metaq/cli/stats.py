@@ -14,7 +14,7 @@ from .target import Target, target_options
 
 __all__ = ["named_figures", "stats", "stats_rows"]
 
-_TEXT_ITEMS = ("config", "help")
+_TEXT_ITEMS = ("config", "help", "replication")
 _Row = dict[str, object]
 
 
@@ -24,9 +24,9 @@ _Row = dict[str, object]
 @click.option("--raw", is_flag=True, help="Print the lines as the broker sends them.")
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
-    """Figures of a broker. ITEM: topics, offsets, realtime, config, help, reset or a topic; default: the broker's own.
+    """Figures of a broker. ITEM: topics, offsets, realtime, replication, config, help, reset or a topic.
 
-    The item reset sets the realtime figures to zero.
+    Without ITEM the figures of the broker itself. reset sets the realtime figures to zero.
 
     \b
     Example

@@ -16,9 +16,10 @@ def test_the_examples_of_the_page_print_what_it_says(tmp_path):
     (up_line,) = (block for block in blocks("cli.md", "sh") if "metaq up" in block)
     more = shlex.split(up_line)[2:]
     up = start_up(tmp_path / "data", [], *more)
-    env = {**os.environ, **up.env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    data = {"DATA": str(up.data_dir)}
+    env = {**os.environ, **up.env, **data, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     examples = list(console_examples("cli.md"))
-    assert len(examples) >= 15
+    assert len(examples) >= 30
     try:
         for command, shown in examples:
             ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=60)

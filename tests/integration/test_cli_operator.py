@@ -82,6 +82,8 @@ def test_a_running_broker_of_ours(brokers: Brokers, operator: Operator) -> None:
     ini = brokers.running[0].ini
     ini.write_text(f"{ini.read_text()}\n[topic=more]\nnumPartitions=1\n")
     assert operator.json("reload")["addedTopics"] == ["more"]
+    assert operator.json("replication", "status")["role"] == "master"
+    assert "no part in replication" in operator.refused("replication", "restart")
     assert operator.json("transactions", "list") == []
     assert operator.ran("transactions", "rollback", "XID:1:00:00:q", "--yes").code == 1
 
@@ -153,7 +155,7 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
         assert operator.json("stats", "realtime").keys() >= {"realtime_put", "realtime_put_failed"}
         assert operator.json("stats", "trades")["message_count"] == 6
         assert "brokerId" in operator.ran("stats", "config").out
-        for command in (("reload",), ("transactions", "list"), ("partitions", "open", "--topic", "trades")):
+        for command in (("reload",), ("replication", "status"), ("partitions", "open", "--topic", "trades")):
             assert "JMX port" in operator.refused(*command)
 
         shown = operator.json("offsets", "show", "--group", "readers")

@@ -17,7 +17,7 @@ from .journal import JournalReport, inspect_journal
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
 from .redo import RedoReport, inspect_redo
 
-__all__ = ["DirectoryReport", "Options", "inspect_directory"]
+__all__ = ["DirectoryReport", "Options", "inspect_directory", "is_in_use"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def inspect_directory(
     total: called once with the bytes to read at most; advance: with those that have been read. Raises OSError if the
     directory itself cannot be listed.
     """
-    in_use = _in_use(path)
+    in_use = is_in_use(path)
     findings: list[Finding] = []
     listed = list(_listed(files, path, findings))
     findings += _java_traps(path, listed, options.processors)
@@ -93,8 +93,11 @@ def inspect_directory(
     return DirectoryReport(str(path), in_use, partitions, journal, transactions, findings)
 
 
-def _in_use(path: Path) -> bool | None:
-    """Ask with a shared lock, given back at once: a broker holds an exclusive one. Java brokers hold none."""
+def is_in_use(path: Path) -> bool | None:
+    """Whether a broker of ours holds the lock; None if that cannot be told.
+
+    Asked with a shared lock, given back at once: a broker holds an exclusive one. Java brokers hold none.
+    """
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -33,6 +33,8 @@ COMMANDS = {
     1022: ("partitions", "open", "--topic", "trades"),
     1023: ("transactions", "list"),
     1024: ("transactions", "rollback", "TX:a:1", "--yes"),
+    1025: ("replication", "status"),
+    1026: ("replication", "restart"),
 }
 
 
@@ -57,7 +59,7 @@ def test_each_command_sends_its_request_and_says_from_where_it_must_be_run(broke
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("code", [code for code in COMMANDS if code != 1023])
+@pytest.mark.parametrize("code", [1020, 1021, 1022, 1024, 1026])
 def test_a_dry_run_asks_the_broker_nothing(broker, capsys, code):
     exit_code, out, _ = ran(capsys, *COMMANDS[code], *at(broker), "--dry-run")
     assert exit_code == 0

@@ -83,9 +83,10 @@ def test_the_directory_of_a_running_broker_is_refused(data, capsys, command):
     lock = lock_data_path(REAL_FILES, str(data))
     try:
         assert partitions(data, command[0], "0", "1", *command[1:], "--yes") == 1
+        assert partitions(data, command[0], "0", "1", *command[1:], "--dry-run") == 1
     finally:
         REAL_FILES.close(lock)
-    assert "in use by another broker" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("in use by another broker") == 2
     assert len(contents(data)) == 4
 
 

@@ -1,0 +1,96 @@
+"""`metaq replication`: how far a slave is, on either side, and connecting anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from metaq.client.admin import replication_status, restart_replication
+
+from .options import dry_run_option, json_option
+from .output import print_json, print_table
+from .target import Target, target_options
+
+__all__ = ["replication"]
+
+TROUBLED = ("troubled", "stopped")
+
+
+@click.group()
+def replication() -> None:
+    """Show the replication of a master or slave of ours; let a slave connect and check everything anew.
+
+    \b
+    Example
+      metaq replication status --broker 0 --slave 1
+      metaq replication restart --server 127.0.0.1:8124
+    """
+
+
+@replication.command("status")
+@target_options
+@json_option
+def status(target: Target, as_json: bool) -> int:
+    """Role, other side and how far each partition is. Exit code 1 if something is disconnected or in trouble.
+
+    \b
+    Example
+      metaq replication status --broker 0 --slave 1
+    """
+    with target.connected() as connection:
+        found = replication_status(connection)
+    _print(found, as_json)
+    partitions = found.get("partitions") or []
+    lost = bool(found.get("peer")) and not found.get("connected")
+    return 1 if lost or any(each.get("state") in TROUBLED for each in partitions) else 0
+
+
+@replication.command("restart")
+@target_options
+@dry_run_option
+@json_option
+def restart(target: Target, dry_run: bool, as_json: bool) -> None:
+    """Let a broker connect to the other side anew and check everything again.
+
+    \b
+    Example
+      metaq replication restart --broker 0 --slave 1
+    """
+    if dry_run:
+        click.echo(f"would ask {target.endpoint()} to connect to its master or slave anew")
+        return
+    with target.connected() as connection:
+        found = restart_replication(connection)
+    _print(found, as_json)
+
+
+_COLUMNS = {
+    "topic": "TOPIC",
+    "partition": "PARTITION",
+    "state": "STATE",
+    "offset": "OFFSET",
+    "masterEnd": "MASTER END",
+    "lagBytes": "LAG BYTES",
+    "lagMessages": "LAG MESSAGES",
+    "sinceMs": "SINCE",
+    "error": "ERROR",
+}
+
+
+def _print(found: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    figures = {**found, "sinceMs": _moment(found.get("sinceMs"))}
+    print_table(("NAME", "VALUE"), [(name, value) for name, value in figures.items() if name != "partitions"])
+    partitions = found.get("partitions") or []
+    if partitions:
+        rows = [{**each, "sinceMs": _moment(each.get("sinceMs"))} for each in partitions]
+        print_table(list(_COLUMNS.values()), [[row.get(name) for name in _COLUMNS] for row in rows])
+
+
+def _moment(ms: int | None) -> str | None:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
