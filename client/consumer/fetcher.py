@@ -322,7 +322,8 @@ class Fetcher:
             end = max_offset(self._connection(state), state.partition)
         except MetaqError:  # the fetching meets the same error, and says it
             return
-        if state.active and end < state.fetch_offset:
+        # end 0: a Java broker that was started again may not have opened the partition yet, which its next put does
+        if state.active and 0 < end < state.fetch_offset:
             log.warning(
                 "%s %s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
                 state.partition.topic,

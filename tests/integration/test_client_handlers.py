@@ -1,5 +1,7 @@
 """Consumer.run on a real cluster: retries, rejects, the local recover store, rebalances, and stopping."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -190,3 +192,59 @@ def test_a_member_that_hangs_in_its_handler_hands_over_after_the_wait_and_does_n
             assert time.monotonic() - started < 10
     with member(brokers) as third:
         assert third.poll(timeout=1) == []
+
+
+def test_close_in_a_handler_does_not_wait_for_itself_and_its_message_comes_again(brokers, producer):
+    producer.send_batch("t", [b"1", b"2"], partition=TopicPartition("t", 0, 0))
+    first = member(brokers)
+
+    def handler(message):
+        if message.payload == b"2":
+            first.close()
+
+    started = time.monotonic()
+    first.run(handler, on_reject=drop_message)
+    assert time.monotonic() - started < 20
+    with member(brokers) as second:
+        assert [message.payload for message in read(second, 1)] == [b"2"]
+
+
+def test_a_killed_process_loses_nothing_that_its_handler_had_not_processed(brokers, producer, tmp_path):
+    """At least once: a handler's message is committed after it returned, never before."""
+    done = tmp_path / "done"
+    program = (
+        "import sys, time\n"
+        "from metaq import Consumer, ConsumerConfig, drop_message\n"
+        "config = ConsumerConfig(session_timeout_seconds=2, auto_commit_seconds=0.01)\n"
+        "def handle(message):\n"
+        "    time.sleep(0.002)\n"
+        "    with open(sys.argv[2], 'a') as file:\n"
+        "        file.write(message.payload.decode() + '\\n')\n"
+        "consumer = Consumer(sys.argv[1], group='g', topics=['t'], config=config)\n"
+        "consumer.run(handle, threads=2, on_reject=drop_message)\n"
+    )
+    producer.send_batch("t", [b"%d" % number for number in range(2000)], partition=TopicPartition("t", 0, 0))
+    producer.send_batch("t", [b"%d" % number for number in range(2000, 4000)], partition=TopicPartition("t", 0, 1))
+    processed: set[int] = set()
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", program, brokers.connect, str(done)])
+        before = len(processed)
+
+        def read_progress(before=before):
+            processed.update(map(int, done.read_text().split("\n")[:-1]) if done.exists() else ())
+            return len(processed) > before + 300
+
+        eventually(read_progress, 60, "progress")
+        process.kill()
+        process.wait(10)
+    with member(brokers) as consumer:
+        rest = []
+
+        def all_read():
+            rest.extend(int(message.payload) for message in consumer.poll(timeout=0.1))
+            read_progress()
+            return len(processed | set(rest)) == 4000
+
+        eventually(all_read, 60, "the rest")
+    assert min(rest) > 0  # and the progress of the killed ones was kept
+    assert len(rest) < 4000
