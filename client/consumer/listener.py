@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -25,6 +23,7 @@ from .arrivals import Arrivals
 from .fetcher import Fetcher
 from .group_member import Notice
 from .handout import DAMAGE_TRIES, Accept, Handout, take_next
+from .lane import Lane
 from .partition_state import PartitionState
 from .rejected import RejectHandler
 
@@ -57,33 +56,6 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
             deliver(wanted)
 
     return deliver_accepted
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One partition. Everything belongs to the worker in it, but `queued`, `more` and `paused` to Listener._lock."""
-
-    state: PartitionState
-    queued: bool = False
-    """In the queue of work, or in a worker."""
-    more: bool = False
-    """Something arrived meanwhile."""
-    paused: bool = False
-    messages: deque[Message] = field(default_factory=deque)
-    """Taken and not processed yet, from state.position on."""
-    end: int = 0
-    """Where the position is once they are processed: behind the last, and behind what was filtered away after it."""
-    moves: int = -1
-    """state.moves when they were taken."""
-    tries: int = 0
-    """Failed ones of the first of them."""
-    single_before: int = 0
-    """Below this offset, messages of a batch that failed go to the handler one by one."""
-
-    def is_current(self) -> bool:
-        """Whether the messages taken still are what comes next."""
-        state = self.state
-        return state.active and not state.revoking and state.moves == self.moves
 
 
 class Listener:
@@ -127,7 +99,7 @@ class Listener:
         self._may_work = may_work
         self._clock = clock
         self._lock = threading.Lock()
-        self._lanes: dict[PartitionState, _Lane] = {}
+        self._lanes: dict[PartitionState, Lane] = {}
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._notice: Notice | None = None
         self._stopping = False
@@ -184,11 +156,11 @@ class Listener:
             lane = self._lanes.get(state)
             if lane is None:
                 self._lanes = {each: lane for each, lane in self._lanes.items() if each.active or lane.queued}
-                lane = self._lanes[state] = _Lane(state)
+                lane = self._lanes[state] = Lane(state)
             lane.more = True
             self._queue(lane)
 
-    def _queue(self, lane: _Lane) -> None:
+    def _queue(self, lane: Lane) -> None:
         """Under the lock."""
         if not (lane.queued or lane.paused):
             lane.queued, lane.more = True, False
@@ -244,7 +216,7 @@ class Listener:
                 self._failure = error
                 self.stop()
 
-    def _work_on(self, lane: _Lane) -> None:
+    def _work_on(self, lane: Lane) -> None:
         state, pause = lane.state, 0.0
         if self._handout.hold(state):
             try:
@@ -261,13 +233,13 @@ class Listener:
             elif lane.more or (lane.messages and lane.is_current()) or state.next_chunk() is not None:
                 self._queue(lane)
 
-    def _resume(self, lane: _Lane) -> None:
+    def _resume(self, lane: Lane) -> None:
         """Timer thread."""
         with self._lock:
             lane.paused = False
             self._queue(lane)
 
-    def _process(self, lane: _Lane) -> float:
+    def _process(self, lane: Lane) -> float:
         """Process what the lane holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
         if not lane.is_current():
             lane.messages.clear()
@@ -288,7 +260,7 @@ class Listener:
             self._passed(lane, lane.end, lane.state.last_id)
         return 0.0
 
-    def _take(self, lane: _Lane) -> float:
+    def _take(self, lane: Lane) -> float:
         state = lane.state
         lane.moves = state.moves
         chunk = state.next_chunk()
@@ -306,7 +278,7 @@ class Listener:
             self._fetcher.refill(state)
         return 0.0
 
-    def _damaged(self, lane: _Lane, error: CorruptRecord) -> float:
+    def _damaged(self, lane: Lane, error: CorruptRecord) -> float:
         """Fetch the record again, for ever: it is skipped by an operator's decision only. Other partitions go on."""
         state = lane.state
         state.damage += 1
@@ -317,7 +289,7 @@ class Listener:
             log.error("the partition waits at a damaged record, which is fetched again and again: %s", error)
         return self._config.retry_max_seconds
 
-    def _process_next(self, lane: _Lane) -> float:
+    def _process_next(self, lane: Lane) -> float:
         size = 1 if lane.messages[0].offset < lane.single_before else self._batch
         unit = [lane.messages[number] for number in range(min(size, len(lane.messages)))]
         try:
@@ -327,13 +299,13 @@ class Listener:
         self._done(lane, unit)
         return 0.0
 
-    def _done(self, lane: _Lane, unit: Sequence[Message]) -> None:
+    def _done(self, lane: Lane, unit: Sequence[Message]) -> None:
         for _ in unit:
             lane.messages.popleft()
         lane.tries = 0
         self._passed(lane, unit[-1].next_offset, unit[-1].id)
 
-    def _passed(self, lane: _Lane, offset: int, message_id: int) -> None:
+    def _passed(self, lane: Lane, offset: int, message_id: int) -> None:
         """Everything in front of `offset` counts as consumed, unless the partition was lost or moved meanwhile."""
         state = lane.state
         with state.lock:
@@ -341,7 +313,7 @@ class Listener:
                 state.position, state.last_id = offset, message_id
                 state.consumed = (offset, message_id)
 
-    def _failed(self, lane: _Lane, unit: Sequence[Message], error: Exception) -> float:
+    def _failed(self, lane: Lane, unit: Sequence[Message], error: Exception) -> float:
         lane.tries += 1
         if self._max_retries is None or lane.tries <= self._max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * lane.tries)
