@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -30,6 +29,13 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STOP_SECONDS = 5.0
+
+
+def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
+    return [
+        TopicRegistration(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
+        for name, topic in topics.items()
+    ]
 
 
 class Registration:
@@ -60,10 +66,7 @@ class Registration:
             BrokerAddress(config.broker_id, self._slave_id, config.host, port),
             config.checksum,
         )
-        described = [
-            TopicRegistration(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
-            for name, topic in topics.items()
-        ]
+        described = _described(topics)
         self._registration = registration
 
         def connect_and_register() -> None:
@@ -89,32 +92,23 @@ class Registration:
         self._tasks.put(add)
 
     def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
-        """Publish a new checksum of server.ini, then register `topics` anew; fires with what ZooKeeper refused.
+        """Publish a new checksum of server.ini, then register `topics` anew; fires with warnings.
 
-        What it refused is made good in the background, or by the session's next life.
+        What ZooKeeper cannot be told now it is told in the background.
         """
         registration = self._registration
-        deferred: Deferred[list[str]] = Deferred()
-
-        def update() -> list[str]:
-            assert registration is not None
-            refused = []
-            changes: list[Callable[[], None]] = [partial(registration.update_checksum, checksum)]
-            for name, topic in topics.items():
-                changes.append(
-                    partial(
-                        registration.add_topic, name, topic.partitions, topic.accept_publish, topic.accept_subscribe
-                    )
-                )
-            for change in changes:
-                try:
-                    change()
-                except CoordinationError as error:
-                    refused.append(f"not in ZooKeeper before its next session: {error}")
-            return refused
-
         if registration is None:
             return succeed([])
+        described = _described(topics)
+
+        def update() -> list[str]:
+            try:
+                registration.update(checksum, described)
+            except CoordinationError as error:
+                return [f"ZooKeeper is told later: {error}"]
+            return []
+
+        deferred: Deferred[list[str]] = Deferred()
         self._tasks.put(lambda: self._call(update, deferred))
         return deferred
 

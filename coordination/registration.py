@@ -129,20 +129,26 @@ class BrokerRegistration:
             self._again.trigger()
             raise
 
-    def update_checksum(self, config_checksum: int) -> None:
-        """Publish the checksum of a server.ini that was loaded again; slaves watch it.
+    def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
+        """Publish the checksum of a server.ini that was loaded again, which slaves watch, and then what it changed.
 
-        Raises CoordinationUnavailable, SessionLost; it is published in the background then.
+        Raises CoordinationUnavailable, SessionLost; all of it is published in the background then.
         """
         with self._lock:
             self._checksum = config_checksum
-            if self._registered and self.address.slave_id is None:
-                path = self._paths.master_config_checksum(self.address.broker_id)
-                try:
+            changed = [each for each in topics if self._topics.get(each.name) != each]
+            self._topics |= {each.name: each for each in changed}
+            if not self._registered:
+                return
+            try:
+                if self.address.slave_id is None:
+                    path = self._paths.master_config_checksum(self.address.broker_id)
                     self._write(self._session_id, [set_data(path, format_checksum(config_checksum))])
-                except CoordinationError:
-                    self._again.trigger()
-                    raise
+                if changed:
+                    self._register_topics(self._session_id, changed)
+            except CoordinationError:
+                self._again.trigger()
+                raise
 
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.

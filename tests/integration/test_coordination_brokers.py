@@ -119,10 +119,23 @@ def test_a_new_checksum_is_published_by_masters(session: ZkSession, other: ZkSes
     broker, slave = registration(session), registration(other, SLAVE)
     broker.register()
     slave.register()
-    broker.update_checksum(-1)
-    slave.update_checksum(5)
+    broker.update(-1)
+    slave.update(5)
     path = session.paths.master_config_checksum(0)
     assert session.nodes.get(path) == (b"4294967295", session.session_id)
+
+
+def test_what_a_reload_changed_while_the_session_ended_is_published_with_the_next(session: ZkSession, other: ZkSession):
+    broker = registration(session)
+    broker.register([ORDERS])
+    with deaf(session):
+        expire(session)
+        with pytest.raises(SessionLost):
+            broker.update(7, [TopicRegistration("orders", 5), EVENTS])
+    path = session.paths.master_config_checksum(0)
+    wait_for(lambda: (other.nodes.get(path) or ("", 0))[0] == b"7", "the new checksum")
+    wait_for(lambda: len(ClusterView(other).topic_partitions("orders")) == 5, "the new count")
+    wait_for(lambda: len(ClusterView(other).topic_partitions("events")) == EVENTS.partitions, "the new topic")
 
 
 def test_a_slave_registers_itself_and_its_topics_only(session: ZkSession, other: ZkSession, view: ClusterView):
