@@ -219,6 +219,17 @@ def test_javas_checkpoint_of_the_newest_transaction_is_not_believed_and_put_righ
     assert json.loads((directory / "checkpoint.8").read_text()) == {"number": 1, "offset": 0}
 
 
+def test_a_stale_checkpoint_is_followed_by_one_of_the_end_so_that_java_does_not_begin_in_the_middle(tmp_path):
+    harness = Harness(tmp_path)
+    committed(Asker(harness), "TX:s:1")
+    (transactions_directory(tmp_path) / "checkpoint.1").write_text('{"number":1,"offset":0}')
+    close(harness)
+    again = Harness(tmp_path)
+    close(again)
+    newest = json.loads((transactions_directory(tmp_path) / "checkpoint.2").read_text())
+    assert newest == {"number": 1, "offset": redo(tmp_path).size}
+
+
 def test_a_place_where_no_record_begins_is_not_believed(tmp_path):
     harness = Harness(tmp_path)
     prepared(Asker(harness), XID)
@@ -273,6 +284,21 @@ def test_a_file_goes_when_nothing_open_is_in_it(tmp_path, small_files):
     harness = Harness(tmp_path)
     committed(Asker(harness), "TX:s:99", b"y", "safe")
     assert bodies(harness, "safe", 0) == [b"x" * 200] * 20 + [b"y"]
+    close(harness)
+
+
+def test_a_full_file_in_which_everything_is_settled_goes_with_the_next_transaction(tmp_path, small_files):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    for number in range(2):
+        committed(ask, f"TX:s:{number}", b"x" * 600)
+    harness.store.get("t", 0).flush()
+    harness.threads.run()
+    later(harness)
+    assert names(tmp_path) == ["redo.1"]
+    committed(ask, "TX:s:9")
+    harness.threads.run()
+    assert names(tmp_path) == ["redo.2"]
     close(harness)
 
 
