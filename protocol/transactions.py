@@ -16,7 +16,7 @@ NULL_KEY = "null"
 _LOCAL, _XA = "TX", "XID"
 
 # a key becomes a token of the log's stored puts, which are UTF-8
-_FORBIDDEN = re.compile("[\x00-\x20\x7f\ud800-\udfff]")
+_FORBIDDEN = re.compile("[\x00\t\n\r \ud800-\udfff]")
 
 
 class TransactionType(Enum):
@@ -70,7 +70,7 @@ def parse_key(key: str) -> str | None:
     if key == NULL_KEY:
         return None
     if len(key) > MAX_TX_KEY_CHARACTERS or _FORBIDDEN.search(key):
-        raise RemoteProtocolError(f"bad transaction key {key[:80]!r}: too long, or with a blank or control character")
+        raise RemoteProtocolError(f"bad transaction key {key[:80]!r}: too long, or with a blank or line end")
     fields = key.split(":")
     try:
         if fields[0] == _LOCAL and len(fields) == 3:

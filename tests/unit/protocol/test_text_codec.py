@@ -101,7 +101,7 @@ REFUSED = [
     b"transaction foo s BEGIN 1",
     b"transaction XID:1:0:zz:q s BEGIN 1",
     b"transaction XID:1:0a:0a :q s BEGIN 1",
-    b"transaction TX:s\x01:1 s BEGIN 1",
+    b"transaction TX:s\n:1 s BEGIN 1",
     b"transaction TX:" + b"s" * 1024 + b":1 s BEGIN 1",
     b"transaction TX:s:1 s BEGIN 1 q 5 6",
     b"sync t3 0 5 0 9",
