@@ -200,7 +200,7 @@ class XaResource:
 
     def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
         broker = self._broker_of(xid)
-        key, qualifier = xid.key(self.qualifier), self.qualifier  # 1.x's client names it twice
+        key = xid.key(self.qualifier)
         try:
             with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
                 connection = self._connect(broker)
