@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
-from metaq.protocol.errors import ConfigError, FiltersBusy
+from metaq.protocol.errors import ConfigError, FiltersBusy, MetaqError
+from metaq.protocol.record import Buffer
 from metaq.version import __version__
 
 from .config import BrokerConfig, TopicConfig
@@ -21,6 +22,7 @@ from .partitions import Partitions
 from .reactor import ReactorTime
 from .replication.status import ReplicationStatus
 from .store.flush import RunInThread
+from .store.partition_log import PartitionLog
 from .store.store import Store
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
@@ -34,6 +36,22 @@ AdminFrom = Literal["loopback", "any"]
 """Where admin requests are taken from: this machine, or every address that reaches the port."""
 
 T = TypeVar("T")
+
+
+class SyncSlaveLink(Protocol):
+    """What handlers ask of a synchronous master's way to its slave (replication/sync_master.py)."""
+
+    def check(self) -> None:
+        """Raise SlaveDisconnected if there is no connection."""
+
+    def replicate(
+        self, log: PartitionLog, puts: Sequence[tuple[int, int, Buffer]], ids: Sequence[int], done: SyncDone
+    ) -> None:
+        """Have the slave store (flag, checksum, body) with these ids, in order; `done` when all are answered."""
+
+
+SyncDone = Callable[[Sequence[MetaqError | None]], None]
+"""done(per message: None if the slave has it, else why not)."""
 
 
 class Replication(Protocol):
@@ -81,6 +99,10 @@ class Broker:
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
         """This broker's part in replication; None for a plain master."""
+        self.sync_slave: SyncSlaveLink | None = None
+        """For a synchronous master: every put goes there too."""
+        self.stores_syncs = False
+        """Whether this is a synchronous slave."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
@@ -125,6 +147,11 @@ class Broker:
         if self.reloader is None:
             return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
         return self.reloader.reload()
+
+    @property
+    def has_transactions(self) -> bool:
+        """False for both sides of synchronous replication, as in 1.x."""
+        return self.sync_slave is None and not self.stores_syncs
 
     def now_ms(self) -> int:
         """Wall clock, Unix milliseconds."""

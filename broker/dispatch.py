@@ -22,6 +22,7 @@ from metaq.protocol.errors import (
     PartitionClosed,
     PartitionNotFound,
     RemoteProtocolError,
+    SlaveDisconnected,
     TopicNotAccepted,
     TransactionRefused,
     WrongPartition,
@@ -68,12 +69,12 @@ from .handlers.put import PutGroup, PutOrSend, Send
 from .handlers.replication import answer_replication_status, answer_restart_replication
 from .handlers.send_batch import answer_send_batch
 from .handlers.stats import answer_stats, answer_stats_frame
+from .handlers.sync import answer_sync
 from .handlers.transaction import (
     answer_complete_transaction,
     answer_prepared_transactions,
     answer_send_batch_in_transaction,
     answer_send_in_transaction,
-    answer_sync,
     answer_transaction,
     answer_transaction_frame,
     answer_transactional_put,
@@ -128,6 +129,7 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionClosed: ResponseCode.NO_PERMISSION,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
+    SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
@@ -167,6 +169,10 @@ class Dispatcher:
         if isinstance(command, TooLargePut):
             self.broker.metrics.put(command.topic, 1, 0)
             return self._refuse_put(command, command.partition, MessageTooLarge(command.body_bytes, MAX_BODY_BYTES))
+        if isinstance(command, Put) and not self.broker.has_transactions:
+            group = self.put_group()  # 1.x stores it at once, ignoring the key
+            group.add(command._replace(tx_key=None))
+            return group.commit()
         try:
             handle = _TEXT.get(type(command))
             if handle is not None:
@@ -237,6 +243,8 @@ class Dispatcher:
             self.broker.metrics.put_refused(put.topic)
         if isinstance(put, Send):
             return b"" if put.one_way else self._frame_error(put.opaque, error)
+        if self.broker.sync_slave is not None:  # 1.x's synchronous master says it without a prefix
+            return encode_result(error.status, _capital(error), put.opaque)
         prefix = f"Put message to [broker '{self.broker.url}'] [partition '{put.topic}-{partition}'] failed."
         return encode_result(error.status, f"{prefix}Detail:{error}", put.opaque)
 
@@ -250,10 +258,7 @@ class Dispatcher:
         opaque: int = getattr(command, "opaque", NO_OPAQUE)
         if not isinstance(error, MetaqError):
             return encode_result(Status.ERROR, _internal(command, error), opaque)
-        text = str(error)
-        if isinstance(error, PartitionClosed):
-            text = text[:1].upper() + text[1:]  # 1.x writes it with a capital where no prefix stands before it
-        return encode_result(error.status, text, opaque)
+        return encode_result(error.status, _capital(error), opaque)
 
     def _frame_error(self, opaque: int, error: BaseException) -> bytes:
         if not isinstance(error, MetaqError):
@@ -263,6 +268,12 @@ class Dispatcher:
             return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
         code = _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
         return answer_frame(opaque, {}, code, str(error))
+
+
+def _capital(error: MetaqError) -> str:
+    """The text; 1.x writes the one of a closed partition with a capital where no prefix stands before it."""
+    text = str(error)
+    return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text
 
 
 def _internal(request: object, error: BaseException) -> str:

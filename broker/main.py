@@ -26,7 +26,7 @@ from .filters.table import load_filters
 from .filters.threads import FilterThreads
 from .reload import Reloader
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
-from .replication.roles import Roles, check_roles
+from .replication.roles import Roles, check_roles, config_for
 from .schedule import Schedule
 from .server import SessionFactory, listen
 from .sources import ConfigFiles
@@ -74,6 +74,7 @@ def run(
         config = read_config(ini_path, filters_path)
         chosen = read_plugins(plugins or {})
         check_roles(chosen, config)
+        config = config_for(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
         return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from, plugins=chosen).run()
@@ -122,6 +123,10 @@ class BrokerProcess:
         store = Store(self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread)
         store.open()
         try:
+            if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
+                from .replication.recover_offsets import recover_offsets  # kazoo: only where it is asked for
+
+                recover_offsets(self._config, store)
             self.broker = Broker(
                 self._config,
                 store,
@@ -210,6 +215,7 @@ class BrokerProcess:
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:
+        await self._roles.before_registration()
         if self._roles.registers:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
@@ -296,6 +302,7 @@ class BrokerProcess:
         deadline = self._reactor.seconds() + _CLOSE_SECONDS
         while self.broker.connections and self._reactor.seconds() < deadline:
             await self._pause(0.02)
+        self._roles.end()
         self._tick.stop()
         self._tx_tick.stop()
         self._retention.stop()

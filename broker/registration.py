@@ -60,21 +60,34 @@ class Registration:
 
     def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
         """Connect and register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
-        config = self._config
-        registration = BrokerRegistration(
-            self._session,
-            BrokerAddress(config.broker_id, self._slave_id, config.host, port),
-            config.checksum,
-        )
-        described = _described(topics)
-        self._registration = registration
+        register = self._new_registration(port, topics)
 
         def connect_and_register() -> None:
             self._session.start(self._connect_seconds)
-            registration.register(described)
+            register()
 
+        return self._queue(connect_and_register)
+
+    def withdraw(self) -> Deferred[None]:
+        """Take the nodes back for a while. Fires when that is done, or is left to the end of the session."""
+        registration, self._registration = self._registration, None
+        return succeed(None) if registration is None else self._queue(registration.unregister)
+
+    def come_back(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
+        """Register again after `withdraw`. Fails as `start`."""
+        return self._queue(self._new_registration(port, topics))
+
+    def _new_registration(self, port: int, topics: Mapping[str, TopicConfig]) -> Callable[[], None]:
+        config = self._config
+        registration = BrokerRegistration(
+            self._session, BrokerAddress(config.broker_id, self._slave_id, config.host, port), config.checksum
+        )
+        self._registration = registration
+        return partial(registration.register, _described(topics))
+
+    def _queue(self, function: Callable[[], None]) -> Deferred[None]:
         deferred: Deferred[None] = Deferred()
-        self._tasks.put(lambda: self._call(connect_and_register, deferred))
+        self._tasks.put(lambda: self._call(function, deferred))
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:

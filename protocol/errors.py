@@ -52,7 +52,9 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
     "SessionLost",
+    "SlaveDisconnected",
     "StoreError",
+    "SyncFailed",
     "TopicNotAccepted",
     "TransactionLost",
     "TransactionRefused",
@@ -283,6 +285,20 @@ class PeerTimedOut(ReplicationError):
 
 class PeerRefused(ReplicationError):
     """The other side answered that it does not do it now."""
+
+
+class SlaveDisconnected(ReplicationError):
+    """A synchronous master has no connection to its slave; nothing was stored."""
+
+    def __init__(self) -> None:
+        super().__init__("Slave is disconnected ")  # 1.x's own words, with the blank
+
+
+class SyncFailed(ReplicationError):
+    """A message is stored on one of synchronous master and slave only; sending it again stores it twice there."""
+
+    def __init__(self, role: str, url: str, topic: str, partition: int) -> None:
+        super().__init__(f"Put message to [{role} '{url}'] [partition '{topic}-{partition}'] failed")
 
 
 class ReplicaDiverged(ReplicationError):

@@ -21,6 +21,7 @@ __all__ = [
     "MAX_FRAME_HEADER_BYTES",
     "MAX_LINE_BYTES",
     "MAX_TX_KEY_CHARACTERS",
+    "SLAVE_STATUS_TOPIC",
     "check_group",
     "check_topic",
 ]
@@ -48,6 +49,9 @@ MAX_BATCH_RECORDS = 1 << 20
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
+
+SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
+"""Topic of a synchronous slave to which its master writes while it looks whether the slave is well again (1.x)."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1

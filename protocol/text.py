@@ -36,6 +36,7 @@ __all__ = [
     "encode_put",
     "encode_result",
     "encode_stats",
+    "encode_sync_line",
     "encode_transaction",
     "encode_value_line",
     "encode_version",
@@ -413,6 +414,13 @@ def encode_transaction(
 def encode_stats(item: str, opaque: int) -> bytes:
     """A `stats` line; without an item in the Java client's form with two blanks."""
     return b"stats %b %d\r\n" % (_token(item) if item else b"", opaque)
+
+
+def encode_sync_line(
+    topic: str, partition: int, length: int, flag: int, message_id: int, checksum: int, opaque: int
+) -> bytes:
+    """The header line of a `sync`, CR LF included; a body of `length` bytes follows it."""
+    return b"sync %b %d %d %d %d %d %d\r\n" % (_token(topic), partition, length, flag, message_id, checksum, opaque)
 
 
 def encode_version(opaque: int) -> bytes:

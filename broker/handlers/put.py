@@ -7,7 +7,7 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import ChecksumMismatch, MetaqError
+from metaq.protocol.errors import ChecksumMismatch, MetaqError, SyncFailed
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.remoting import SendReply
@@ -48,7 +48,7 @@ Refuse = Callable[[PutOrSend, int, MetaqError], bytes]
 class _Batch:
     """A group's puts to one partition."""
 
-    __slots__ = ("base", "end", "error", "ids", "log", "puts", "requests")
+    __slots__ = ("base", "end", "error", "ids", "log", "puts", "requests", "slave_errors")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
@@ -58,6 +58,8 @@ class _Batch:
         self.ids: Sequence[int] = ()
         self.base = self.end = 0
         self.error: MetaqError | None = None
+        self.slave_errors: Sequence[MetaqError | None] = ()
+        """Of a synchronous master: per put why the slave does not have it; empty without a slave."""
 
 
 class PutGroup:
@@ -104,6 +106,8 @@ class PutGroup:
     def _batch(self, put: PutOrSend, partition: int) -> _Batch:
         chosen = put.partition == ANY
         log = self._broker.partitions.for_put(put.topic, partition, chosen=chosen)
+        if self._broker.sync_slave is not None:
+            self._broker.sync_slave.check()
         batch = self._batches.get(log)
         if batch is None:
             batch = self._batches[log] = _Batch(log)
@@ -118,9 +122,9 @@ class PutGroup:
         for batch in self._batches.values():
             if batch.puts:
                 self._append(batch, now_ms)
-                if batch.log.visible_end < batch.end and batch.error is None:
+                if batch.error is None and (batch.log.visible_end < batch.end or self._broker.sync_slave is not None):
                     waiting.append(batch)
-        return self._answer_when_visible(waiting) if waiting else self._answers()
+        return self._answer_when_safe(waiting) if waiting else self._answers()
 
     def _append(self, batch: _Batch, now_ms: int) -> None:
         log, puts = batch.log, batch.puts
@@ -137,18 +141,33 @@ class PutGroup:
         except MetaqError as error:
             batch.error = error
 
-    def _answer_when_visible(self, waiting: list[_Batch]) -> Deferred[Bytes]:
+    def _answer_when_safe(self, waiting: list[_Batch]) -> Deferred[Bytes]:
+        """When all are visible, and a synchronous master's slave has answered."""
         deferred: Deferred[Bytes] = Deferred()
-        missing = set(waiting)
+        missing = 1  # for this call: what is waited for may be there at once
 
-        def settled(batch: _Batch, error: MetaqError | None) -> None:
-            batch.error = error
-            missing.discard(batch)
+        def arrived() -> None:
+            nonlocal missing
+            missing -= 1
             if not missing:
                 deferred.callback(self._answers())
 
+        def settled(batch: _Batch, error: MetaqError | None) -> None:
+            batch.error = error
+            arrived()
+
+        def replicated(batch: _Batch, errors: Sequence[MetaqError | None]) -> None:
+            batch.slave_errors = errors
+            arrived()
+
+        slave = self._broker.sync_slave
         for batch in waiting:
+            missing += 1
+            if slave is not None:
+                missing += 1
+                slave.replicate(batch.log, batch.puts, batch.ids, partial(replicated, batch))
             batch.log.when_visible(batch.end, partial(settled, batch))
+        arrived()
         return deferred
 
     def _answers(self) -> bytes:
@@ -162,17 +181,27 @@ class PutGroup:
     def _batch_answers(self, batch: _Batch) -> list[bytes]:
         partition = batch.log.partition
         if batch.error is not None:
-            return [self._refuse(put, partition, batch.error) for put in batch.requests]
+            error = self._failed_here(batch, batch.error)
+            return [self._refuse(put, partition, error) for put in batch.requests]
         offset = batch.base
         answers = []
+        errors = iter(batch.slave_errors)
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
-            if isinstance(put, Send):
+            error_there = next(errors, None)
+            if error_there is not None:
+                answers.append(self._refuse(put, partition, error_there))
+            elif isinstance(put, Send):
                 answers.append(_answer_send(put, SendReply(message_id, partition, offset)))
             else:
                 text = b"%d %d %d" % (message_id, partition, offset)
                 answers.append(b"result 200 %d %d\r\n%b" % (len(text), put.opaque, text))
             offset += 20 + len(put.body)  # HEADER_BYTES
         return answers
+
+    def _failed_here(self, batch: _Batch, error: MetaqError) -> MetaqError:
+        if self._broker.sync_slave is None:
+            return error
+        return SyncFailed("master", self._broker.url, batch.log.topic, batch.log.partition)
 
 
 def _answer_send(send: Send, reply: SendReply) -> bytes:

@@ -1,4 +1,4 @@
-"""`transaction` and puts with a transaction key, TRANSACTION and SEND, SEND_BATCH with `txKey`, and `sync`.
+"""`transaction` and puts with a transaction key, TRANSACTION and SEND, SEND_BATCH with `txKey`.
 
 `connection` is whatever stands for the connection that a request came on: local transactions belong to it.
 """
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, RemoteProtocolError
+from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import (
@@ -22,7 +22,7 @@ from metaq.protocol.remoting import (
     split_batch,
 )
 from metaq.protocol.statuses import Status
-from metaq.protocol.text import Put, Sync, Transaction, TransactionType, encode_result
+from metaq.protocol.text import Put, Transaction, TransactionType, encode_result
 from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..answers import Answer, Bytes, answer_frame
@@ -34,21 +34,23 @@ __all__ = [
     "answer_prepared_transactions",
     "answer_send_batch_in_transaction",
     "answer_send_in_transaction",
-    "answer_sync",
     "answer_transaction",
     "answer_transaction_frame",
     "answer_transactional_put",
 ]
 
-NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
-"""1.x's own words: no request handler is registered for the class."""
+_UNSUPPORTED = {
+    TransactionType.BEGIN: "beginTransaction",
+    TransactionType.PREPARE: "prepareTransaction",
+    TransactionType.COMMIT_ONE_PHASE: "commitTransaction",
+    TransactionType.COMMIT_TWO_PHASE: "commitTransaction",
+    TransactionType.ROLLBACK: "rollbackTransaction",
+    TransactionType.FORGET: "forgetTransaction",
+    TransactionType.RECOVER: "getPreparedTransactions",
+}
+"""What a broker in synchronous replication answers with `Unsupported` before it, as in 1.x."""
 
 T = TypeVar("T")
-
-
-def answer_sync(broker: Broker, sync: Sync) -> bytes:
-    """As a 1.x broker that is no synchronous slave."""
-    return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------
@@ -79,7 +81,10 @@ def answer_transaction_frame(broker: Broker, frame: Frame, connection: object) -
 def _perform(broker: Broker, request: TransactionRequest, connection: object) -> str | Deferred[str]:
     """What 1.x's answer to this verb says."""
     transactions, key = broker.transactions, request.tx_key
-    match TransactionType[request.type]:
+    kind = TransactionType[request.type]
+    if not broker.has_transactions and kind in _UNSUPPORTED:
+        raise TransactionRefused(f"Unsupported {_UNSUPPORTED[kind]}")
+    match kind:
         case TransactionType.BEGIN:
             transactions.begin(connection, key, request.timeout_seconds)
         case TransactionType.PREPARE:
@@ -156,6 +161,8 @@ def _put(
     opaque: int,
 ) -> int:
     try:
+        if not broker.has_transactions:
+            raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
         return broker.transactions.put(connection, key, topic, partition, puts, opaque)
     except MetaqError:
         broker.metrics.put_refused(topic, len(puts))

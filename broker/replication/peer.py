@@ -23,7 +23,7 @@ from metaq.protocol.text import Answer, AnswerReader, Result, Value, encode_vers
 
 from ..reactor import Transport
 
-__all__ = ["Done", "Peer", "connect"]
+__all__ = ["Done", "Peer", "Reply", "connect"]
 
 Reply = Result | Value | Frame
 Done = Callable[[Reply | None, Exception | None], None]
@@ -58,7 +58,9 @@ class Peer(Protocol):
             return
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._waiting[opaque] = (done, self._reactor.seconds() + timeout)
-        cast(Transport, self.transport).writeSequence(build(opaque))
+        # Twisted takes nothing but bytes
+        buffers = [each if isinstance(each, bytes) else bytes(each) for each in build(opaque)]
+        cast(Transport, self.transport).writeSequence(buffers)
 
     def text(self, build: Callable[[int], bytes], timeout: float) -> Deferred[Answer]:
         """The answer to a text command. Fails with PeerLost, PeerTimedOut."""
@@ -67,6 +69,10 @@ class Peer(Protocol):
     def frame(self, code: int, ext: Mapping[str, str | int], timeout: float) -> Deferred[Frame]:
         """The answer to a frame without a body. Fails with PeerLost, PeerTimedOut."""
         return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+
+    def heartbeat(self, timeout: float) -> Deferred[Answer]:
+        """A text connection's sign of life. Fails with PeerLost, PeerTimedOut."""
+        return self.text(encode_version, timeout)
 
     def _ask(self, build: Callable[[int], Sequence[Buffer]], timeout: float) -> Deferred[Any]:
         deferred: Deferred[Any] = Deferred()
@@ -136,10 +142,11 @@ class Peer(Protocol):
                 waiting[0](None, PeerTimedOut(f"{self.name} did not answer in time"))
 
 
-def connect(reactor: Any, host: str, port: int, timeout: float) -> Deferred[Peer]:
+def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
     """An open connection whose `version` and protocol are known. Fails with PeerLost, PeerTimedOut.
 
     host: a name or an address, IPv6 without brackets. timeout: seconds, for each of connecting and the first answer.
+    frames: False for text commands whatever the other side speaks.
     """
     name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
     factory = Factory.forProtocol(lambda: Peer(reactor, name))
@@ -151,14 +158,14 @@ def connect(reactor: Any, host: str, port: int, timeout: float) -> Deferred[Peer
 
     def connected(peer: Peer) -> Deferred[Peer]:
         asked = peer.text(encode_version, timeout)
-        return asked.addCallbacks(_agree, _give_up, callbackArgs=(peer,), errbackArgs=(peer,))
+        return asked.addCallbacks(_agree, _give_up, callbackArgs=(peer, frames), errbackArgs=(peer,))
 
     return connecting.addCallbacks(connected, refused)
 
 
-def _agree(answer: Answer, peer: Peer) -> Peer:
+def _agree(answer: Answer, peer: Peer, frames: bool) -> Peer:
     peer.version = answer.text if isinstance(answer, Result) else ""
-    if FRAMES_MARK in peer.version.split():
+    if frames and FRAMES_MARK in peer.version.split():
         peer.use_frames()
     return peer
 

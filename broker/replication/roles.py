@@ -9,25 +9,38 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import Deferred, succeed
 
 from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import SLAVE_STATUS_TOPIC
 
 from ..broker import Broker
 from ..config import BrokerConfig
 from ..sources import ConfigFiles
 from .plugins import Plugins
+from .status import SyncSlave
 
 if TYPE_CHECKING:
     from ..registration import Registration
     from .slave import AsyncSlave
+    from .sync_master import SyncMaster
 
-__all__ = ["Roles", "check_roles"]
+__all__ = ["Roles", "check_roles", "config_for"]
 
 
 def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
     """Raise ConfigError if server.ini does not allow what the plugins ask for."""
-    if plugins.samsa is not None or plugins.gregor:
-        raise ConfigError("-F", "samsa or gregor", "synchronous replication is not part of the broker yet")
-    if plugins.metaslave is not None and not config.zookeeper.enabled:
+    if config.zookeeper.enabled:
+        return
+    if plugins.metaslave is not None:
         raise ConfigError("zk.zkEnable", "false", "a slave (-Fmetaslave) finds its master in ZooKeeper: set it to true")
+    if plugins.samsa is not None and plugins.samsa.recover_offset:
+        raise ConfigError("zk.zkEnable", "false", "recoverOffset changes offsets in ZooKeeper: set it to true")
+
+
+def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
+    """The configuration of the role: a synchronous slave has one topic more, for its master's probes."""
+    if not plugins.gregor:
+        return config
+    probes = replace(config.system, name=SLAVE_STATUS_TOPIC, partitions=1)
+    return replace(config, topics={**config.topics, SLAVE_STATUS_TOPIC: probes})
 
 
 class Roles:
@@ -39,18 +52,41 @@ class Roles:
         self._files = files
         self._registration: Registration | None = None
         self._slave: AsyncSlave | None = None
+        self._sync_master: SyncMaster | None = None
         self.registers = config.zookeeper.enabled and not plugins.gregor
         """Whether the broker has nodes in ZooKeeper."""
         if plugins.metaslave is not None:
             broker.partitions.takes_puts = False
+        if plugins.samsa is not None:
+            from .sync_master import SyncMaster
+
+            # before the port listens: no message may miss the slave
+            master = SyncMaster(broker, plugins.samsa, unregister=self._unregister, register=self._register_again)
+            self._sync_master = broker.sync_slave = broker.replication = master
+        if plugins.gregor:
+            broker.stores_syncs = True
+            broker.replication = SyncSlave()
 
     @property
     def slave_id(self) -> int | None:
         """Of an asynchronous slave, else None."""
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
+    async def before_registration(self) -> None:
+        """What has to be there when the first client comes: a synchronous master's connection to its slave."""
+        if self._plugins.samsa is None:
+            return
+        from .sync_master import SyncMaster
+
+        master = SyncMaster(
+            self._broker, self._plugins.samsa, unregister=self._unregister, register=self._register_again
+        )
+        self._sync_master = self._broker.sync_slave = self._broker.replication = master
+        await master.start()
+
     def start(self, registration: Registration | None) -> None:
         """The broker serves and is registered. registration: None if it registers nothing."""
+        self._registration = registration
         plugin = self._plugins.metaslave
         if plugin is None:
             return
@@ -58,7 +94,6 @@ class Roles:
         from .slave import AsyncSlave
 
         assert registration is not None  # check_roles
-        self._registration = registration
         copy = None
         if plugin.sync_master_config and self._files is not None:
             copy = ConfigCopy(self._broker, self._files.ini, self._broker.reload_config)
@@ -67,8 +102,13 @@ class Roles:
         self._slave.start(registration.session)
 
     def stop(self) -> Deferred[None]:
-        """Fires when nothing is copied any more."""
+        """Copy nothing any more; fires when that is so. A synchronous master goes on while it serves: see `end`."""
         return succeed(None) if self._slave is None else self._slave.stop()
+
+    def end(self) -> None:
+        """The broker serves nobody any more."""
+        if self._sync_master is not None:
+            self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
         """Offer what the master offers, with its numbers of partitions, whatever the slave's own file says."""
@@ -76,3 +116,12 @@ class Roles:
         for name, partitions in topics.items():
             config = self._broker.config.topic(name) or self._broker.config.system
             self._registration.add_topic(name, replace(config, name=name, partitions=partitions))
+
+    async def _unregister(self) -> None:
+        if self._registration is not None:
+            await self._registration.withdraw()
+
+    async def _register_again(self) -> None:
+        if self._registration is not None:
+            topics = {**self._broker.config.topics, **self._broker.partitions.stored_topics()}
+            await self._registration.come_back(self._broker.port, topics)

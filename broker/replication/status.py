@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["CopyState", "PartitionStatus", "ReplicationStatus"]
+__all__ = ["CopyState", "PartitionStatus", "ReplicationStatus", "SyncSlave"]
 
 
 class CopyState(Enum):
@@ -115,3 +115,13 @@ def _known(value: int | None) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+class SyncSlave:
+    """A synchronous slave's part: its master connects to it, so there is nothing to follow."""
+
+    def status(self) -> ReplicationStatus:
+        return ReplicationStatus("sync-slave")
+
+    def restart(self) -> None:
+        """Nothing to do anew: the master keeps the connection."""

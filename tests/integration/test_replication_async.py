@@ -4,56 +4,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import simplejson
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Producer
 from metaq.coordination.session import ZkSession
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.broker_process import RunningBroker, server_ini
+from metaq.protocol.statuses import RequestCode
+from tests.broker_process import RunningBroker
 from tests.integration.client_cluster import SESSION_SECONDS, eventually
 from tests.integration.java_peers import received, require_java
+from tests.integration.replication_helpers import broker, same_files, segments, slave, status
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 GROUP = "meta-slave-group_1"
-
-
-def broker(directory: Path, connect: str, topics: dict[str, int], *options: str, system: str = "") -> RunningBroker:
-    """One of ours with its data in `directory`, at ZooKeeper's `connect`; options: of `metaq broker`."""
-    directory.mkdir(exist_ok=True)
-    ini = server_ini(
-        directory / "data",
-        {name: f"numPartitions={count}" for name, count in topics.items()},
-        system=system,
-        unflush_threshold=1,
-        zookeeper=f"zk.zkConnect={connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}\nzk.zkSyncTimeMs=100",
-    )
-    return RunningBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
-
-
-def slave(tmp_path: Path, connect: str, topics: dict[str, int], properties: str = "") -> RunningBroker:
-    file = tmp_path / "slave.properties"
-    file.write_text(f"slaveId=1\n{properties}\n")
-    return broker(tmp_path / "slave", connect, topics, f"-Fmetaslave={file}")
-
-
-def segments(data: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.glob("*/*.meta"))}
-
-
-def same_files(one: Path, other: Path) -> bool:
-    return bool(segments(one)) and segments(one) == segments(other)
-
-
-def status(broker: RunningBroker) -> Any:
-    with broker.connect() as connection:
-        frame = connection.ask_frame(encode_frame(RequestCode.REPLICATION_STATUS, 1, {}))
-    assert frame.code == ResponseCode.SUCCESS, frame.remark
-    return simplejson.loads(bytes(frame.body))
 
 
 @pytest.fixture

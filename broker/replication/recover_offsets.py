@@ -1,0 +1,96 @@
+"""recoverOffset: the groups' offsets after a synchronous slave has become the master (zookeeper.md §7).
+
+Its messages have the former master's ids, but offsets of their own: an offset in ZooKeeper is moved to the place right
+behind the last message whose id is at most the id of the last processed one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from metaq.coordination.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.paths import partition_name
+from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Offset, parse_partition_name
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import CoordinationError
+
+from ..config import BrokerConfig
+from ..store.partition_log import PartitionLog
+from ..store.store import Store
+
+__all__ = ["position_behind", "recover_offsets"]
+
+_log = logging.getLogger(__name__)
+
+_BLOCK_RECORDS = 1 << 16
+
+
+def recover_offsets(config: BrokerConfig, store: Store) -> int:
+    """Rewrite what has to be; returns how many offsets were. Blocks: before the broker listens.
+
+    As in 1.x only offsets with a positive message id; those of Java masters on Linux are negative and stay as they are.
+    Raises CoordinationUnavailable, StoreError.
+    """
+    zookeeper = config.zookeeper
+    with ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000) as session:
+        offsets = ZooKeeperOffsetStore(session)
+        changed = 0
+        for group in sorted(session.nodes.children(session.paths.groups())):
+            for topic in sorted(session.nodes.children(session.paths.group_offsets(group))):
+                names = session.nodes.children(session.paths.offsets(group, topic))
+                changed += _recover(offsets, store, config.broker_id, group, topic, list(_own(config.broker_id, names)))
+    _log.info("recoverOffset: %d offsets of groups were moved to this broker's own positions", changed)
+    return changed
+
+
+def _own(broker_id: int, names: Iterable[str]) -> Iterable[int]:
+    for name in names:
+        try:
+            broker, partition = parse_partition_name(name)
+        except CoordinationError as error:
+            _log.error("left out: %s", error)
+            continue
+        if broker == broker_id:
+            yield partition
+
+
+def _recover(
+    offsets: ZooKeeperOffsetStore, store: Store, broker_id: int, group: str, topic: str, partitions: list[int]
+) -> int:
+    changed: dict[tuple[str, str], Offset] = {}
+    for partition in partitions:
+        name = partition_name(broker_id, partition)
+        old = offsets.load(group, topic, name)
+        if old is None or old.message_id <= 0:
+            continue
+        log = store.find(topic, partition)
+        position = None if log is None else position_behind(log, old.message_id)
+        new = Offset(UNKNOWN_MESSAGE_ID, 0) if position is None else Offset(old.message_id, position)
+        if new != old:
+            _log.info("recoverOffset: group %s, %s %s: from %d to %d", group, topic, name, old.offset, new.offset)
+            changed[topic, name] = new
+    if changed:
+        offsets.commit(group, changed, None)
+    return len(changed)
+
+
+def position_behind(log: PartitionLog, message_id: int) -> int | None:
+    """The offset right behind the last readable message whose id is at most `message_id`; None if there is none."""
+    for segment in reversed(log.segments):
+        found = None
+        start = segment.first_offset
+        while start < min(segment.end, log.visible_end):
+            units = log.units(start, log.visible_end - start, _BLOCK_RECORDS)
+            if not len(units):
+                break
+            hits = np.flatnonzero(units["id"] <= message_id)
+            if len(hits):
+                last = units[hits[-1]]
+                found = int(last["offset"]) + int(last["size"])
+            start = int(units[-1]["offset"]) + int(units[-1]["size"])
+        if found is not None:
+            return found
+    return None

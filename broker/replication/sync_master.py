@@ -1,0 +1,249 @@
+"""A synchronous master (samsa): every message goes to its slave too, and is answered when both have it (§5).
+
+The master writes first and then tells its slave, both at once as far as waiting goes: a message that it cannot write
+itself never reaches the slave. Requests are pipelined on one connection, so the slave sees each partition in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+
+from metaq.protocol.errors import MetaqError, PeerLost, ReplicationError, SlaveDisconnected, SyncFailed
+from metaq.protocol.limits import SLAVE_STATUS_TOPIC
+from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Result, encode_sync_line
+
+from ..broker import Broker, SyncDone
+from ..store.partition_log import PartitionLog
+from .peer import Peer, Reply, connect
+from .plugins import SamsaPlugin
+from .status import ReplicationStatus
+
+__all__ = ["SyncMaster"]
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+_BACKOFF_SECONDS = (0.1, 2.0)
+"""The pause after a lost or refused connection grows between these, for ever."""
+HEARTBEAT_SECONDS = 10.0
+"""How often the slave is asked for a sign of life: a broker cuts connections that are idle for 300 s."""
+_PROBE = b"test"
+
+
+class SyncMaster:
+    """Reactor thread."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        plugin: SamsaPlugin,
+        *,
+        unregister: Callable[[], Awaitable[None]],
+        register: Callable[[], Awaitable[None]],
+    ) -> None:
+        """unregister, register: take the broker out of ZooKeeper while its slave fails, and back in."""
+        self._broker = broker
+        self._plugin = plugin
+        self._unregister = unregister
+        self._register = register
+        host = f"[{plugin.host}]" if ":" in plugin.host else plugin.host
+        self._url = f"meta://{host}:{plugin.port}"
+        self._peer: Peer | None = None
+        self._failures = 0  # bad answers and timeouts in a row
+        self._healing = False
+        self._stopped = False
+        self._error = ""
+        self._since_ms = 0
+        self._sent = self._failed = 0
+
+    def start(self) -> Deferred[None]:
+        """Keep connected from now on; fires when the first try has ended, so that a broker does not begin by refusing
+        what a slave that is there would take."""
+        first: Deferred[None] = Deferred()
+        ensureDeferred(self._keep_connected(first))
+        return first
+
+    def stop(self) -> None:
+        """Lose the connection for good."""
+        self._stopped = True
+        self.restart()
+
+    def restart(self) -> None:
+        """Connect anew."""
+        if self._peer is not None:
+            self._peer.close()
+
+    def status(self) -> ReplicationStatus:
+        """Without partitions: a master does not know its slave's offsets, which are the slave's own."""
+        return ReplicationStatus(
+            "sync-master",
+            self._url,
+            self._peer is not None,
+            self._error,
+            self._since_ms,
+            {
+                "registered": not self._healing,
+                "failuresInARow": self._failures,
+                "messagesSent": self._sent,
+                "messagesFailed": self._failed,
+                "messagesUnderWay": self._peer.waiting if self._peer else 0,
+            },
+        )
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise SlaveDisconnected if there is no connection; nothing should be stored then (1.x)."""
+        if self._peer is None:
+            raise SlaveDisconnected
+
+    def replicate(
+        self, log: PartitionLog, puts: Sequence[tuple[int, int, Buffer]], ids: Sequence[int], done: SyncDone
+    ) -> None:
+        """Send (flag, checksum, body) with these ids; `done` once, when every answer or timeout is there."""
+        topic, partition = log.topic, log.partition
+        errors: list[MetaqError | None] = [None] * len(puts)
+        missing = len(puts)
+
+        def answered(index: int, reply: Reply | None, error: Exception | None) -> None:
+            nonlocal missing
+            if not self._is_good(reply, error):
+                self._failed += 1
+                errors[index] = SyncFailed("slave", self._url, topic, partition)
+            missing -= 1
+            if not missing:
+                done(errors)
+
+        self._sent += len(puts)
+        for index, (put, message_id) in enumerate(zip(puts, ids, strict=True)):
+            self._send(topic, partition, put, message_id, lambda *found, index=index: answered(index, *found))
+
+    def _send(
+        self,
+        topic: str,
+        partition: int,
+        put: tuple[int, int, Buffer],
+        message_id: int,
+        done: Callable[[Reply | None, Exception | None], None],
+    ) -> None:
+        flag, crc, body = put
+        if self._peer is None:
+            done(None, PeerLost(f"there is no connection to {self._url}"))
+            return
+
+        def build(opaque: int) -> Sequence[Buffer]:
+            return encode_sync_line(topic, partition, len(body), flag, message_id, crc, opaque), body
+
+        self._peer.send(build, done, self._plugin.send_timeout_ms / 1000)
+
+    def _is_good(self, reply: Reply | None, error: Exception | None) -> bool:
+        if isinstance(reply, Result) and reply.code == Status.SUCCESS:
+            self._failures = 0
+            return True
+        if isinstance(error, PeerLost):
+            return False  # not counted (1.x)
+        self._failures += 1
+        self._error = str(error) if error is not None else str(getattr(reply, "text", reply))
+        if self._failures >= self._plugin.failure_threshold:
+            self._failures = 0
+            if not self._healing and not self._stopped:
+                self._healing = True
+                ensureDeferred(self._heal()).addErrback(lambda failure: _log.error("%s", failure.getTraceback()))
+        return False
+
+    # --- a slave that fails -------------------------------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        """Leave ZooKeeper until the slave stores a message of the status topic again."""
+        _log.error(
+            "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",
+            self._url,
+            self._plugin.failure_threshold,
+            self._error,
+        )
+        await self._unregister()
+        while not (self._stopped or await self._probe()):
+            await self._sleep(self._plugin.check_interval_ms / 1000)
+        if not self._stopped:
+            _log.warning("the slave %s stores messages again: back to ZooKeeper", self._url)
+            self._failures, self._error = 0, ""
+            await self._register()
+        self._healing = False
+
+    async def _probe(self) -> bool:
+        deferred: Deferred[bool] = Deferred()
+
+        def done(reply: Reply | None, error: Exception | None) -> None:
+            deferred.callback(isinstance(reply, Result) and reply.code == Status.SUCCESS)
+
+        self._send(SLAVE_STATUS_TOPIC, 0, (0, checksum(_PROBE), _PROBE), self._broker.message_ids.next(), done)
+        return await deferred
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    async def _keep_connected(self, first: Deferred[None]) -> None:
+        pause = _BACKOFF_SECONDS[0]
+        while not self._stopped:
+            try:
+                reactor: Any = self._broker.reactor
+                peer = await connect(reactor, self._plugin.host, self._plugin.port, _CONNECT_SECONDS, frames=False)
+            except ReplicationError as error:
+                self._trouble(str(error))
+                _fire(first)
+                await self._sleep(pause)
+                pause = min(_BACKOFF_SECONDS[1], pause * 2)
+                continue
+            pause = _BACKOFF_SECONDS[0]
+            await self._serve(peer, first)
+
+    async def _serve(self, peer: Peer, first: Deferred[None]) -> None:
+        """Use the connection until it is lost."""
+        lost: Deferred[None] = Deferred()
+        if peer.lost is not None:
+            return
+
+        def gone(error: Exception) -> None:
+            self._peer = None
+            lost.callback(None)
+
+        peer.on_lost = gone
+        self._peer, self._error, self._since_ms = peer, "", self._broker.now_ms()
+        _log.info("connected to the synchronous slave %s (version %s)", self._url, peer.version)
+        _fire(first)
+        ensureDeferred(self._heartbeat(peer))
+        if self._stopped:
+            peer.close()
+        await lost
+        self._since_ms = self._broker.now_ms()
+        if not self._stopped:
+            self._trouble(str(peer.lost))
+
+    async def _heartbeat(self, peer: Peer) -> None:
+        while peer.lost is None:
+            await self._sleep(HEARTBEAT_SECONDS)
+            try:
+                await peer.heartbeat(_CONNECT_SECONDS)
+            except ReplicationError:
+                peer.close()
+                return
+
+    def _sleep(self, seconds: float) -> Deferred[Any]:
+        reactor: Any = self._broker.reactor
+        return deferLater(reactor, seconds)
+
+    def _trouble(self, text: str) -> None:
+        if text != self._error:
+            self._error = text
+            _log.warning("no connection to the synchronous slave %s: %s; trying again", self._url, text)
+
+
+def _fire(deferred: Deferred[None]) -> None:
+    if not deferred.called:
+        deferred.callback(None)
