@@ -238,7 +238,7 @@ def test_a_killed_process_loses_nothing_that_its_handler_had_not_processed(broke
         process.kill()
         process.wait(10)
     with member(brokers) as consumer:
-        rest = []
+        rest: list[int] = []
 
         def all_read():
             rest.extend(int(message.payload) for message in consumer.poll(timeout=0.1))
