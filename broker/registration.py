@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
