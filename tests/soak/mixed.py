@@ -27,7 +27,7 @@ BROKERS: Mapping[str, tuple[Kind, Mapping[str, object]]] = {
 
 SEGMENT_BYTES = 64 << 10
 """Small, so that segments roll during the run."""
-SEND_PAUSE = {"py": 0.005, "java": 0.005}
+SEND_PAUSE = 0.005
 
 ZOOKEEPER = "zookeeper"
 
@@ -71,7 +71,8 @@ def mixed(
         for name, place in places.items():
             place.start(BROKERS[name][0])
         with Run(group, list(members.values())) as run:
-            run.produce(PythonProducer(group, "py", SEND_PAUSE["py"]), JavaProducer(group, "java", SEND_PAUSE["java"]))
+            run.produce(PythonProducer(group, "py", SEND_PAUSE))
+            run.produce(JavaProducer(group, "java", SEND_PAUSE))
             run.wait_for(100)
             end = time.monotonic() + seconds
             for step in steps(seed, list(places), list(members), frozen, [ZOOKEEPER] if server else []):

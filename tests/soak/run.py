@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from metaq import Producer
@@ -63,17 +64,18 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """End all processes of the run."""
-        for producer in self._producers:
-            producer.close()
-        self._producers.clear()
-        for member in self.members:
-            member.stop()
-        self._watcher.stop()
+        """End all processes of the run, the others too if one of them fails to end."""
+        with ExitStack() as ending:
+            ending.callback(self._watcher.stop)
+            for member in self.members:
+                ending.callback(member.stop)
+            for producer in self._producers:
+                ending.callback(producer.close)
+            self._producers.clear()
 
-    def produce(self, *producers: PythonProducer | JavaProducer) -> None:
-        """Take charge of running producers."""
-        self._producers += producers
+    def produce(self, producer: PythonProducer | JavaProducer) -> None:
+        """Take charge of a running producer."""
+        self._producers.append(producer)
 
     def acknowledged(self) -> int:
         """How many messages have been acknowledged until now."""
