@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
@@ -20,7 +20,7 @@ from .sources import Sources
 if TYPE_CHECKING:
     from .broker import Broker
 
-__all__ = ["ReloadReport", "Reloader", "reloaded_config"]
+__all__ = ["ReloadReport", "Reloaded", "Reloader", "reloaded_config"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +65,21 @@ class ReloadReport:
         return "server.ini was loaded again; " + ("; ".join(parts) or "no topic differs")
 
 
-def reloaded_config(running: BrokerConfig, source: Sources, name: str) -> tuple[BrokerConfig, ReloadReport]:
-    """The configuration to go on with when the files hold `source`, and what of `running` it changes.
+class Reloaded(NamedTuple):
+    """What follows from new files: the configuration to go on with, and the data directories of the next start."""
+
+    config: BrokerConfig
+    report: ReloadReport
+    data_paths_at_restart: list[str]
+
+
+def reloaded_config(running: BrokerConfig, at_start: bytes, source: Sources, name: str) -> Reloaded:
+    """What changes when the files hold `source`. Any thread: takes 0.1 ms a topic.
 
     Only topics change; they inherit the running [system]. A topic that is missing now keeps its settings (1.x).
-    Raises ConfigError for a file that the broker would not start with.
+    at_start: server.ini when the broker was started. Raises ConfigError for a file that it would not start with.
     """
+    next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)
     old, new = running.topics, file.topics
     report = ReloadReport(
@@ -78,6 +87,7 @@ def reloaded_config(running: BrokerConfig, source: Sources, name: str) -> tuple[
         added_topics=tuple(sorted(new.keys() - old.keys())),
         changed_topics=tuple(sorted(topic for topic in new.keys() & old.keys() if new[topic] != old[topic])),
         removed_topics=tuple(sorted(old.keys() - new.keys())),
+        needs_restart=_differing_keys(at_start, source.ini),
     )
     config = replace(
         running,
@@ -86,7 +96,7 @@ def reloaded_config(running: BrokerConfig, source: Sources, name: str) -> tuple[
         source=file.source,
         filter_source=file.filter_source,
     )
-    return config, report
+    return Reloaded(config, report, next_start.data_paths)
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
@@ -141,14 +151,15 @@ class Reloader:
             running = self._broker.config
             if source == (running.source, running.filter_source):
                 return ReloadReport(changed=False)
-            config, report = reloaded_config(running, source, self._path)
+            parse = partial(reloaded_config, running, self._at_start, source, self._path)
+            config, report, data_paths = await self._broker.in_thread(parse)
             await self._change(config)
         except MetaqError as error:
             _log.error("server.ini is not loaded again, nothing has changed: %s", error)
             raise
-        warnings = self._left_behind(parse_config(source, self._path).data_paths)
+        warnings = self._left_behind(data_paths)
         warnings += await self._publish(config, (*report.added_topics, *report.changed_topics))
-        report = replace(report, needs_restart=_differing_keys(self._at_start, source.ini), warnings=tuple(warnings))
+        report = replace(report, warnings=tuple(warnings))
         _log.info("%s", report)
         return report
 
