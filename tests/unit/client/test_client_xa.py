@@ -61,7 +61,7 @@ def refuse_verbs(broker, frame_code, status):
 
 @given(
     st.builds(Xid, st.integers(-(1 << 31), (1 << 31) - 1), st.binary(max_size=64), st.binary(max_size=64)),
-    st.from_regex(r"[^\s:]+", fullmatch=True),
+    st.from_regex(r"[^\s:\x00]+", fullmatch=True),
 )
 def test_an_xid_survives_the_way_through_a_key(xid, qualifier):
     key = xid.key(qualifier)
