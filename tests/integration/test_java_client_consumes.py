@@ -221,14 +221,11 @@ def test_a_topic_is_subscribed_once_by_a_group_in_a_factory(side: Side) -> None:
 
 
 def test_a_log_of_many_segments_is_read_to_its_end(side: Side) -> None:
-    results = side.app.call("send_callback", side.app.producer("rolling", "rolled"), "rolled", 1000)["results"]
-    assert all(result["success"] for result in results)
-    assert len(list((side.broker.data / "rolled-0").glob("*.meta"))) > 2
+    sent = [data + b" " * 200 for data in numbers(100)]
+    side.app.send_all(side.app.producer("rolling", "rolled"), "rolled", *sent)
+    assert len(list((side.broker.data / "rolled-0").glob("*.meta"))) > 4
     side.app.subscribe("rolled", "rolled", **FAST)
-    received = list(map(int, side.app.payloads("rolled", 1000)))
-    assert sorted(received) == list(range(1000))
-    if not side.is_java:  # 1.x appends pipelined puts in any order
-        assert received == sorted(received)
+    assert side.app.payloads("rolled", len(sent)) == sent
     side.app.unsubscribe("rolled")
 
 
