@@ -22,6 +22,7 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.text import Answer, AnswerReader, Result, Value, encode_version
 
 from ..reactor import Transport
+from ..timers import repeat
 
 __all__ = ["Done", "Peer", "Reply", "connect"]
 
@@ -46,8 +47,7 @@ class Peer(Protocol):
         self._reader: AnswerReader | FrameReader = AnswerReader()
         self._waiting: dict[int, tuple[Done, float]] = {}
         self._opaque = 0
-        self._sweep = LoopingCall(self._expire)
-        self._sweep.clock = reactor
+        self._sweep: LoopingCall | None = None
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Peer(Protocol):
 
     def connectionMade(self) -> None:  # noqa: N802
         cast(Any, self.transport).setTcpNoDelay(True)
-        self._sweep.start(_SWEEP_SECONDS, now=False)
+        self._sweep = repeat(_SWEEP_SECONDS, self._expire, self._reactor, f"the time limit of requests to {self.name}")
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         try:
@@ -124,7 +124,7 @@ class Peer(Protocol):
         if self.lost is not None:
             return
         self.lost = error
-        if self._sweep.running:
+        if self._sweep is not None:
             self._sweep.stop()
         cast(Transport, self.transport).abortConnection()
         waiting, self._waiting = self._waiting, {}

@@ -136,3 +136,14 @@ def test_a_slave_that_has_other_bytes_stops_and_says_so(tmp_path: Path, root: st
                 connection.ask_frame(encode_frame(RequestCode.RESTART_REPLICATION, 1, {}))
             eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the second stop")
         assert segments(tmp_path / "slave" / "data") == before
+
+
+def test_a_slave_takes_over_the_topics_of_its_masters_file(tmp_path: Path, root: str):
+    with broker(tmp_path / "master", root, {"t": 1, "more": 3}) as master:
+        with slave(tmp_path, root, {"t": 1}, "autoSyncMasterConfig=true") as copy:
+            eventually(lambda: b"[topic=more]" in copy.ini.read_bytes(), 20, "the master's topics")
+            assert copy.ini.read_text().count("serverPort=0") == 1
+            eventually(lambda: len(status(copy)["partitions"]) == 4, 20, "the master's partitions")
+            with copy.connect() as connection:
+                assert connection.ask(b"stats more 1\r\n").text.split("\r\n")[2] == "resultCode 2"
+        assert master.stop() == 0
