@@ -150,6 +150,11 @@ class Outbox:
             accumulator.put_back(again)
             self._release(given_up)
 
+    def has_sent_to(self, topic: str) -> bool:
+        """Whether a message of the topic was ever accepted. O(partitions)."""
+        with self._lock:
+            return any(partition.topic == topic for partition in self._accumulators)
+
     def drain(self, accumulator: Accumulator) -> list[Outgoing]:
         """Everything queued of a paused partition, to be routed anew; it stays paused. Retry thread."""
         with self._lock:

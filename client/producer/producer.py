@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ __all__ = ["Producer"]
 log = logging.getLogger(__name__)
 
 _VIEW_RETRIES = 3
+_LOOK_AGAIN_SECONDS = 1.0  # for the message's deadline and a closed producer; changes of the cluster wake up
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
 
 
@@ -95,6 +97,7 @@ class Producer:
         self._sender = Sender(self._metadata, self._pool, self._config.connection, self._finished, self._failed, clock)
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
         self._closing = False
+        self._cluster_changed = threading.Condition()
         self._undelivered: Undelivered | None = None
         if undelivered is not None:
             interval = self._config.recover_interval_seconds
@@ -150,8 +153,9 @@ class Producer:
         texts. key: messages with the same key go to the same partition. partition: exactly there. timeout: seconds for
         everything, tries on other brokers included (default delivery_timeout_seconds).
 
-        Raises NoPartition (nobody publishes the topic), RequestTimedOut (not acknowledged in time; it may or may not be
-        stored), RequestRefused (the broker will not have it), InvalidName, LocalProtocolError (too large, bad keys).
+        Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
+        acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
+        LocalProtocolError (too large, bad keys).
         """
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
         outgoing.key, outgoing.fixed = key, partition
@@ -183,7 +187,8 @@ class Producer:
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
         try:
-            accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
+            route = self._route if self._undelivered is None else self._router.route
+            accumulator, batch = self._outbox.add(outgoing, route(outgoing))
         except MetaqError as error:
             if self._undelivered is None or not error.retriable:
                 raise
@@ -300,7 +305,7 @@ class Producer:
         return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
-        accumulator, batch = self._outbox.add(outgoing, self._router.route(outgoing))
+        accumulator, batch = self._outbox.add(outgoing, self._route(outgoing))
         if batch:
             self._sender.transmit(accumulator, batch, outgoing)
         if not outgoing.done:
@@ -308,6 +313,31 @@ class Producer:
         if outgoing.error is not None:
             raise outgoing.error
         return outgoing.result
+
+    def _route(self, outgoing: Outgoing) -> TopicPartition:
+        """As Router.route; but a topic that was sent to before is waited for, until the message's deadline.
+
+        Its only broker may be between two lives: restarted, or its ZooKeeper session has just ended.
+        """
+        try:
+            return self._router.route(outgoing)
+        except NoPartition:
+            if not self._outbox.has_sent_to(outgoing.topic):
+                raise
+        with self._cluster_changed:
+            while self._is_away(outgoing) and not self._closing:
+                remaining = outgoing.deadline - self._clock()
+                if remaining <= 0:
+                    break
+                self._cluster_changed.wait(min(remaining, _LOOK_AGAIN_SECONDS))
+        return self._router.route(outgoing)
+
+    def _is_away(self, outgoing: Outgoing) -> bool:
+        """Whether what a message needs is not registered now: its partition's broker, or any that has the topic."""
+        view = self._metadata.view(outgoing.topic)
+        if outgoing.fixed is not None:
+            return outgoing.fixed.broker not in view.endpoints
+        return not view.partitions
 
     def _wait(self, outgoing: Outgoing, accumulator: Accumulator) -> None:
         connection = accumulator.connection
@@ -392,6 +422,8 @@ class Producer:
 
     def _view_changed(self, topic: str) -> None:
         """Any thread. A view lists all brokers that are registered, not only those of its topic."""
+        with self._cluster_changed:
+            self._cluster_changed.notify_all()
         self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
         if self._undelivered is not None:
             self._undelivered.send_soon()

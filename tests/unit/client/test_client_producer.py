@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
 import pytest
@@ -158,6 +158,24 @@ def test_a_selector_that_invents_a_partition_is_refused(broker):
 
     with Producer(metadata=FakeCluster([broker]), selector=Wrong()) as producer, pytest.raises(NoPartition, match="9"):
         producer.send("t", b"x")
+
+
+def test_a_send_waits_for_a_topic_whose_only_broker_is_between_two_lives(broker):
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster, config=FAST) as producer, ThreadPoolExecutor(2) as pool:
+        producer.send("t", b"before")
+        cluster.unregister(broker)
+        there = TopicPartition("t", 0, 1)
+        waiting = [
+            pool.submit(producer.send, "t", b"after", timeout=20),
+            pool.submit(producer.send, "t", b"there", partition=there, timeout=20),
+        ]
+        with pytest.raises(NoPartition):
+            producer.send("t", b"too late", timeout=0.05)
+        assert not any(each.done() for each in waiting)
+        cluster.register(broker)
+        assert waiting[0].result(20).offset >= 0
+        assert waiting[1].result(20).partition == there
 
 
 def test_a_topic_without_partitions_is_named_with_the_remedy(producer):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.commands import OperationType, StoredPut
+from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import read_redo
 from tests.unit.broker.harness import Harness
 from tests.unit.broker.transactions.conversation import bodies
@@ -46,7 +46,9 @@ def test_every_commit_is_completed_once_and_what_was_not_prepared_is_rolled_back
         after = read_redo(REAL_FILES, str(directory / "redo.1"))
         assert after.problem is None
         assert [entry.command for entry in after.entries[: len(before)]] == [entry.command for entry in before]
-        assert after.entries[-1].command.type is OperationType.LOCAL_ROLLBACK
+        last = after.entries[-1].command
+        assert isinstance(last, Operation)
+        assert last.type is OperationType.LOCAL_ROLLBACK
         assert len(after.entries) == len(before) + 1
     placed = [location for entry in after.entries for location in entry.locations]
     assert sorted(placed) != sorted(location for entry in before for location in entry.locations)
