@@ -73,7 +73,7 @@ def delete(path: str) -> Write:
 class Znodes:
     """Node operations of one session. Any thread but kazoo's own.
 
-    timeout: seconds that one call may take; then CoordinationUnavailable is raised. Reads, and the creation of
+    timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the creation of
     persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes are not.
     """
 
@@ -172,8 +172,10 @@ class Znodes:
                         answers[index] = self._await(result, deadline)
                     except _TRANSIENT:
                         again.append(index)
+                        continue
                     except absent:
                         answers[index] = None
+                    deadline = time.monotonic() + self._timeout  # it answers: thousands of requests may take longer
             waiting = again
             if waiting:
                 self._pause(deadline)

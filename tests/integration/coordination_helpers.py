@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from metaq.coordination.session import ZkSession
 
@@ -55,11 +56,13 @@ def deaf(session: ZkSession) -> Iterator[None]:
 
 
 def tree(zk: KazooClient, path: str = "/") -> dict[str, tuple[bytes | None, bool]]:
-    """Data, and whether it is ephemeral, by path, of everything below `path`."""
+    """Data, and whether it is ephemeral, by path, of everything below `path`. Nodes may go while it looks."""
     found: dict[str, tuple[bytes | None, bool]] = {}
-    for child in zk.get_children(path):
-        below = f"{path.rstrip('/')}/{child}"
-        data, stat = zk.get(below)
-        found[below] = (data, stat.ephemeralOwner != 0)
-        found |= tree(zk, below)
+    with suppress(NoNodeError):
+        for child in zk.get_children(path):
+            below = f"{path.rstrip('/')}/{child}"
+            with suppress(NoNodeError):
+                data, stat = zk.get(below)
+                found[below] = (data, stat.ephemeralOwner != 0)
+                found |= tree(zk, below)
     return found
