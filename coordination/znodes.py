@@ -73,8 +73,9 @@ def delete(path: str) -> Write:
 class Znodes:
     """Node operations of one session. Any thread but kazoo's own.
 
-    timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the creation of
-    persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes are not.
+    timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
+    creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
+    are not.
     """
 
     def __init__(self, zk: KazooClient, connect: str, timeout: float) -> None:
