@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
@@ -20,6 +20,7 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import Partitions
 from .reactor import ReactorTime
+from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
 from .store.flush import RunInThread
 from .store.partition_log import PartitionLog
@@ -27,15 +28,19 @@ from .store.store import Store
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
 
-if TYPE_CHECKING:
-    from .reload import Reloader, ReloadReport
-
 __all__ = ["AdminFrom", "Broker"]
 
 AdminFrom = Literal["loopback", "any"]
 """Where admin requests are taken from: this machine, or every address that reaches the port."""
 
 T = TypeVar("T")
+
+
+class Reloads(Protocol):
+    """What handlers ask of reload.Reloader."""
+
+    def reload(self) -> Deferred[ReloadReport]:
+        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
 
 
 class SyncSlaveLink(Protocol):
@@ -95,7 +100,7 @@ class Broker:
         self.port = config.port
         """The port listened on; set by the server if the configured one is 0."""
         self.connections = 0
-        self.reloader: Reloader | None = None
+        self.reloader: Reloads | None = None
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
         """This broker's part in replication; None for a plain master."""

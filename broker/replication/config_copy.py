@@ -16,7 +16,7 @@ from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
 from ..config import parse_config
-from ..reload import ReloadReport
+from ..reload_plan import ReloadReport
 
 __all__ = ["ConfigCopy", "with_topics_of"]
 

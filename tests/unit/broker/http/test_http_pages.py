@@ -16,7 +16,7 @@ from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.site import BoundedRequest
-from metaq.broker.reload import ReloadReport
+from metaq.broker.reload_plan import ReloadReport
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 
