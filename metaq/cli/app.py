@@ -33,6 +33,7 @@ COMMANDS = {
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
+    "bench": "Measure a cluster: sending, reading, latency, many partitions.",
     "check": "Report what is in a data directory, without changing it.",
     "replication": "Show how far a slave is; let it connect anew.",
     "reload": "Let a broker read its server.ini again.",

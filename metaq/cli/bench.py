@@ -1,0 +1,283 @@
+"""`metaq bench`: what a cluster does in this place: sending, reading, end-to-end latency, many partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+
+from metaq import Consumer, PartitionReader, Producer
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import ClientError, NoPartition
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
+
+from .bench_jobs import STAMP_BYTES, Backlog, Job, Reader, Stamps, send_batches, send_pipelined, send_single
+from .bench_measure import Limit, Outcome, Run, measure
+from .options import GROUP, PARTITION, SECONDS, TOPIC, PartitionName, json_option, zk_option
+from .output import print_json, print_table
+from .servers import stop_signal
+
+__all__ = ["bench"]
+
+DEFAULT_SECONDS = 10.0
+EXIT_INTERRUPTED = 130
+MAX_THREADS = 1024
+TABLE_TIMES = ("p50", "p99", "p99.9", "max")
+MAX_WINDOW = 1_000_000
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _run_options(command: _F) -> _F:
+    """Adds what all scenarios take; --count and --seconds are handed over as one argument `limit`."""
+
+    def call(count: int | None, seconds: float | None, **others: Any) -> Any:
+        if seconds is None and count is None:
+            seconds = DEFAULT_SECONDS
+        return command(limit=Limit(count, seconds), **others)
+
+    call.__doc__ = command.__doc__
+    call.__name__ = command.__name__
+    call.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        json_option,
+        click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages."),
+        click.option("--seconds", type=SECONDS, help="Stop after this long; default without --count: 10."),
+        click.option("--topic", "-t", type=TOPIC, required=True, help="An existing topic; its messages stay."),
+        zk_option,
+    ):
+        call = option(call)
+    return call  # type: ignore[return-value]
+
+
+_size_option = click.option(
+    "--size",
+    type=click.IntRange(0, MAX_BODY_BYTES),
+    default=1024,
+    show_default=True,
+    metavar="BYTES",
+    help="Of each payload.",
+)
+_window_option = click.option(
+    "--window",
+    type=click.IntRange(1, MAX_WINDOW),
+    default=256,
+    show_default=True,
+    help="Most pipelined sends without an answer.",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure an existing cluster. It creates nothing but the messages it sends; delete their topic afterwards.
+
+    Ctrl-C ends a run early; the figures so far are printed.
+
+    \b
+    Example
+      metaq bench produce --topic scratch --mode pipelined --seconds 5
+      metaq bench consume --topic scratch
+      metaq bench latency --topic scratch --rate 1000
+    """
+
+
+@bench.command()
+@_run_options
+@_size_option
+@click.option(
+    "--mode",
+    type=click.Choice(["single", "pipelined", "batch"]),
+    default="single",
+    show_default=True,
+    help="Wait for each send; keep --window sends under way; send frames of --batch messages.",
+)
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="That send.")
+@_window_option
+@click.option(
+    "--batch", type=click.IntRange(1, MAX_BATCH_RECORDS), default=500, show_default=True, help="Messages in one frame."
+)
+def produce(
+    zk: str, topic: str, limit: Limit, as_json: bool, size: int, mode: str, threads: int, window: int, batch: int
+) -> int:
+    """Send to all partitions of --topic in turn. Times: from the call to the acknowledgement, of a frame with batch.
+
+    \b
+    Example
+      metaq bench produce --topic scratch --mode batch --size 128 --count 1000000
+      metaq bench produce --topic scratch --threads 64 --json
+    """
+    payload = bytes(size)
+    with stop_signal() as stop, _producer(zk, topic) as producer:
+        run = Run(limit, stop)
+        jobs: dict[str, Callable[[], Job]] = {
+            "single": lambda: send_single(producer, topic, payload, run),
+            "pipelined": lambda: send_pipelined(producer, topic, payload, window, run),
+            "batch": lambda: send_batches(producer, topic, payload, batch, run),
+        }
+        messages, seconds, times = measure(f"produce {mode}", run, [jobs[mode]() for _ in range(threads)])
+        _print(topic, [Outcome(mode, messages, messages * size, seconds, times.percentiles_ms())], as_json)
+        return EXIT_INTERRUPTED if stop.is_set() else 0
+
+
+@bench.command()
+@_run_options
+@click.option("--group", "-g", type=GROUP, help="Read as a member of this group, which then exists.")
+def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None) -> int:
+    """Read what --topic holds, from its beginning. The rate is from the first messages to the last.
+
+    Without --group: one partition after the other, nothing is written to ZooKeeper. With --group: from the group's
+    offsets on, all its partitions at once, and they are committed.
+
+    \b
+    Example
+      metaq bench consume --topic scratch --count 1000000
+      metaq bench consume --topic scratch --group bench-1
+    """
+    with stop_signal() as stop:
+        run = Run(limit, stop)
+        backlog = Backlog(_one_by_one(zk, topic) if group is None else _as_member(zk, topic, group), run)
+        all_messages, _, times = measure("consume", run, [backlog.read])
+        if not all_messages:
+            raise ClientError(f"nothing to read in topic {topic!r}: fill it with metaq bench produce --topic {topic}")
+        messages, seconds = backlog.measured(all_messages)
+        _print(topic, [Outcome("consume", messages, backlog.payload_bytes, seconds, times.percentiles_ms())], as_json)
+        return EXIT_INTERRUPTED if stop.is_set() else 0
+
+
+@bench.command()
+@_run_options
+@click.option(
+    "--size",
+    type=click.IntRange(STAMP_BYTES, MAX_BODY_BYTES),
+    default=1024,
+    show_default=True,
+    metavar="BYTES",
+    help="Of each payload.",
+)
+@click.option(
+    "--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages sent a second."
+)
+@click.option("--partition", "-p", "place", type=PARTITION, help="Where they go; default: the first.")
+def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: int, place: PartitionName | None) -> int:
+    """Send to one partition at --rate and read it from its end. Times: from the send call to the poll that returns it.
+
+    \b
+    Example
+      metaq bench latency --topic scratch --rate 5000 --seconds 30 --json
+    """
+    with stop_signal() as stop, _producer(zk, topic) as producer:
+        with Cluster(zk) as cluster:
+            (partition, *_) = cluster.choose_partitions(topic, [TopicPartition(topic, *place)] if place else [])
+            endpoint = cluster.endpoint(partition.broker)
+            end = partition_bounds(cluster.connection(partition.broker), partition).end
+        with PartitionReader(f"{endpoint.host}:{endpoint.port}", partition, end) as reader:
+            run = Run(limit, stop)
+            stamps = Stamps(run, rate)
+            send: Callable[..., None] = lambda _: stamps.send(producer, partition, size)  # noqa: E731
+            messages, seconds, times = measure("latency", run, [send, partial(stamps.receive, reader)])
+        _print(topic, [Outcome("latency", messages, messages * size, seconds, times.percentiles_ms())], as_json)
+        return EXIT_INTERRUPTED if stop.is_set() else 0
+
+
+@bench.command()
+@_run_options
+@_size_option
+@_window_option
+def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int) -> int:
+    """Pipelined sends to 1, 10, 100, … and all partitions of --topic; --count and --seconds are for each step.
+
+    \b
+    Example
+      metaq bench partitions --topic scratch --size 128 --window 2048
+    """
+    payload = bytes(size)
+    outcomes = []
+    with stop_signal() as stop, _producer(zk, topic) as producer:
+        there = producer.partitions(topic)
+        for number in steps(len(there)):
+            run = Run(limit, stop)
+            title = f"{number:,} partition{'s' * (number > 1)}"
+            job = send_pipelined(producer, topic, payload, window, run, there[:number])
+            messages, seconds, times = measure(title, run, [job])
+            outcomes.append(Outcome(title, messages, messages * size, seconds, times.percentiles_ms()))
+            if stop.is_set():
+                break
+        _print(topic, outcomes, as_json)
+        return EXIT_INTERRUPTED if stop.is_set() else 0
+
+
+def steps(partitions: int) -> list[int]:
+    """1, 10, 100, … below `partitions`, and that."""
+    powers = [10**power for power in range(len(str(partitions)))]
+    return [*(power for power in powers if power < partitions), partitions]
+
+
+@contextmanager
+def _producer(zk: str, topic: str) -> Iterator[Producer]:
+    """A connected producer. Raises NoPartition if nobody publishes the topic."""
+    with Producer(zk) as producer:
+        _require(producer.partitions(topic), topic)
+        yield producer
+
+
+def _require(found: object, topic: str) -> None:
+    if not found:
+        raise NoPartition(
+            f"topic {topic!r} is published by no live broker: metaq topics list shows those there are; "
+            f"a new one goes into server.ini as [topic={topic}], or metaq up --topic {topic}"
+        )
+
+
+def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], None, None]:
+    with Cluster(zk) as cluster:
+        _require(topic in cluster.topics(), topic)
+        for partition in cluster.partitions(topic):
+            bounds = partition_bounds(cluster.connection(partition.broker), partition)
+            if bounds.end > bounds.first:
+                endpoint = cluster.endpoint(partition.broker)
+                with PartitionReader(f"{endpoint.host}:{endpoint.port}", partition, bounds.first) as reader:
+                    yield reader, bounds.end
+
+
+def _as_member(zk: str, topic: str, group: str) -> Generator[tuple[Reader, int | None], None, None]:
+    with Cluster(zk) as cluster:
+        _require(topic in cluster.topics(), topic)
+    with Consumer(zk, group=group, topics=[topic]) as consumer:
+        yield consumer, None
+
+
+def _print(topic: str, outcomes: list[Outcome], as_json: bool) -> None:
+    if as_json:
+        print_json({"topic": topic, "runs": [_fields(outcome) for outcome in outcomes]})
+        return
+    # the rest is for --json: this fits into 80 columns
+    timed = [name for name in TABLE_TIMES if any(name in outcome.latency_ms for outcome in outcomes)]
+    print_table(
+        ("SCENARIO", "MESSAGES", "MESSAGES/S", *(f"{name.upper()} MS" for name in timed)),
+        [
+            (
+                outcome.scenario,
+                outcome.messages,
+                round(outcome.messages_per_second),
+                *(round(outcome.latency_ms[name], 3) if outcome.latency_ms else None for name in timed),
+            )
+            for outcome in outcomes
+        ],
+    )
+
+
+def _fields(outcome: Outcome) -> dict[str, object]:
+    return {
+        "scenario": outcome.scenario,
+        "messages": outcome.messages,
+        "payload_bytes": outcome.message_bytes,
+        "seconds": round(outcome.seconds, 4),
+        "messages_per_second": round(outcome.messages_per_second, 1),
+        "bytes_per_second": round(outcome.bytes_per_second),
+        "latency_ms": {name: round(value, 4) for name, value in outcome.latency_ms.items()},
+    }

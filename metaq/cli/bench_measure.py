@@ -1,0 +1,189 @@
+"""What a benchmark run is: how long it goes on, what its threads count, and how it is shown while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from .output import console
+
+__all__ = ["Limit", "Outcome", "Run", "Tally", "Times", "measure"]
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+_PENDING = 1 << 14
+"""Times kept one by one until they are sorted into buckets, by one numpy call."""
+_SUB_BUCKETS = 256
+"""Of each power of two, as in HdrHistogram: a percentile is at most 1/256 too high."""
+_BUCKETS = 64 * _SUB_BUCKETS
+
+_SHOW_SECONDS = 0.2
+
+
+class Times:
+    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds; merge when it has ended."""
+
+    def __init__(self) -> None:
+        self._pending = array("q")
+        self._counts: npt.NDArray[np.int64] = np.zeros(_BUCKETS, np.int64)
+        self._largest = 0
+
+    def add(self, nanoseconds: int) -> None:
+        """Count one duration; less than 1 ns counts as 1 ns."""
+        self._pending.append(nanoseconds)
+        if len(self._pending) == _PENDING:
+            self._sort()
+
+    def merge(self, other: Times) -> None:
+        """Add everything that `other` has counted."""
+        other._sort()
+        self._counts += other._counts
+        self._largest = max(self._largest, other._largest)
+
+    def percentiles_ms(self) -> dict[str, float]:
+        """`p50`, `p90`, `p99`, `p99.9` and `max` in milliseconds; empty if nothing was counted."""
+        self._sort()
+        seen = self._counts.cumsum()
+        if not seen[-1]:
+            return {}
+        ranks = [max(1, int(np.ceil(seen[-1] * percent / 100))) for percent in PERCENTILES]
+        tops = [min(_bucket_top(int(bucket)), self._largest) for bucket in np.searchsorted(seen, ranks)]
+        names = [f"p{percent:g}" for percent in PERCENTILES]
+        return {**{name: top / 1e6 for name, top in zip(names, tops, strict=True)}, "max": self._largest / 1e6}
+
+    def _sort(self) -> None:
+        if not self._pending:
+            return
+        values = np.maximum(np.array(self._pending, np.int64), 1)
+        self._pending = array("q")
+        mantissas, exponents = np.frexp(values.astype(np.float64))  # value = mantissa × 2^exponent, mantissa in [½, 1)
+        buckets = (exponents - 1) * _SUB_BUCKETS + ((mantissas * 2 - 1) * _SUB_BUCKETS).astype(np.int64)
+        self._counts += np.bincount(buckets, minlength=_BUCKETS)
+        self._largest = max(self._largest, int(values.max()))
+
+
+def _bucket_top(bucket: int) -> int:
+    octave, part = divmod(bucket, _SUB_BUCKETS)
+    return int(np.ceil(2.0**octave * (1 + (part + 1) / _SUB_BUCKETS)))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one thread has done; only that thread writes, others may read `messages` at any time."""
+
+    messages: int = 0
+    times: Times = field(default_factory=Times)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When a run is over: after `count` messages or `seconds`, whichever comes first; None = no such limit."""
+
+    count: int | None = None
+    seconds: float | None = None
+
+
+class Run:
+    """A run under way, shared by its threads; it begins when it is made."""
+
+    def __init__(self, limit: Limit, stop: threading.Event, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.stop = stop
+        self.clock_ns = clock_ns
+        self.started_ns = clock_ns()
+        self._count = limit.count
+        self._end_ns = None if limit.seconds is None else self.started_ns + int(limit.seconds * 1e9)
+        self._calls = itertools.count()
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up or somebody has stopped it."""
+        return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
+
+    def take(self, messages: int = 1) -> int:
+        """How many of the next `messages` belong to the run; 0 when it is over. Each call with the same number."""
+        if self.over:
+            return 0
+        if self._count is None:
+            return messages
+        return min(messages, max(0, self._count - next(self._calls) * messages))
+
+    def left(self, done: int, most: int) -> int:
+        """How many messages, `most` at most, are missing when `done` are there."""
+        return most if self._count is None else min(most, max(0, self._count - done))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of a run. message_bytes: of all payloads together; seconds: what the rate is made from."""
+
+    scenario: str
+    messages: int
+    message_bytes: int
+    seconds: float
+    latency_ms: dict[str, float]
+
+    @property
+    def messages_per_second(self) -> float:
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.message_bytes / self.seconds if self.seconds else 0.0
+
+
+def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Times]:
+    """Run each job on a thread of its own; messages, seconds and times of all. A failure stops all and is raised.
+
+    On a terminal a line on stderr shows how far it is. `title`: what that line calls the run.
+    """
+    tallies = [Tally() for _ in jobs]
+    with ThreadPoolExecutor(len(jobs)) as pool, _progress_line(title) as show:
+        running = [pool.submit(job, tally) for job, tally in zip(jobs, tallies, strict=True)]
+        try:
+            while True:
+                done, waiting = wait(running, _SHOW_SECONDS, FIRST_EXCEPTION)
+                show(sum(tally.messages for tally in tallies), (run.clock_ns() - run.started_ns) / 1e9)
+                if not waiting or any(each.exception() for each in done):
+                    break
+        except BaseException:
+            run.stop.set()
+            raise
+        if waiting:
+            run.stop.set()
+        for each in running:
+            each.result()
+    seconds = (run.clock_ns() - run.started_ns) / 1e9
+    times = Times()
+    for tally in tallies:
+        times.merge(tally.times)
+    return sum(tally.messages for tally in tallies), seconds, times
+
+
+@contextmanager
+def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
+    """A line on stderr if that is a terminal; yields what changes it: messages and seconds since the start."""
+    if not sys.stderr.isatty():
+        yield lambda messages, seconds: None
+        return
+    last = [0, 0.0]
+
+    def show(messages: int, seconds: float) -> None:
+        now = (messages - last[0]) / max(seconds - last[1], 1e-9)
+        last[:] = messages, seconds
+        line.update(task, description=f"{title}  {seconds:,.1f} s  {messages:,} messages  {now:,.0f}/s")
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console(sys.stderr), transient=True) as line:
+        task = line.add_task(title, total=None)
+        yield show
