@@ -322,7 +322,7 @@ class Producer:
         try:
             return self._router.route(outgoing)
         except NoPartition:
-            if not self._outbox.has_sent_to(outgoing.topic):
+            if outgoing.once or not self._outbox.has_sent_to(outgoing.topic):
                 raise
         with self._cluster_changed:
             while self._is_away(outgoing) and not self._closing:
