@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 METAQ = [sys.executable, "-m", "metaq"]
 START_SECONDS = 60.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 90.0
 
 
 class Ran(NamedTuple):
@@ -27,7 +27,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = 60.0) -> Ran:
+def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Ran:
     """Run one command to its end."""
     done = subprocess.run(
         [*METAQ, *arguments], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout
@@ -75,7 +75,7 @@ def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
     return process.returncode
 
 
-def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 45.0) -> None:
     """Wait until `condition()` is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -95,7 +95,7 @@ class Up(NamedTuple):
     def env(self) -> dict[str, str]:
         return {"METAQ_ZK": self.zookeeper}
 
-    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 60.0) -> Ran:
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 120.0) -> Ran:
         """Run a command against this cluster."""
         return run(*arguments, stdin=stdin, env=self.env, timeout=timeout)
 

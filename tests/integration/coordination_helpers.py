@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError
 
 from metaq.coordination.session import ZkSession
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 SESSION_TIMEOUT = 4.0
 
 T = TypeVar("T")

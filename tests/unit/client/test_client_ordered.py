@@ -69,7 +69,7 @@ def make(cluster, tmp_path, protocol):
         producer.close()
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not become true in time"
