@@ -26,7 +26,7 @@ venv: $(STAMP) ## create .venv with metaq installed in place, and every tool the
 
 $(STAMP): pyproject.toml | python
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[spark,demo,dev]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[spark,demo,bench,dev]'
 	touch $@
 
 # mypy does not follow the hooks of an editable install, so it gets the installed layout as a tree of links, which
@@ -54,11 +54,11 @@ integration: $(STAMP) java ## integration tests only
 demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
 	$(VENV)/bin/metaq demo
 
-bench: $(STAMP) java maven ## metaq beside the Java metaq 1.4.6.2; writes bench/RESULTS.md
+bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka and RocketMQ; writes bench/RESULTS.md
 	$(VENV)/bin/python -m bench
 
 clean: ## remove everything made by the targets above
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target spark-warehouse
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse
 	find $(FORMATTED) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 python:

@@ -10,14 +10,28 @@ from typing import Any
 from .scenarios import LATENCY, MESSAGE_BYTES, Scenario
 from .systems import JAVA, MIXED, System
 
-__all__ = ["BACKLOG", "Measured", "measure_latency", "measure_rates"]
-
-BACKLOG = 400_000
-"""Messages of the backlog; fewer are consumed, since the Java broker hides what it has not flushed yet."""
-CONSUMED = BACKLOG - 2_000
+__all__ = ["Measured", "Plan", "measure_latency", "measure_rates"]
 
 PROBE = 5_000
-WARM_UP_SECONDS = 6.0
+HIDDEN = 2_000
+"""So many messages of a backlog are not consumed, since the Java broker hides what it has not flushed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long everything takes. rounds: measured, of each scenario; seconds: of a measured send run; warm_up_seconds:
+    of the unmeasured one before; backlog: messages that `consume` finds, more than HIDDEN.
+    """
+
+    rounds: int = 5
+    seconds: float = 3.0
+    warm_up_seconds: float = 6.0
+    backlog: int = 400_000
+
+    @property
+    def consumed(self) -> int:
+        return self.backlog - HIDDEN
+
 
 Log = Callable[[str], None]
 
@@ -47,30 +61,28 @@ class Measured:
         return median(ours["rate"] / theirs["rate"] for ours, theirs in pairs) if pairs else None
 
 
-def measure_rates(
-    scenarios: list[Scenario], systems: list[System], rounds: int, seconds: float, log: Log
-) -> list[Measured]:
-    """Measure every scenario; a run is sized from the warm-up to last about `seconds`."""
+def measure_rates(scenarios: list[Scenario], systems: list[System], plan: Plan, log: Log) -> list[Measured]:
+    """Measure every scenario; a run is sized from the warm-up to last about `plan.seconds`."""
     if any(scenario.name == "consume" for scenario in scenarios):
-        fill_backlogs(systems, log)
-    return [_measure(scenario, systems, rounds, seconds, log) for scenario in scenarios]
+        fill_backlogs(systems, plan.backlog, log)
+    return [_measure(scenario, systems, plan, log) for scenario in scenarios]
 
 
-def fill_backlogs(systems: list[System], log: Log) -> None:
+def fill_backlogs(systems: list[System], backlog: int, log: Log) -> None:
     """Send the messages that `consume` reads, once for each broker."""
     filled = set()
     for system in systems:
         if system.broker not in filled:
-            log(f"filling the backlog of the {system.broker} broker with {BACKLOG:,} messages")
-            system.generator.call("send_async", "backlog", 256, BACKLOG, MESSAGE_BYTES)
+            log(f"filling the backlog of the {system.broker} broker with {backlog:,} messages")
+            system.generator.call("send_async", "backlog", 256, backlog, MESSAGE_BYTES)
             filled.add(system.broker)
 
 
-def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: float, log: Log) -> Measured:
+def _measure(scenario: Scenario, systems: list[System], plan: Plan, log: Log) -> Measured:
     able = [system for system in systems if scenario.java_command is None or system.name != MIXED]
-    counts = {system.name: _warm_up(scenario, system, seconds, log) for system in able}
+    counts = {system.name: _warm_up(scenario, system, plan, log) for system in able}
     measured = Measured(scenario.name)
-    for number in range(rounds):
+    for number in range(plan.rounds):
         for system in able if number % 2 == 0 else reversed(able):
             answer = _run(scenario, system, counts[system.name], f"round-{number}")
             measured.add(system.name, answer)
@@ -78,16 +90,16 @@ def _measure(scenario: Scenario, systems: list[System], rounds: int, seconds: fl
     return measured
 
 
-def _warm_up(scenario: Scenario, system: System, seconds: float, log: Log) -> int:
+def _warm_up(scenario: Scenario, system: System, plan: Plan, log: Log) -> int:
     """Run unmeasured, long enough for a JVM to compile its hot paths; return the size of a measured run."""
     if scenario.name == "consume":
         for again in range(2):
-            _run(scenario, system, CONSUMED, f"warm-up-{again}")
-        return CONSUMED
+            _run(scenario, system, plan.consumed, f"warm-up-{again}")
+        return plan.consumed
     rate = float(_run(scenario, system, PROBE, "probe")["rate"])
-    rate = float(_run(scenario, system, _whole(rate * WARM_UP_SECONDS), "warm-up")["rate"])
+    rate = float(_run(scenario, system, _whole(rate * plan.warm_up_seconds), "warm-up")["rate"])
     log(f"{scenario.name} warm-up: {system.name} {rate:,.0f}/s")
-    return _whole(rate * seconds)
+    return _whole(rate * plan.seconds)
 
 
 def _whole(count: float) -> int:

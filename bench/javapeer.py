@@ -6,13 +6,11 @@ Maven builds tests/java once (jars from the central repository); both programs t
 from __future__ import annotations
 
 import base64
-import fcntl
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .maven import JavaUnavailable, build, java_class_path
 from .processes import Server, Worker, free_port
 from .server_ini import Topics, server_ini
 
@@ -27,36 +25,10 @@ JAVA_OPTIONS = tuple(
 )
 
 
-class JavaUnavailable(RuntimeError):
-    """No JDK, no Maven or no build; the message names the remedy."""
-
-
 def class_path() -> str:
     """The class path of the peers, built first when sources are newer. Raises JavaUnavailable."""
-    for program, package in (("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
-        if shutil.which(program) is None:
-            raise JavaUnavailable(f"the Java metaq peer needs '{program}': apt-get install {package}")
-    target = PROJECT / "target"
-    target.mkdir(exist_ok=True)
-    with (target / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
-        if not _is_built(target):
-            _build(target)
-    return f"{target / 'classes'}:{(target / 'classpath.txt').read_text().strip()}"
-
-
-def _is_built(target: Path) -> bool:
-    stamp = target / ".built"
-    sources = [PROJECT / "pom.xml", *(PROJECT / "src").rglob("*.*")]
-    return stamp.exists() and stamp.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
-
-
-def _build(target: Path) -> None:
-    command = ["mvn", "-q", "-B", "-f", str(PROJECT / "pom.xml"), "compile"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        raise JavaUnavailable(f"{' '.join(command)} failed:\n{built.stdout[-4000:]}{built.stderr[-2000:]}")
-    (target / ".built").touch()
+    build(PROJECT, "the Java metaq peer")
+    return java_class_path(PROJECT)
 
 
 def _java(main: str, *arguments: str, home: Path) -> list[str]:

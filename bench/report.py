@@ -1,21 +1,22 @@
-"""The figures as a page and as JSON: medians, ratios to the Java pair of the same run, and the bars."""
+"""The figures as a page and as JSON: medians, ratios within the rounds of the same run, and the bars."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from .compare import Measured
+from .peers import peer_versions
 from .scenarios import LATENCY, MESSAGE_BYTES, SCENARIOS, Scenario
-from .systems import JAVA, MIXED, OURS
+from .systems import JAVA, MIXED, OURS, PEERS
 
 __all__ = ["environment", "markdown", "results", "unmet_bars"]
 
-LIBRARIES = ("metaq", "twisted", "kazoo", "numpy", "simplejson", "isal")
+LIBRARIES = ("metaq", "twisted", "kazoo", "numpy", "simplejson", "isal", "kafka-python", "aiokafka", "confluent-kafka")
 
 
 def environment() -> dict[str, str]:
@@ -26,6 +27,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "java": _java(),
         "java metaq": "1.4.6.2",
+        **peer_versions(),
         **{name: version(name) for name in LIBRARIES},
     }
 
@@ -66,11 +68,26 @@ def _ratios(rates: list[Measured]) -> Iterable[tuple[Scenario, str, float, float
                 yield scenario, system, ratio, bar
 
 
+def _peer_ratios(rates: list[Measured]) -> Iterable[tuple[Scenario, str, float, float | None]]:
+    """(scenario, peer, our rate relative to it, bar) for every measured peer."""
+    for measured in rates:
+        scenario = _scenario(measured.scenario)
+        for peer in PEERS:
+            ratio = measured.ratio(OURS, peer)
+            if ratio is not None:
+                yield scenario, peer, ratio, scenario.peer_bars.get(peer)
+
+
 def unmet_bars(rates: list[Measured], latency: Measured | None) -> list[str]:
     """One line for each bar that was measured and missed."""
     missed = [
         f"{scenario.name}: {system} reaches {ratio:.2f} of Java's rate, the bar is {bar}"
         for scenario, system, ratio, bar in _ratios(rates)
+        if bar is not None and ratio < bar
+    ]
+    missed += [
+        f"{scenario.name}: {OURS} reaches {ratio:.2f} of {peer}'s rate, the bar is {bar}"
+        for scenario, peer, ratio, bar in _peer_ratios(rates)
         if bar is not None and ratio < bar
     ]
     for figure, bar in (("p50_ms", LATENCY.p50_bar_ms), ("p99_ms", LATENCY.p99_bar_ms)):
@@ -80,27 +97,31 @@ def unmet_bars(rates: list[Measured], latency: Measured | None) -> list[str]:
     return missed
 
 
-def markdown(rates: list[Measured], latency: Measured | None, rounds: int) -> str:
-    """The page bench/RESULTS.md."""
+def markdown(rates: list[Measured], latency: Measured | None, rounds: int, plots: Sequence[str] = ()) -> str:
+    """The page bench/RESULTS.md. plots: paths of the images relative to it."""
     lines = [
-        "# metaq beside the Java metaq 1.4.6.2",
+        "# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ",
         "",
-        f"Made by `make bench`: {MESSAGE_BYTES}-byte messages, one partition, asynchronous flush (1,000 messages",
-        "or 10 s) on both sides, each load generator in a process of its own, everything warmed up first; medians of",
-        f"{rounds} rounds in which the systems take turns. Rates are messages a second; in brackets the median of the",
-        "rounds' ratios to the Java broker with the Java client.",
+        f"Made by `make bench`: {MESSAGE_BYTES}-byte messages, one partition, asynchronous flush (metaq: 1,000",
+        "messages or 10 s; Kafka and RocketMQ: their default), each load generator in a process of its own, everything",
+        f"warmed up first; medians of {rounds} rounds in which the systems take turns. Rates are messages a second; in",
+        "brackets the median of the rounds' ratios, in metaq's own table to the Java broker with the Java client.",
         "",
         *(f"- {name}: {value}" for name, value in environment().items()),
         "",
     ]
     if rates:
-        lines += _rate_table(rates)
+        lines += [*_rate_table(rates), *_peer_table(rates)]
     if latency:
         lines += _latency_table(latency)
+    if plots:
+        lines += [*(f"![{Path(plot).stem}]({plot})" for plot in plots), ""]
     return "\n".join(lines)
 
 
 def _rate_table(rates: list[Measured]) -> list[str]:
+    if not any(system in measured.runs for measured in rates for system in (JAVA, OURS, MIXED)):
+        return []
     ratios = {(scenario.name, system): ratio for scenario, system, ratio, _ in _ratios(rates)}
     rows = [
         "| scenario | Java broker, Java client | our broker, our client | bar | our broker, Java client | bar |",
@@ -118,6 +139,28 @@ def _rate_table(rates: list[Measured]) -> list[str]:
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return [*rows, "", "1.x has no batches: in their rounds Java sends pipelined single messages, its fastest way.", ""]
+
+
+def _peer_table(rates: list[Measured]) -> list[str]:
+    ratios = {(scenario.name, peer): (ratio, bar) for scenario, peer, ratio, bar in _peer_ratios(rates)}
+    peers = [peer for peer in PEERS if any(peer in measured.runs for measured in rates)]
+    if not peers:
+        return []
+    rows = [
+        "Other systems; in brackets how many times their rate our broker with our client reaches, and the bar for it.",
+        "`kafka` is its Java client; the other three are Kafka's clients in Python.",
+        "",
+        f"| scenario | our broker, our client | {' | '.join(peers)} |",
+        f"|---|---:|{'---:|' * len(peers)}",
+    ]
+    for measured in rates:
+        scenario = _scenario(measured.scenario)
+        cells = [scenario.title, _figure(measured.median(OURS))]
+        for peer in peers:
+            ratio, bar = ratios.get((scenario.name, peer), (None, None))
+            cells.append(_figure(measured.median(peer), ratio) + ("" if bar is None else f" {_bar(bar)}"))
+        rows.append(f"| {' | '.join(cells)} |")
+    return [*rows, ""]
 
 
 def _figure(rate: float | None, ratio: float | None = None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["LATENCY", "MESSAGE_BYTES", "SCENARIOS", "Latency", "Scenario"]
 
@@ -15,7 +16,8 @@ class Scenario:
 
     command: words with {count}, {group} and {size} to fill in; java_command: what the Java pair does in its turns where
     its client cannot do the same (our broker is then not measured under it); own_bar: what our broker and client must
-    reach relative to the Java pair; broker_bar: the same for our broker, Java's client.
+    reach relative to the Java pair; broker_bar: the same for our broker, Java's client; peer_bars: what our broker and
+    client must reach relative to other systems, by their names in systems.PEERS.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Scenario:
     java_command: str | None = None
     own_bar: float | None = None
     broker_bar: float | None = None
+    peer_bars: Mapping[str, float] = field(default_factory=dict)
 
 
 SCENARIOS = (
@@ -33,12 +36,14 @@ SCENARIOS = (
         "send_blocking bench 1 {count} {size}",
         own_bar=0.6,
         broker_bar=0.9,
+        peer_bars={"rocketmq": 2.0},
     ),
     Scenario(
         "blocking-64",
         "64 threads, blocking sends",
         "send_blocking bench 64 {count} {size}",
         broker_bar=0.9,
+        peer_bars={"rocketmq": 2.0},
     ),
     Scenario(
         "pipelined",
@@ -46,6 +51,7 @@ SCENARIOS = (
         "send_async bench 256 {count} {size}",
         own_bar=1.0,
         broker_bar=0.9,
+        peer_bars={"rocketmq": 2.0},
     ),
     Scenario(
         "batch",
@@ -53,6 +59,7 @@ SCENARIOS = (
         "send_batch bench 500 {count} {size}",
         java_command="send_async bench 256 {count} {size}",
         own_bar=4.0,
+        peer_bars={"confluent-kafka": 2.0},
     ),
     Scenario(
         "consume",
@@ -60,6 +67,7 @@ SCENARIOS = (
         "consume backlog {group} {count} 120",
         own_bar=1.5,
         broker_bar=0.9,
+        peer_bars={"confluent-kafka": 1.2},
     ),
 )
 

@@ -4,7 +4,7 @@ import configparser
 
 import pytest
 
-from bench.compare import Measured, measure_rates
+from bench.compare import Measured, Plan, measure_rates
 from bench.report import markdown, results, unmet_bars
 from bench.scenarios import SCENARIOS
 from bench.server_ini import server_ini
@@ -72,7 +72,7 @@ def test_java_has_its_own_command_where_it_cannot_do_the_same_and_our_broker_is_
     (batch,) = [scenario for scenario in SCENARIOS if scenario.name == "batch"]
     generators = {name: Generator() for name in (JAVA, OURS, MIXED)}
     systems = [System(name, "any", generator) for name, generator in generators.items()]  # type: ignore[arg-type]
-    measure_rates([batch], systems, rounds=2, seconds=1.0, log=lambda line: None)
+    measure_rates([batch], systems, Plan(rounds=2, seconds=1.0), log=lambda line: None)
     assert len(generators[JAVA].commands) == len(generators[OURS].commands) == 4  # probe, warm-up, two rounds
     assert all(command.startswith("send_async bench 256") for command in generators[JAVA].commands)
     assert all(command.startswith("send_batch bench 500") for command in generators[OURS].commands)

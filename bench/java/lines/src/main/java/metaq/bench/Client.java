@@ -1,0 +1,35 @@
+package metaq.bench;
+
+import java.util.List;
+import java.util.Map;
+
+/** What the measurements need of a messaging system's client. Every failed send must come out as an exception. */
+public interface Client extends AutoCloseable {
+
+    /** Told once for each asynchronous send, on any thread; null means acknowledged. */
+    interface Answered {
+        void answered(Throwable failure);
+    }
+
+    /** Takes each message's data, on one or several threads. */
+    interface Received {
+        void received(byte[] data);
+    }
+
+    /** Creates topics that do not exist yet; returns when messages can be sent to them. */
+    void createTopics(Map<String, Integer> partitions) throws Exception;
+
+    /** Sends and waits for the acknowledgement. */
+    void send(String topic, byte[] data) throws Exception;
+
+    /** Sends without waiting for the acknowledgement. */
+    void send(String topic, byte[] data, Answered answered) throws Exception;
+
+    /**
+     * Sends as the system's users send in bulk, `batch` messages at a time; all are acknowledged on return.
+     */
+    void sendBatches(String topic, List<byte[]> batch, int batches) throws Exception;
+
+    /** Joins a group that begins at the earliest message; closing the result leaves it. */
+    AutoCloseable consume(String topic, String group, Received received) throws Exception;
+}

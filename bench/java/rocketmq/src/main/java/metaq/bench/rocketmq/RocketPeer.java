@@ -1,0 +1,125 @@
+package metaq.bench.rocketmq;
+
+import java.io.PrintStream;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+import metaq.bench.Client;
+import metaq.bench.Lines;
+
+/**
+ * {@code RocketPeer <name server>}: RocketMQ's Java client behind the line protocol, with its default settings but for the
+ * consumer's listener, which gets the messages of a pull at once.
+ */
+public final class RocketPeer implements Client {
+
+    /** The topic whose route tells which brokers may create others. */
+    private static final String DEFAULT_TOPIC = "TBW102";
+    /** Most messages a broker returns in one pull from memory, by its default. */
+    private static final int PULLED_AT_ONCE = 32;
+
+    private final String nameServer;
+    private final DefaultMQProducer producer = new DefaultMQProducer("bench");
+
+    private RocketPeer(final String nameServer) throws Exception {
+        this.nameServer = nameServer;
+        this.producer.setNamesrvAddr(nameServer);
+        this.producer.start();
+    }
+
+    public static void main(final String[] args) throws Exception {
+        if (args.length != 1) {
+            System.err.println("usage: RocketPeer <name server>");
+            System.exit(2);
+        }
+        final PrintStream answers = Lines.takeOutput();
+        try (RocketPeer peer = new RocketPeer(args[0])) {
+            Lines.serve(peer, answers);
+        }
+        System.exit(0); // its timers are no daemon threads
+    }
+
+    @Override
+    public void createTopics(final Map<String, Integer> partitions) throws Exception {
+        for (final Map.Entry<String, Integer> topic : partitions.entrySet()) {
+            this.producer.createTopic(DEFAULT_TOPIC, topic.getKey(), topic.getValue(), Map.of());
+        }
+    }
+
+    @Override
+    public void send(final String topic, final byte[] data) throws Exception {
+        requireStored(this.producer.send(new Message(topic, data)));
+    }
+
+    @Override
+    public void send(final String topic, final byte[] data, final Answered answered) throws Exception {
+        this.producer.send(new Message(topic, data), new SendCallback() {
+            @Override
+            public void onSuccess(final SendResult result) {
+                answered.answered(failure(result));
+            }
+
+            @Override
+            public void onException(final Throwable error) {
+                answered.answered(error);
+            }
+        });
+    }
+
+    /** Each batch is one request that is waited for. */
+    @Override
+    public void sendBatches(final String topic, final List<byte[]> batch, final int batches) throws Exception {
+        for (int i = 0; i < batches; i++) {
+            final List<Message> messages = new ArrayList<>(batch.size());
+            for (final byte[] data : batch) {
+                messages.add(new Message(topic, data));
+            }
+            requireStored(this.producer.send(messages));
+        }
+    }
+
+    @Override
+    public AutoCloseable consume(final String topic, final String group, final Received received) throws Exception {
+        final DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(this.nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeMessageBatchMaxSize(PULLED_AT_ONCE);
+        consumer.subscribe(topic, "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (final MessageExt message : messages) {
+                received.received(message.getBody());
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        return consumer::shutdown;
+    }
+
+    private static void requireStored(final SendResult result) {
+        final Throwable failure = failure(result);
+        if (failure != null) {
+            throw new IllegalStateException(failure);
+        }
+    }
+
+    private static Throwable failure(final SendResult result) {
+        return result.getSendStatus() == SendStatus.SEND_OK ? null : new IllegalStateException(result.toString());
+    }
+
+    @Override
+    public void close() {
+        this.producer.shutdown();
+    }
+}

@@ -1,0 +1,192 @@
+"""Load generators in Python for Kafka: `python -m bench.kafka_workers kafka-python|confluent-kafka <bootstrap>`.
+
+Settings are the clients' defaults, but that single sends do not linger, and that a bulk producer's batches are as large
+as the benchmark's; Kafka's default for them is 16 KiB.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from typing import Any
+
+from .loops import Client, Generator, Poll, serve
+
+__all__ = ["BULK_BATCH_BYTES", "BULK_LINGER_MS", "POLL_MESSAGES", "POLL_SECONDS"]
+
+BULK_BATCH_BYTES = 512 * 1024
+BULK_LINGER_MS = 5  # the Java client's default since Kafka 4.0
+POLL_MESSAGES = 1000
+POLL_SECONDS = 0.1
+
+
+class KafkaPython:
+    """kafka-python behind the loops."""
+
+    def __init__(self, bootstrap: str) -> None:
+        from kafka import KafkaProducer  # each client only where it is measured
+
+        self._bootstrap = bootstrap
+        self._prompt = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+        self._bulk = KafkaProducer(
+            bootstrap_servers=bootstrap, acks="all", linger_ms=BULK_LINGER_MS, batch_size=BULK_BATCH_BYTES
+        )
+
+    def send(self, topic: str, data: bytes) -> object:
+        return self._prompt.send(topic, data).get()
+
+    def send_async(self, topic: str, data: bytes) -> _KafkaFuture:
+        return _KafkaFuture(self._prompt.send(topic, data))
+
+    def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
+        """The client gathers batches itself: all are handed to it, then waited for."""
+        sent = [self._bulk.send(topic, data) for _ in range(batches) for data in payloads]
+        self._bulk.flush()
+        for future in sent:
+            future.get()
+
+    @contextmanager
+    def consume(self, topic: str, group: str) -> Iterator[Poll]:
+        from kafka import KafkaConsumer
+
+        consumer = KafkaConsumer(topic, group_id=group, bootstrap_servers=self._bootstrap, auto_offset_reset="earliest")
+
+        def poll() -> list[Any]:
+            polled = consumer.poll(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_MESSAGES)
+            return [message for messages in polled.values() for message in messages]
+
+        with closing(consumer):
+            yield poll
+
+    @staticmethod
+    def data(message: Any) -> bytes:
+        value: bytes = message.value
+        return value
+
+    def close(self) -> None:
+        self._prompt.close()
+        self._bulk.close()
+
+
+class _KafkaFuture:
+    """kafka-python's future under the name that concurrent.futures gives its method."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, future: Any) -> None:
+        self.result = future.get
+
+
+class ConfluentKafka:
+    """confluent-kafka behind the loops; a thread of its own calls the acknowledgements' callbacks."""
+
+    def __init__(self, bootstrap: str) -> None:
+        from confluent_kafka import Producer
+
+        self._bootstrap = bootstrap
+        self._prompt = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+        self._bulk = Producer(
+            {"bootstrap.servers": bootstrap, "linger.ms": BULK_LINGER_MS, "batch.size": BULK_BATCH_BYTES}
+        )
+        self._closed = threading.Event()
+        self._poller = threading.Thread(target=self._call_back, name="callbacks", daemon=True)
+        self._poller.start()
+
+    def _call_back(self) -> None:
+        while not self._closed.is_set():
+            self._prompt.poll(POLL_SECONDS)
+
+    def send(self, topic: str, data: bytes) -> object:
+        return self.send_async(topic, data).result()
+
+    def send_async(self, topic: str, data: bytes) -> Future[None]:
+        future: Future[None] = Future()
+        self._prompt.produce(topic, data, on_delivery=_end(future))
+        return future
+
+    def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
+        """The client gathers batches itself: all are handed to it as its queue takes them, then waited for."""
+        failed: list[Any] = []
+
+        def delivered(error: Any, _message: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
+        for _ in range(batches):
+            for data in payloads:
+                while True:
+                    try:
+                        self._bulk.produce(topic, data, on_delivery=delivered)
+                        break
+                    except BufferError:  # its queue is full: wait for acknowledgements, as its documentation says
+                        self._bulk.poll(POLL_SECONDS)
+            self._bulk.poll(0)
+        left = self._bulk.flush(60)
+        if failed or left:
+            raise RuntimeError(f"{len(failed)} sends failed, {left} have no answer: {failed[:1]}")
+
+    @contextmanager
+    def consume(self, topic: str, group: str) -> Iterator[Poll]:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
+        consumer.subscribe([topic])
+
+        def poll() -> list[Any]:
+            messages: list[Any] = consumer.consume(POLL_MESSAGES, POLL_SECONDS)
+            _refuse_errors(messages)
+            return messages
+
+        def poll_promptly() -> list[Any]:
+            # consume() waits for all it may return; behind the first message nothing is waited for
+            first = consumer.poll(POLL_SECONDS)
+            messages = [] if first is None else [first, *consumer.consume(POLL_MESSAGES, 0)]
+            _refuse_errors(messages)
+            return messages
+
+        with closing(consumer):
+            yield poll_promptly if topic.startswith("latency") else poll
+
+    @staticmethod
+    def data(message: Any) -> bytes:
+        value: bytes = message.value()
+        return value
+
+    def close(self) -> None:
+        self._closed.set()
+        self._poller.join()
+        self._prompt.flush(60)
+
+
+def _refuse_errors(messages: list[Any]) -> None:
+    for message in messages:
+        if message.error() is not None:
+            raise RuntimeError(str(message.error()))
+
+
+def _end(future: Future[None]) -> Callable[[Any, Any], None]:
+    def delivered(error: Any, _message: Any) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(RuntimeError(str(error)))
+
+    return delivered
+
+
+CLIENTS: dict[str, Callable[[str], Client]] = {"kafka-python": KafkaPython, "confluent-kafka": ConfluentKafka}
+
+
+def main() -> None:
+    """Answer standard input's lines until it ends."""
+    if len(sys.argv) != 3 or sys.argv[1] not in CLIENTS:
+        sys.exit(f"usage: python -m bench.kafka_workers {'|'.join(CLIENTS)} <bootstrap server>")
+    with closing(CLIENTS[sys.argv[1]](sys.argv[2])) as client:
+        serve(Generator(client))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The measuring loops of all load generators in Python, and the line protocol that drives them.
+
+Commands come from standard input, one a line, and each is answered with one line of JSON. Sizes are bytes of a
+message's data, timeouts seconds. Any failed send fails the command.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+__all__ = [
+    "LATENCY_TIMEOUT_SECONDS",
+    "STAMP",
+    "Answer",
+    "Client",
+    "Commands",
+    "Generator",
+    "percentiles",
+    "rate",
+    "serve",
+]
+
+Answer = dict[str, Any]
+Poll = Callable[[], Sequence[Any]]
+"""Returns the next messages as the client's users get them, none if there are none for a while."""
+
+LATENCY_TIMEOUT_SECONDS = 60.0
+STAMP = struct.Struct(">iq")  # number of the message, monotonic nanoseconds of its send call
+
+
+class Sent(Protocol):
+    """A message under way."""
+
+    def result(self) -> object:
+        """Wait for the acknowledgement; raises what went wrong."""
+        ...
+
+
+class Client(Protocol):
+    """What the loops need of a messaging system's client; all but close() may be called on several threads."""
+
+    def send(self, topic: str, data: bytes) -> object:
+        """Send and wait for the acknowledgement."""
+        ...
+
+    def send_async(self, topic: str, data: bytes) -> Sent:
+        """Send without waiting."""
+        ...
+
+    def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
+        """Send `payloads` so many times in the system's own way for bulk; all are acknowledged on return."""
+        ...
+
+    def consume(self, topic: str, group: str) -> AbstractContextManager[Poll]:
+        """A member of a group that begins at the earliest message."""
+        ...
+
+    def data(self, message: Any) -> bytes:
+        """The payload of what the member polled."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Commands(Protocol):
+    """The commands, all with positional arguments; numbers are int."""
+
+    def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer: ...
+    def send_async(self, topic: str, window: int, count: int, size: int) -> Answer: ...
+    def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer: ...
+    def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer: ...
+    def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer: ...
+
+
+def rate(count: int, nanoseconds: int) -> Answer:
+    """How a measured number of messages is reported."""
+    return {"count": count, "seconds": nanoseconds / 1e9, "rate": count * 1e9 / nanoseconds}
+
+
+def percentiles(nanoseconds: Sequence[int]) -> Answer:
+    """How measured latencies are reported."""
+    ordered, count = sorted(nanoseconds), len(nanoseconds)
+    return {
+        "count": count,
+        "p50_ms": ordered[count // 2] / 1e6,
+        "p99_ms": ordered[count * 99 // 100] / 1e6,
+        "max_ms": ordered[-1] / 1e6,
+    }
+
+
+class Generator:
+    """The commands for a client with threads: one client for all of them, a new consumer for each that receives."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
+        """Every thread waits for each of its sends."""
+        data = bytes(size)
+        numbers = itertools.count()
+        send = self._client.send
+
+        def sender() -> None:
+            while next(numbers) < count:
+                send(topic, data)
+
+        start = time.perf_counter_ns()
+        with ThreadPoolExecutor(threads) as pool:
+            running = [pool.submit(sender) for _ in range(threads)]
+        elapsed = time.perf_counter_ns() - start
+        for each in running:
+            each.result()
+        return rate(count, elapsed)
+
+    def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
+        """One thread, at most `window` sends without an answer."""
+        data = bytes(size)
+        send = self._client.send_async
+        unanswered: deque[Sent] = deque()
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            if len(unanswered) == window:
+                unanswered.popleft().result()
+            unanswered.append(send(topic, data))
+        for future in unanswered:
+            future.result()
+        return rate(count, time.perf_counter_ns() - start)
+
+    def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer:
+        """One thread, `batch` messages at a time."""
+        payloads = [bytes(size)] * batch
+        start = time.perf_counter_ns()
+        self._client.send_batches(topic, payloads, count // batch)
+        return rate(count // batch * batch, time.perf_counter_ns() - start)
+
+    def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
+        """The rate from the first messages to the last; joining the group is not measured."""
+        deadline = time.monotonic() + timeout
+        with self._client.consume(topic, group) as poll:
+            first = seen = 0
+            start = time.perf_counter_ns()
+            while seen < count:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"received {seen} of {count} in {timeout} s")
+                seen += len(poll())
+                if seen and not first:
+                    first, start = seen, time.perf_counter_ns()
+            return rate(seen - first, time.perf_counter_ns() - start)
+
+    def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
+        """From the send call to the poll that returns the message, both here; percentiles of the last `count` in ms."""
+        nanoseconds = [0] * (warm_up + count)
+        with self._client.consume(topic, group) as poll, ThreadPoolExecutor(1) as pool:
+            receiving = pool.submit(_receive_stamps, poll, self._client.data, nanoseconds)
+            self._send_stamps(topic, per_second, warm_up + count, size)
+            receiving.result()
+        return percentiles(nanoseconds[warm_up:])
+
+    def _send_stamps(self, topic: str, per_second: int, count: int, size: int) -> None:
+        padding = bytes(size - STAMP.size)
+        unanswered: deque[Sent] = deque()
+        start = time.perf_counter_ns()
+        for number in range(count):
+            early = start + number * 1_000_000_000 // per_second - time.perf_counter_ns()
+            if early > 0:
+                time.sleep(early / 1e9)
+            stamp = STAMP.pack(number, time.perf_counter_ns())
+            unanswered.append(self._client.send_async(topic, stamp + padding))
+        for future in unanswered:
+            future.result()
+
+
+def _receive_stamps(poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int]) -> None:
+    deadline = time.monotonic() + LATENCY_TIMEOUT_SECONDS
+    missing = len(nanoseconds)
+    while missing:
+        messages = poll()
+        now = time.perf_counter_ns()
+        for message in messages:
+            number, sent = STAMP.unpack_from(data(message))
+            nanoseconds[number] = now - sent
+        missing -= len(messages)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{missing} messages missing after {LATENCY_TIMEOUT_SECONDS:.0f} s")
+
+
+def answer(commands: Commands, line: str) -> Answer:
+    """Run one line's command; its numbers are passed as int. A failure is an answer with the key "error"."""
+    name, *words = line.split()
+    known: dict[str, Callable[..., Answer]] = {
+        command.__name__: command
+        for command in (
+            commands.send_blocking,
+            commands.send_async,
+            commands.send_batch,
+            commands.consume,
+            commands.latency,
+        )
+    }
+    if name not in known:
+        return {"error": f"unknown command {name!r}, known are {sorted(known)}"}
+    try:
+        return known[name](*(int(word) if word.isdigit() else word for word in words))
+    except Exception as error:  # the driver decides what a failed command means; it gets the type and the text
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def serve(commands: Commands) -> None:
+    """Answer standard input's lines until it ends."""
+    for line in sys.stdin:
+        print(json.dumps(answer(commands, line)), flush=True)

@@ -1,0 +1,154 @@
+"""Apache Kafka (one KRaft node) and RocketMQ (name server and broker), with their Java clients, as processes.
+
+Maven builds bench/java once; servers run straight from its class paths, with asynchronous flush, their default, and the
+heap that Kafka's own start script gives a broker.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from xml.etree import ElementTree
+
+from .javapeer import JAVA_OPTIONS
+from .maven import build, java_class_path
+from .processes import ProcessFailed, Server, Worker, free_port
+
+__all__ = [
+    "kafka_client",
+    "kafka_properties",
+    "peer_versions",
+    "rocketmq_client",
+    "rocketmq_properties",
+    "start_kafka",
+    "start_rocketmq",
+]
+
+PROJECT = Path(__file__).resolve().parent / "java"
+HEAP = ("-Xms1G", "-Xmx1G")
+
+
+def peer_versions() -> dict[str, str]:
+    """`kafka` and `rocketmq`, as bench/java/pom.xml has them."""
+    space = {"m": "http://maven.apache.org/POM/4.0.0"}
+    properties = ElementTree.parse(PROJECT / "pom.xml").find("m:properties", space)
+    assert properties is not None
+    return {name: properties.findtext(f"m:{name}.version", namespaces=space) or "" for name in ("kafka", "rocketmq")}
+
+
+def _java(module: str, main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    build(PROJECT, "the benchmark's peers")
+    return ["java", *JAVA_OPTIONS, *options, "-cp", java_class_path(PROJECT / module), main, *arguments]
+
+
+def _properties(pairs: Mapping[str, object]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in pairs.items())
+
+
+# --- Kafka ----------------------------------------------------------------------------------------------------------
+
+
+def kafka_properties(port: int, controller_port: int, data: Path) -> str:
+    """server.properties of one node that is broker and controller; what is not named has Kafka's default."""
+    return _properties(
+        {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": data,
+            # there is one node for them
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            # a group of one member need not wait 3 s for others
+            "group.initial.rebalance.delay.ms": 0,
+            "auto.create.topics.enable": "false",
+        }
+    )
+
+
+def start_kafka(directory: Path, topics: Mapping[str, int], stack: ExitStack) -> str:
+    """Format the storage, start the node, create the topics; the bootstrap address."""
+    port, config = free_port(), directory / "server.properties"
+    config.write_text(kafka_properties(port, free_port(), directory / "data"))
+    cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    log = directory / "format.log"
+    # a leading dash would be taken for an option
+    command = _java("kafka", "kafka.tools.StorageTool", "format", f"--cluster-id=A{cluster[1:]}", "-c", str(config))
+    with log.open("wb") as output:
+        formatted = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if formatted.returncode:
+        raise ProcessFailed("formatting Kafka's storage failed", log)
+    server = _java("kafka", "kafka.Kafka", str(config), options=HEAP)
+    stack.enter_context(Server(server, directory / "broker.log", "Kafka Server started", directory))
+    address = f"127.0.0.1:{port}"
+    with kafka_client(address, directory / "topics.log") as client:
+        _create_topics(client, topics)
+    return address
+
+
+def kafka_client(address: str, log: Path) -> Worker:
+    """Kafka's Java client behind the line protocol."""
+    return Worker(_java("kafka", "metaq.bench.kafka.KafkaPeer", address), log, log.parent)
+
+
+def _create_topics(client: Worker, topics: Mapping[str, int]) -> None:
+    client.call("create_topics", *(f"{name}:{partitions}" for name, partitions in topics.items()))
+
+
+# --- RocketMQ -------------------------------------------------------------------------------------------------------
+
+
+def rocketmq_properties(name_server: str, port: int, data: Path) -> str:
+    """broker.conf of one master; what is not named has RocketMQ's default."""
+    return _properties(
+        {
+            # both names become topics of the system, so they must not be those of the benchmark
+            "brokerClusterName": "peers",
+            "brokerName": "peer",
+            "brokerId": 0,
+            "brokerIP1": "127.0.0.1",
+            "namesrvAddr": name_server,
+            "listenPort": port,
+            "haListenPort": free_port(),
+            "storePathRootDir": data,
+            "storePathCommitLog": data / "commitlog",
+            # the default refuses what waited 200 ms, as it does while the JVM is cold; here every send must succeed
+            "waitTimeMillsInSendQueue": 10_000,
+            "flushDiskType": "ASYNC_FLUSH",
+            "brokerRole": "ASYNC_MASTER",
+        }
+    )
+
+
+def start_rocketmq(directory: Path, topics: Mapping[str, int], stack: ExitStack) -> str:
+    """Start name server and broker, create the topics; the name server's address."""
+    name_port, broker_port = free_port(), free_port()
+    address = f"127.0.0.1:{name_port}"
+    home = (f"-Drocketmq.home.dir={directory}", f"-Duser.home={directory}", *HEAP)
+    name_config, broker_config = directory / "namesrv.conf", directory / "broker.conf"
+    name_config.write_text(_properties({"listenPort": name_port}))
+    broker_config.write_text(rocketmq_properties(address, broker_port, directory / "data"))
+    name_server = _java("rocketmq", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(name_config), options=home)
+    stack.enter_context(Server(name_server, directory / "namesrv.log", "boot success", directory))
+    broker = _java("rocketmq", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker_config), options=home)
+    stack.enter_context(Server(broker, directory / "broker.log", "boot success", directory))
+    with rocketmq_client(address, directory / "topics.log") as client:
+        _create_topics(client, topics)
+    return address
+
+
+def rocketmq_client(address: str, log: Path) -> Worker:
+    """RocketMQ's Java client behind the line protocol."""
+    home = (f"-Duser.home={log.parent}",)
+    return Worker(_java("rocketmq", "metaq.bench.rocketmq.RocketPeer", address, options=home), log, log.parent)
