@@ -10,6 +10,7 @@ from .compare import Measured
 __all__ = ["write_plots"]
 
 LATENCY_FIGURES = ("p50_ms", "p99_ms")
+LEAST_MS = 0.1
 WIDTH_INCHES, BAR_INCHES, MARGIN_INCHES = 8.0, 0.45, 1.2
 
 
@@ -38,6 +39,7 @@ def _write(measured: Measured, path: Path) -> Path:
     axes.invert_yaxis()
     if measured.scenario == "latency":
         axes.set_xscale("log")
+        axes.set_xlim(left=LEAST_MS)  # bars on a logarithmic scale need a beginning in common
     axes.set_xlabel("ms" if measured.scenario == "latency" else "messages/s")
     axes.set_title(measured.scenario)
     figure.savefig(path)
