@@ -61,6 +61,7 @@ from .handlers.lookup import (
     answer_heartbeat,
     answer_max_offset,
     answer_min_offset,
+    answer_search_by_count,
     answer_search_by_time,
 )
 from .handlers.offset import answer_offset
@@ -110,6 +111,7 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.MIN_OFFSET: answer_min_offset,
     RequestCode.MAX_OFFSET: answer_max_offset,
     RequestCode.SEARCH_OFFSET_BY_TIME: answer_search_by_time,
+    RequestCode.SEARCH_OFFSET_BY_COUNT: answer_search_by_count,
     RequestCode.MESSAGE_COUNTS: answer_counts,
     RequestCode.HEARTBEAT: answer_heartbeat,
     RequestCode.STATS: answer_stats_frame,

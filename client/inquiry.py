@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -20,8 +20,10 @@ from metaq.protocol.remoting import (
     OffsetReply,
     PullReply,
     PullRequest,
+    SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
+    decode_runs,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_stats
@@ -30,7 +32,18 @@ from .connection import Build, Endpoint, Reply
 from .replies import frame_error, is_success, text_error
 from .values import TopicPartition
 
-__all__ = ["Asked", "Bounds", "messages_before", "offset_at_time", "partition_bounds", "read_bytes", "read_stats"]
+__all__ = [
+    "Asked",
+    "Bounds",
+    "Pulled",
+    "messages_before",
+    "offset_after",
+    "offset_at_time",
+    "partition_bounds",
+    "pull",
+    "read_bytes",
+    "read_stats",
+]
 
 READER_GROUP = "Just_for_Browser"
 """The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
@@ -85,6 +98,55 @@ def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, t
     return OffsetReply.from_ext(frame.ext).offset
 
 
+def offset_after(
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    messages: int = INT64_MAX,
+    max_bytes: int = INT64_MAX,
+    timeout: float | None = None,
+) -> int:
+    """Where at most `messages` whole messages of at most `max_bytes` bytes lead from `offset`, where one begins.
+
+    Raises RequestRefused if the broker has no index by count (Java).
+    """
+    if not connection.speaks_frames:
+        raise RequestRefused(Status.BAD_REQUEST, f"{connection.endpoint} has no index by count (metaq 1.x)")
+    request = SearchByCountRequest(partition.topic, partition.partition, offset, messages, max_bytes)
+    frame = _ask(connection, RequestCode.SEARCH_OFFSET_BY_COUNT, request.to_ext(), partition, timeout)
+    return OffsetReply.from_ext(frame.ext).offset
+
+
+class Pulled(NamedTuple):
+    """Runs of adjacent stored records, each with its byte offset, and where to go on; the text protocol does not say."""
+
+    runs: list[tuple[int, memoryview]]
+    next_offset: int | None
+
+
+def pull(
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    tags: tuple[str, ...] = (),
+    timeout: float | None = None,
+) -> Pulled:
+    """Stored records from byte `offset` on, only those with one of `tags` (a few others may be among them) if there are
+    any; the text protocol has no such filter and gives all. Without runs: none is there before next_offset.
+
+    Raises as `read_bytes`.
+    """
+    if not connection.speaks_frames:
+        data = _get(connection, partition, offset, max_bytes, timeout)
+        return Pulled([(offset, data)] if data else [], None if data else offset)
+    frame = _pull(connection, partition, offset, max_bytes, timeout, tags)
+    reply = PullReply.from_ext(frame.ext)
+    if reply.runs:
+        return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
+    return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
+
+
 def read_bytes(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
@@ -94,7 +156,7 @@ def read_bytes(
     that no message begins at `offset` (a Java broker does not look).
     """
     if connection.speaks_frames:
-        return _pull(connection, partition, offset, max_bytes, timeout)
+        return _pull(connection, partition, offset, max_bytes, timeout).body
     return _get(connection, partition, offset, max_bytes, timeout)
 
 
@@ -136,9 +198,14 @@ def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: 
 
 
 def _pull(
-    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
-) -> memoryview:
-    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    timeout: float | None,
+    tags: tuple[str, ...] = (),
+) -> Frame:
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags)
     accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
     frame = _ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -147,7 +214,7 @@ def _pull(
             where = f"topic {partition.topic}, partition {partition}"
             raise CorruptRecord(where, offset, f"no message begins there, one does at {moved.next_offset}")
         raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
-    return frame.body
+    return frame
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ __all__ = [
     "PartitionRequest",
     "PullReply",
     "PullRequest",
+    "SearchByCountRequest",
     "SearchByTimeRequest",
     "SendBatchRequest",
     "SendReply",
@@ -310,8 +311,40 @@ class SearchByTimeRequest(NamedTuple):
         )
 
 
+class SearchByCountRequest(NamedTuple):
+    """SEARCH_OFFSET_BY_COUNT: where one gets from `offset` by at most so many whole messages and so many bytes.
+
+    messages and max_bytes: 0 … 2**63-1; `offset` is where a message begins.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    messages: int
+    max_bytes: int
+
+    def to_ext(self) -> dict[str, str | int]:
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "messages": self.messages,
+            "maxBytes": self.max_bytes,
+        }
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        return cls(
+            _text(ext, "topic"),
+            _int(ext, "partition", 0, INT32_MAX),
+            _int(ext, "offset", 0, INT64_MAX),
+            _int(ext, "messages", 0, INT64_MAX, INT64_MAX),
+            _int(ext, "maxBytes", 0, INT64_MAX, INT64_MAX),
+        )
+
+
 class OffsetReply(NamedTuple):
-    """Answer to MAX_OFFSET, MIN_OFFSET and SEARCH_OFFSET_BY_TIME: a byte offset."""
+    """Answer to MAX_OFFSET, MIN_OFFSET and the searches by time and by count: a byte offset."""
 
     offset: int
 

@@ -35,6 +35,7 @@ class RequestCode(IntEnum):
     SEND_BATCH = 320
     MESSAGE_COUNTS = 1001
     STATS = 1002
+    SEARCH_OFFSET_BY_COUNT = 1003
     TRANSACTION = 1010
     # for operators only: broker/handlers/admin.py says from where
     RELOAD_CONFIG = 1020

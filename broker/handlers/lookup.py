@@ -1,4 +1,4 @@
-"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, SEARCH_OFFSET_BY_TIME, MESSAGE_COUNTS; and HEARTBEAT.
+"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, SEARCH_OFFSET_BY_TIME and _BY_COUNT, MESSAGE_COUNTS; and HEARTBEAT.
 
 A configured partition without data is one that begins and ends at 0.
 """
@@ -11,13 +11,21 @@ from metaq.protocol.remoting import (
     MessageCountsRequest,
     OffsetReply,
     PartitionRequest,
+    SearchByCountRequest,
     SearchByTimeRequest,
 )
 
 from ..answers import answer_frame
 from ..broker import Broker
 
-__all__ = ["answer_counts", "answer_heartbeat", "answer_max_offset", "answer_min_offset", "answer_search_by_time"]
+__all__ = [
+    "answer_counts",
+    "answer_heartbeat",
+    "answer_max_offset",
+    "answer_min_offset",
+    "answer_search_by_count",
+    "answer_search_by_time",
+]
 
 
 def answer_min_offset(broker: Broker, frame: Frame) -> bytes:
@@ -36,6 +44,13 @@ def answer_search_by_time(broker: Broker, frame: Frame) -> bytes:
     request = SearchByTimeRequest.from_ext(frame.ext)
     log = broker.partitions.find(request.topic, request.partition)
     return _offset(broker, frame, request.topic, 0 if log is None else log.offset_at_time(request.time_ms))
+
+
+def answer_search_by_count(broker: Broker, frame: Frame) -> bytes:
+    request = SearchByCountRequest.from_ext(frame.ext)
+    log = broker.partitions.find(request.topic, request.partition)
+    offset = 0 if log is None else log.offset_after(request.offset, request.messages, request.max_bytes)
+    return _offset(broker, frame, request.topic, offset)
 
 
 def _offset(broker: Broker, frame: Frame, topic: str, offset: int) -> bytes:

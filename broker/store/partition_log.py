@@ -420,6 +420,20 @@ class PartitionLog:
         index = self._segments[number].index
         return self._bases[number] - self._removed + (0 if index is None else index.ending_by(offset))
 
+    def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
+        """How far at most `messages` whole messages and `max_bytes` bytes lead from where a message begins: byte offset
+        of the next one, visible_end at most. A segment whose index is being rebuilt is taken whole.
+        """
+        number = min(self.count_before(offset) + messages, self.count_before(offset + max_bytes))
+        if number >= self.message_count:
+            return self.visible_end
+        absolute = number + self._removed
+        place = bisect_right(self._bases, absolute) - 1
+        index = self._segments[place].index
+        if index is None:
+            return self._starts[place + 1] if place + 1 < len(self._starts) else self.visible_end
+        return index.unit(absolute - self._bases[place])[0]
+
     def offset_at_time(self, time_ms: int) -> int:
         """Byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if none is.
 

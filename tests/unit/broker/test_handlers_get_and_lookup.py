@@ -9,6 +9,7 @@ from metaq.protocol.remoting import (
     MessageCountsRequest,
     OffsetReply,
     PartitionRequest,
+    SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
 )
@@ -66,6 +67,24 @@ def test_bounds_counts_and_times_of_a_partition(peer, harness):
         assert offset(peer, RequestCode.SEARCH_OFFSET_BY_TIME, SearchByTimeRequest("t", 0, time_ms)) == expected
     counts = ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, 60))
     assert MessageCountsReply.from_ext(counts.ext) == MessageCountsReply(4, 2, 0, 100)
+
+
+def test_so_many_messages_and_bytes_lead_to_where_a_message_begins(peer):
+    for _ in range(4):
+        peer.ask(put("t", 0))
+    for start, messages, max_bytes, expected in (
+        (0, 2, 1000, 50),
+        (25, 2, 1000, 75),
+        (25, 9, 1000, 100),
+        (0, 9, 74, 50),
+        (0, 9, 75, 75),
+        (0, 9, 24, 0),
+        (50, 0, 1000, 50),
+        (100, 1, 1000, 100),
+    ):
+        asked = SearchByCountRequest("t", 0, start, messages, max_bytes)
+        assert offset(peer, RequestCode.SEARCH_OFFSET_BY_COUNT, asked) == expected
+    assert offset(peer, RequestCode.SEARCH_OFFSET_BY_COUNT, SearchByCountRequest("t", 2, 0, 1, 1)) == 0
 
 
 def test_a_partition_without_data_begins_and_ends_at_0(peer):
