@@ -17,6 +17,7 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint
+from .consumer.group_member import source_of
 from .pool import ConnectionPool
 from .values import TopicPartition
 
@@ -97,6 +98,23 @@ class Cluster:
     def connection(self, broker_id: int) -> Connection:
         """A connection to the master of `broker_id`. Raises BrokerUnavailable."""
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def readable(self, topic: str) -> list[TopicPartition]:
+        """Partitions of `topic` that live brokers, masters or slaves, give to readers; ordered numerically."""
+        found = self.view.topic_partitions(topic, publish=False)
+        return [TopicPartition(topic, broker, number) for broker, number in found]
+
+    def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Endpoint]:
+        """Where each partition is read now: its broker's master, else a slave; those without either are left out."""
+        brokers = self.view.brokers()
+        found = {each: source_of(brokers, each) for each in partitions}
+        return {each: endpoint for each, endpoint in found.items() if endpoint is not None}
+
+    def connect(self, endpoint: Endpoint) -> Connection:
+        """A connection to the broker that listens there. Raises BrokerUnavailable."""
+        return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def offset_after(
 
 
 class Pulled(NamedTuple):
-    """Runs of adjacent stored records, each with its byte offset, and where to go on; the text protocol does not say."""
+    """Runs of adjacent stored records, each with its byte offset, and where to go on; None in the text protocol."""
 
     runs: list[tuple[int, memoryview]]
     next_offset: int | None

@@ -1,32 +1,141 @@
-"""What the driver asks the cluster once per query: which partitions there are, and what they hold now."""
+"""What the driver asks the cluster: which partitions there are, what they hold now, and where to cut them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+
 from metaq.client.cluster import Cluster
 from metaq.client.config import check_protocol
-from metaq.client.inquiry import partition_bounds
+from metaq.client.connection import Connection, Endpoint
+from metaq.client.inquiry import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.protocol.errors import NoPartition
+from metaq.protocol.limits import INT64_MAX
 
-from .offsets import OffsetRange, PartitionState, plan_ranges
-from .options import ReadOptions, WriteOptions
+from .offsets import OffsetRange, PartitionState, cut, narrow, parts_of, plan_ranges, time_wanted
+from .options import WriteOptions
+from .pushdown import Pushed
+from .read_options import ReadOptions
 
-__all__ = ["check_published", "plan_query"]
+__all__ = ["check_published", "look", "open_cluster", "plan_query", "selected", "split"]
 
 
-def plan_query(options: ReadOptions) -> list[OffsetRange]:
-    """The ranges of a batch query; their ends are those of this moment.
-
-    Raises CoordinationUnavailable, NoPartition for a topic that no live broker has, BrokerUnavailable, and what
-    plan_ranges raises.
-    """
+def open_cluster(options: ReadOptions) -> Cluster:
+    """Raises CoordinationUnavailable."""
     protocol = check_protocol(options.protocol)
-    with Cluster(options.zookeeper, root=options.root, protocol=protocol) as cluster:
-        states = [
-            _state(cluster, partition, options.group)
-            for topic in options.topics
-            for partition in cluster.partitions(topic)
-        ]
-    return plan_ranges(options, states)
+    return Cluster(options.zookeeper, root=options.root, protocol=protocol, config=options.connection)
+
+
+def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
+    """The ranges of a batch query, cut as the options say; their ends are those of this moment.
+
+    Raises CoordinationUnavailable, NoPartition for a topic or partition that no live broker has, BrokerUnavailable,
+    RequestRefused where a Java broker cannot look up a time or a count, and what plan_ranges raises.
+    """
+    with open_cluster(options) as cluster:
+        states = look(cluster, options, selected(cluster, options))
+        ranges = [_push(cluster, found, pushed) for found in plan_ranges(options, states) if pushed.wants(found.id)]
+        ranges = [] if pushed.nothing else [found for found in ranges if found.start < found.end]
+        return split(cluster, options, ranges)
+
+
+def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
+    """The partitions that subscribe, subscribePattern or assign name now. Raises NoPartition, CoordinationUnavailable.
+
+    No topic that matches a pattern is no error, as in the Kafka source.
+    """
+    if options.pattern is not None:
+        topics = [topic for topic in cluster.view.topics() if re.fullmatch(options.pattern, topic)]
+        return [partition for topic in topics for partition in cluster.readable(topic)]
+    if options.assigned:
+        topics = sorted({each.topic for each in options.assigned})
+        there = [partition for topic in topics for partition in _readable(cluster, topic)]
+        for each in options.assigned:
+            if each not in there:
+                raise NoPartition(f"assign: there is no partition {each.topic} {each}: choose from {_listed(there)}")
+        return sorted(options.assigned)
+    return [partition for topic in options.topics for partition in _readable(cluster, topic)]
+
+
+def _readable(cluster: Cluster, topic: str) -> list[TopicPartition]:
+    found = cluster.readable(topic)
+    if not found:
+        raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+    return found
+
+
+def _listed(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(f"{each.topic} {each}" for each in partitions)
+
+
+def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
+    """What each partition holds now. Raises BrokerUnavailable, RequestRefused (a time, asked of a Java broker)."""
+    sources = cluster.sources(partitions)
+    for each in partitions:
+        if each not in sources:
+            raise NoPartition(f"{each.topic} {each} has no live broker any more: try again")
+    group = options.group if options.starting == "committed" else None
+    offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
+    return [
+        _state(cluster.connect(sources[each]), sources[each], each, options, offset.offset if offset else None)
+        for each, offset in zip(partitions, offsets, strict=True)
+    ]
+
+
+def _state(
+    connection: Connection, endpoint: Endpoint, partition: TopicPartition, options: ReadOptions, committed: int | None
+) -> PartitionState:
+    bounds = partition_bounds(connection, partition)
+    times = (time_wanted(options.starting, partition), time_wanted(options.ending, partition))
+    starting, ending = (None if time is None else offset_at_time(connection, partition, time) for time in times)
+    return PartitionState(partition, endpoint, bounds.first, bounds.end, committed, starting, ending)
+
+
+def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
+    """`found` without what filters on offset and timestamp exclude."""
+    connection = cluster.connect(found.endpoint)
+    if connection.speaks_frames:  # a Java broker has no times, and its messages none to compare
+        for low, high in ((pushed.min_time_ms, None), (None, pushed.max_time_ms)):
+            start = None if low is None else offset_at_time(connection, found.id, max(0, low))
+            end = None if high is None else offset_at_time(connection, found.id, max(0, high))
+            found = narrow(found, start, end)
+        if pushed.min_offset is not None and found.start < pushed.min_offset:
+            skipped = pushed.min_offset - found.start
+            found = narrow(found, offset_after(connection, found.id, found.start, max_bytes=skipped), None)
+    return narrow(found, None, pushed.max_offset)
+
+
+def split(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """Cut `ranges` at message boundaries as minPartitions and maxRecordsPerPartition say.
+
+    Raises RequestRefused where a range that must be cut is a Java broker's, which has no index by count.
+    """
+    parts: list[OffsetRange] = []
+    for whole, count in zip(ranges, parts_of(ranges, options.min_partitions), strict=True):
+        boundaries: set[int] = set()
+        after = _boundary(cluster.connect(whole.endpoint), whole.id)
+        size = whole.end - whole.start
+        boundaries.update(after(whole.start, INT64_MAX, size * number // count) for number in range(1, count))
+        if options.max_records is not None:
+            for piece in cut(whole, boundaries):
+                boundaries.update(_every(piece, options.max_records, after))
+        parts += cut(whole, boundaries)
+    return parts
+
+
+def _boundary(connection: Connection, partition: TopicPartition) -> Callable[[int, int, int], int]:
+    return lambda offset, messages, max_bytes: offset_after(connection, partition, offset, messages, max_bytes)
+
+
+def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], int]) -> list[int]:
+    """The boundaries behind each `messages` messages of `piece`."""
+    found: list[int] = []
+    offset = after(piece.start, messages, INT64_MAX)
+    while offset < piece.end:
+        found.append(offset)
+        offset = after(offset, messages, INT64_MAX)
+    return found
 
 
 def check_published(options: WriteOptions) -> None:
@@ -38,12 +147,3 @@ def check_published(options: WriteOptions) -> None:
         protocol = check_protocol(options.protocol)
         with Cluster(options.zookeeper, root=options.root, protocol=protocol) as cluster:
             cluster.partitions(options.topic)
-
-
-def _state(cluster: Cluster, partition: TopicPartition, group: str | None) -> PartitionState:
-    bounds = partition_bounds(cluster.connection(partition.broker), partition)
-    endpoint = cluster.endpoint(partition.broker)
-    offset = cluster.committed(group, partition) if group else None
-    return PartitionState(
-        partition, endpoint.host, endpoint.port, bounds.first, bounds.end, offset.offset if offset else None
-    )

@@ -29,7 +29,7 @@ from metaq.protocol.record import (
     payload_start,
 )
 
-from .schema import ARROW_SCHEMA
+from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS
 
 __all__ = ["RecordBlock"]
 
@@ -94,8 +94,8 @@ class RecordBlock:
         where = f"topic {self._source.topic}, partition {self._source}"
         return CorruptRecord(where, self._offset + position, f"{reason} (does the offset begin a record?)")
 
-    def to_arrow(self) -> pa.RecordBatch:
-        """All records as one batch of ARROW_SCHEMA."""
+    def to_arrow(self, headers: bool = False) -> pa.RecordBatch:
+        """All records as one batch of ARROW_SCHEMA, or of ARROW_SCHEMA_WITH_HEADERS."""
         count = len(self)
         attributes, payloads = self._split_bodies()
         ids = self._headers["id"].astype(np.int64)
@@ -111,6 +111,9 @@ class RecordBlock:
             _column("tag", attributes, attrgetter("tag"), count),
             _column("attribute", attributes, attrgetter("attribute"), count),
         ]
+        if headers:
+            columns.append(_column("headers", attributes, _headers, count))
+            return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA_WITH_HEADERS)
         return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
     def _split_bodies(self) -> tuple[list[Attributes], npt.NDArray[np.int64]]:
@@ -140,12 +143,16 @@ class RecordBlock:
 
 
 def _column(name: str, attributes: list[Attributes], value: Callable[[Attributes], Any], count: int) -> pa.Array:
-    kind = ARROW_SCHEMA.field(name).type
+    kind = ARROW_SCHEMA_WITH_HEADERS.field(name).type
     return pa.array(map(value, attributes), kind, size=count) if attributes else pa.nulls(count, kind)
 
 
 def _key(attributes: Attributes) -> bytes | None:
     return " ".join(attributes.keys).encode("utf-8") if attributes.keys else None
+
+
+def _headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
+    return [{"key": name, "value": text.encode("utf-8")} for name, text in attributes.headers.items()] or None
 
 
 def _timestamps(ids: npt.NDArray[np.int64]) -> pa.Array:

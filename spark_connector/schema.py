@@ -10,12 +10,14 @@ id         long       message id
 timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
 tag        string     null without a tag
 attribute  string     the attribute of metaq 1.x; null without one
+headers    array      of struct (key string, value binary), with includeHeaders=true only; null without properties
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     IntegerType,
     LongType,
@@ -25,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["ARROW_SCHEMA", "SPARK_SCHEMA"]
+__all__ = ["ARROW_SCHEMA", "ARROW_SCHEMA_WITH_HEADERS", "SPARK_SCHEMA", "SPARK_SCHEMA_WITH_HEADERS", "schema_for"]
 
 SPARK_SCHEMA = StructType(
     [
@@ -57,3 +59,35 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 """What Spark derives from SPARK_SCHEMA; a batch must have exactly this."""
+
+SPARK_SCHEMA_WITH_HEADERS = StructType(
+    [
+        *SPARK_SCHEMA.fields,
+        StructField(
+            "headers",
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+            True,
+        ),
+    ]
+)
+"""With includeHeaders=true; the column has the type that it has in Spark's Kafka source."""
+
+ARROW_SCHEMA_WITH_HEADERS = pa.schema(
+    [
+        *ARROW_SCHEMA,
+        pa.field(
+            "headers",
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
+                )
+            ),
+        ),
+    ]
+)
+
+
+def schema_for(headers: bool) -> StructType:
+    """The columns of a read."""
+    return SPARK_SCHEMA_WITH_HEADERS if headers else SPARK_SCHEMA

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from metaq.protocol.errors import ConfigError
 
-from .options import ReadOptions, WriteOptions
+from .options import WriteOptions
 from .planning import check_published
-from .reader import MetaqReader
-from .schema import SPARK_SCHEMA
+from .read_options import Mode, ReadOptions
+from .reader import FilteringReader, MetaqReader
+from .schema import schema_for
+from .stream import MetaqStreamReader
 from .writer import MetaqWriter
 
 if TYPE_CHECKING:
@@ -29,15 +31,22 @@ class MetaqDataSource(DataSource):
         return "metaq"
 
     def schema(self) -> StructType:
-        ReadOptions.parse(self.options)  # wrong options fail at load(), not at the first action
-        return SPARK_SCHEMA
+        # wrong options fail at load(), not at the first action
+        return schema_for(ReadOptions.parse(self.options, "any").headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if schema != SPARK_SCHEMA:
-            raise ConfigError(
-                "schema", schema.simpleString(), f"is fixed: leave it out ({SPARK_SCHEMA.simpleString()})"
-            )
-        return MetaqReader(ReadOptions.parse(self.options))
+        options = self._read_options(schema, "batch")
+        return FilteringReader(options) if options.push_filters else MetaqReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        return MetaqStreamReader(self._read_options(schema, "stream"))
+
+    def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
+        options = ReadOptions.parse(self.options, mode)
+        fixed = schema_for(options.headers)
+        if schema != fixed:
+            raise ConfigError("schema", schema.simpleString(), f"is fixed: leave it out ({fixed.simpleString()})")
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:

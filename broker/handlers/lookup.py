@@ -1,4 +1,5 @@
-"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, SEARCH_OFFSET_BY_TIME and _BY_COUNT, MESSAGE_COUNTS; and HEARTBEAT.
+"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS; and
+HEARTBEAT.
 
 A configured partition without data is one that begins and ends at 0.
 """

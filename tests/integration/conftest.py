@@ -1,14 +1,20 @@
 """A real ZooKeeper server for all integration tests, and a fresh tree in it for each."""
 
+import os
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _numbers = count()
 
@@ -38,3 +44,26 @@ def side(
     system = getattr(request.module, "SYSTEM", None)
     with running_side(request.param, connect, directory, request.module.TOPICS, system) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator["SparkSession"]:
+    """Spark in this process, with format("metaq"); two tasks at once."""
+    from pyspark.sql import SparkSession
+
+    from metaq.spark_connector import register
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()

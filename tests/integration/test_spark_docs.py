@@ -8,8 +8,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from metaq import Producer
-from metaq.spark_connector.options import READ_NAMES, WRITE_NAMES
-from metaq.spark_connector.schema import SPARK_SCHEMA
+from metaq.spark_connector.options import WRITE_NAMES
+from metaq.spark_connector.read_options import READ_NAMES
+from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 
 from .cli_helpers import start_up, stop
 from .doc_examples import ROOT, blocks
@@ -25,10 +26,14 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
                 producer.send("trades", str(price).encode(), key=symbol, keys=[symbol])
         names: dict[str, Any] = {"spark": spark}
         examples = blocks("spark.md", "python")
-        assert len(examples) == 3
+        assert len(examples) == 4
         for example in examples:
-            exec(example.replace("127.0.0.1:2181", up.zookeeper), names)
+            exec(
+                example.replace("127.0.0.1:2181", up.zookeeper).replace("/tmp/prices", str(tmp_path / "prices")), names
+            )
         assert names["new"].count() == 3
+        rows = spark.read.parquet(str(tmp_path / "prices" / "rows")).collect()
+        assert sorted(tuple(row) for row in rows) == [("AA", 1), ("AA", 2), ("BB", 5)]
         totals = spark.read.format("metaq").options(zookeeper=up.zookeeper, subscribe="totals").load()
         rows = totals.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)").collect()
         assert sorted(tuple(row) for row in rows) == [("AA", "3"), ("BB", "5")]
@@ -44,5 +49,5 @@ def test_the_tables_of_the_page_name_every_option_and_column():
         part: set(re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (`[^|]*) \|", part, re.MULTILINE))))
         for part in (reading, writing)
     }
-    assert set(READ_NAMES) | set(SPARK_SCHEMA.fieldNames()) == rows[reading]
+    assert set(READ_NAMES) | set(SPARK_SCHEMA_WITH_HEADERS.fieldNames()) == rows[reading]
     assert set(WRITE_NAMES) | {"value", "topic", "key", "tag"} == rows[writing]

@@ -1,25 +1,43 @@
 """Topics as DataFrames: real Spark, real brokers."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator
+from datetime import UTC, timedelta
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, LessThan
 
 from metaq import Producer
+from metaq.client import inquiry
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.spark_connector import register
+from metaq.spark_connector import reader as reader_module
+from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.reader import FilteringReader
 from metaq.spark_connector.schema import SPARK_SCHEMA
 
 from .cli_helpers import Up, start_up, stop
 
-TOPICS = ["read:2", "tagged:1", "empty:1", "group:2", "explicit:2", "later:1", "out:2", "a:1", "b:1", "text:2"]
+TOPICS = [
+    "read:2",
+    "tagged:1",
+    "empty:1",
+    "group:2",
+    "explicit:2",
+    "later:1",
+    "out:2",
+    "a:1",
+    "b:1",
+    "text:2",
+    "cut:2",
+    "big:1",
+    "head:1",
+]
 PARTITIONS = 2
 
 
@@ -28,24 +46,6 @@ def cluster(tmp_path_factory) -> Iterator[Up]:
     up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "5", "--flush", "async")
     yield up
     assert stop(up.process) == 0
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    register(session)
-    yield session
-    session.stop()
 
 
 @pytest.fixture
@@ -133,6 +133,110 @@ def test_explicit_offsets_bound_what_is_read(spark, cluster, producer):
     assert found.where("not (broker = 0 and partition = 0)").count() == len(rows) - len(offsets)
 
 
+def test_a_pattern_or_named_partitions_choose_what_is_read(spark, cluster, producer):
+    sent = send_numbered(producer, "cut", 400)
+    only = {"zookeeper": cluster.zookeeper}
+    assert values(spark.read.format("metaq").options(**only, subscribePattern="cu[st]").load()) == sent
+    assert spark.read.format("metaq").options(**only, subscribePattern="nothing.*").load().count() == 0
+    rows = spark.read.format("metaq").options(**only, assign='{"cut":["0-1","1-0"]}').load().collect()
+    assert {(row.broker, row.partition) for row in rows} == {(0, 1), (1, 0)}
+    with pytest.raises(AnalysisException, match=r"assign: there is no partition cut 0-9: choose from cut 0-0"):
+        spark.read.format("metaq").options(**only, assign='{"cut":["0-9"]}').load().count()
+
+
+def test_partitions_are_split_between_messages(spark, cluster, producer):
+    whole = read(spark, cluster, "cut")
+    sent = values(whole)
+    by_size = read(spark, cluster, "cut", minPartitions="10")
+    assert by_size.rdd.getNumPartitions() == 12  # four equal partitions, three parts each
+    assert values(by_size) == sent
+    by_count = read(spark, cluster, "cut", maxRecordsPerPartition="30")
+    sizes = by_count.groupBy(sql.spark_partition_id()).count().collect()
+    assert max(row["count"] for row in sizes) == 30
+    assert len(sizes) == sum(-(-row["count"] // 30) for row in whole.groupBy("broker", "partition").count().collect())
+    assert values(by_count) == sent
+
+
+def test_times_bound_what_is_read(spark, cluster, producer):
+    rows = read(spark, cluster, "cut").selectExpr("*", "unix_millis(timestamp) AS ms").collect()
+    times = sorted({row.ms for row in rows})
+    start, end = times[len(times) // 4], times[len(times) // 2]
+    expected = sorted(bytes(row.value).decode() for row in rows if start <= row.ms < end)
+    bounds = {"startingTimestamp": str(start), "endingTimestamp": str(end)}
+    found = read(spark, cluster, "cut", **bounds, startingOffsetsByTimestampStrategy="latest")
+    assert values(found) == expected
+    names = {f"{row.broker}-{row.partition}" for row in rows}
+    per_partition = json.dumps({"cut": dict.fromkeys(sorted(names), start)})
+    until = json.dumps({"cut": dict.fromkeys(sorted(names), end)})
+    options = {"startingOffsetsByTimestamp": per_partition, "endingOffsetsByTimestamp": until}
+    assert values(read(spark, cluster, "cut", **options, startingOffsetsByTimestampStrategy="latest")) == expected
+    with pytest.raises(AnalysisException, match="has no message stored at this time or later"):
+        read(spark, cluster, "cut", startingTimestamp=str(times[-1] + 60_000)).count()
+
+
+def test_headers_are_a_column_if_asked_for(spark, cluster, producer):
+    producer.send("head", b"x", headers={"trace": "7", "from": "é"})
+    producer.send("head", b"y", tag="t")
+    rows = read(spark, cluster, "head", includeHeaders="true").orderBy("offset").collect()
+    assert [tuple(each) for each in rows[0].headers] == [("trace", b"7"), ("from", "é".encode())]
+    assert rows[1].headers is None
+    assert read(spark, cluster, "head").columns == SPARK_SCHEMA.fieldNames()
+
+
+def fetched_bytes(spark: SparkSession, cluster: Up, filters: list[Filter], **options: str) -> tuple[int, int]:
+    """(bytes of records pulled, rows) of the topic `big` by what tasks run, without Spark around it."""
+    given = ReadOptions.parse({"zookeeper": cluster.zookeeper, "subscribe": "big"} | options)
+    reader = FilteringReader(given)
+    reader.pushFilters(filters)
+    pulled = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal pulled
+        answer = inquiry.pull(*arguments)
+        pulled += sum(len(data) for _, data in answer.runs)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_module, "pull", counting)
+        rows = sum(batch.num_rows for each in reader.partitions() for batch in reader.read(each))
+    return pulled, rows
+
+
+def test_filters_reduce_what_is_fetched(spark, cluster, producer):
+    for number in range(100):
+        tag = "rare" if number == 50 else "common"
+        for future in [producer.send_async("big", b"x" * 1000, tag=tag) for _ in range(20)]:
+            future.result()
+    rows = read(spark, cluster, "big").select("timestamp", "offset", "tag", "broker").collect()
+    small = {"metaq.fetch.bytes": "65536"}
+    everything, count = fetched_bytes(spark, cluster, [], **small)
+    assert count == 2000
+    assert everything >= 2_000_000
+    by_tag, found = fetched_bytes(spark, cluster, [EqualTo(("tag",), "rare")], **small)
+    assert found == 20
+    assert by_tag <= 0.03 * everything
+    by_option, found = fetched_bytes(spark, cluster, [], tags="rare", **small)
+    assert (by_option, found) == (by_tag, 20)
+    assert fetched_bytes(spark, cluster, [EqualTo(("broker",), 0)])[1] == sum(row.broker == 0 for row in rows)
+    spot = sorted(row.timestamp for row in rows)[1000].replace(tzinfo=UTC)
+    window = [GreaterThanOrEqual(("timestamp",), spot), LessThan(("timestamp",), spot + timedelta(milliseconds=1))]
+    by_time, found = fetched_bytes(spark, cluster, window, **small)
+    assert found >= 1
+    assert by_time <= 0.5 * everything
+
+
+def test_pushed_filters_give_the_same_rows_as_spark_alone(spark, cluster):
+    pushed = {"pushFilters": "true", "metaq.fetch.bytes": "65536"}
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for condition in ("tag = 'rare'", "offset > 5000 AND offset <= 90000", "broker = 1 AND tag IN ('rare', 'x')"):
+            expected = read(spark, cluster, "big").where(condition).count()
+            assert read(spark, cluster, "big", **pushed).where(condition).count() == expected > 0
+        assert read(spark, cluster, "big", tags="rare").count() == 20
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_the_end_is_fixed_when_the_query_is_planned(spark, cluster, producer):
     send_numbered(producer, "later", 10)
     planned = read(spark, cluster, "later").rdd  # planned here
@@ -166,7 +270,7 @@ def test_rows_may_name_their_topic(spark, cluster):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, committed"),
+        ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, latest, committed"),
         ({"startingOffset": "earliest"}, "startingoffset=earliest: is no option here: did you mean startingOffsets"),
         ({"subscribe": "a/b"}, "use a name without '/'"),
         ({"subscribe": "nowhere"}, "topic 'nowhere' is published by no live broker"),

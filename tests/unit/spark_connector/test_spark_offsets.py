@@ -1,17 +1,21 @@
 """Planning: from options and the state of the partitions to the ranges that tasks read."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
-from metaq.spark_connector.offsets import PartitionState, plan_ranges
-from metaq.spark_connector.options import Explicit, ReadOptions
+from metaq.spark_connector.offsets import OffsetRange, PartitionState, cut, from_json, parts_of, plan_ranges, to_json
+from metaq.spark_connector.read_options import At, Explicit, ReadOptions, Times
 
 
 def state(partition=0, *, first=0, end=1000, committed=None, topic="trades", broker=0):
-    return PartitionState(TopicPartition(topic, broker, partition), "host", 8123, first, end, committed)
+    return PartitionState(TopicPartition(topic, broker, partition), Endpoint("host", 8123), first, end, committed)
 
 
 def options(**changes):
@@ -92,3 +96,31 @@ def test_every_range_is_readable_and_each_partition_has_at_most_one(rows):
     bounds = {each.id: each for each in states}
     assert len({each.id for each in found}) == len(found)
     assert all(bounds[each.id].first <= each.start < each.end <= bounds[each.id].end for each in found)
+
+
+@pytest.mark.parametrize(("sizes", "wanted", "parts"), [([100, 100], 4, [2, 2]), ([300, 10], 4, [4, 1]), ([5], 1, [1])])
+def test_ranges_are_split_in_proportion_to_their_bytes(sizes, wanted, parts):
+    ranges = [OffsetRange(TopicPartition("t", 0, 0), Endpoint("h", 1), 50, 50 + size) for size in sizes]
+    assert parts_of(ranges, wanted) == parts
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_the_parts_of_a_range_are_the_range(boundaries):
+    parts = cut(OffsetRange(TopicPartition("t", 0, 0), Endpoint("h", 1), 10, 30), boundaries)
+    assert (parts[0].start, parts[-1].end) == (10, 30)
+    assert all(one.end == other.start and one.start < one.end for one, other in pairwise(parts))
+
+
+def test_times_give_the_range_and_a_time_without_message_is_refused_or_the_end():
+    at = options(starting=At(5), starting_option="startingTimestamp", ending=Times({"trades": {"0-0": 9}}))
+    assert spans(plan_ranges(at, [replace(state(), starting_time=40, ending_time=90)])) == [("0-0", 40, 90)]
+    unmatched = replace(state(), starting_time=1000, ending_time=1000)
+    with pytest.raises(ConfigError, match=r"startingTimestamp=5: .*startingOffsetsByTimestampStrategy=latest"):
+        plan_ranges(at, [unmatched])
+    assert plan_ranges(replace(at, unmatched_time="latest"), [unmatched]) == []
+
+
+def test_a_streams_position_is_json_by_topic_and_partition():
+    offsets = {TopicPartition("b", 0, 10): 5, TopicPartition("a", 1, 0): 7, TopicPartition("b", 0, 2): 6}
+    assert to_json(offsets) == {"a": {"1-0": 7}, "b": {"0-2": 6, "0-10": 5}}
+    assert from_json(to_json(offsets)) == offsets

@@ -2,8 +2,10 @@
 
 import pytest
 
+from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
-from metaq.spark_connector.options import Explicit, ReadOptions, WriteOptions
+from metaq.spark_connector.options import WriteOptions
+from metaq.spark_connector.read_options import At, Explicit, Limits, ReadOptions, Times
 
 GIVEN = {"zookeeper": "host:2181", "subscribe": "trades"}
 
@@ -53,6 +55,22 @@ def test_offsets_are_given_as_json_by_topic_and_partition():
         ("endingOffsets", '{"trades":{"0-0":-2}}', "would be empty"),
         ("group", "a.b", "forbids"),
         ("failOnDataLoss", "maybe", "true, false"),
+        ("subscribePattern", "a.*", "choose one of subscribe, subscribePattern, assign"),
+        ("assign", "{}", "choose one of subscribe"),
+        ("startingTimestamp", "noon", "an integer from 0"),
+        ("endingTimestamp", "-1", "an integer from 0"),
+        ("startingOffsetsByTimestamp", '{"trades":{"0-0":-1}}', "milliseconds since 1970"),
+        ("endingOffsetsByTimestamp", "[1]", "is no object of topics"),
+        ("startingOffsetsByTimestampStrategy", "fail", "error, latest"),
+        ("minPartitions", "0", "from 1 to"),
+        ("maxRecordsPerPartition", "many", "an integer from 1"),
+        ("includeHeaders", "yes", "true, false"),
+        ("tags", "a,,b", "separated by commas"),
+        ("pushFilters", "on", "true, false"),
+        ("metaq.connect.timeout.seconds", "0", "from 1 to"),
+        ("metaq.request.timeout.seconds", "0.5", "from 1 to"),
+        ("maxOffsetsPerTrigger", "5", "of streaming reads only"),
+        ("maxTriggerDelay", "5m", "of streaming reads only"),
         ("metaq.protocol", "http", "auto, text"),
         ("metaq.fetch.bytes", "1", "from 4096"),
         ("metaq.fetch.bytes", "much", "an integer"),
@@ -64,6 +82,60 @@ def test_wrong_value_is_refused_with_option_value_and_choices(name, value, choic
     assert refused.value.option == name
     assert choices in str(refused.value)
     assert value in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "choices"),
+    [
+        ("endingOffsets", "latest", "of batch reads only"),
+        ("endingTimestamp", "5", "of batch reads only"),
+        ("maxOffsetsPerTrigger", "0", "from 1 to"),
+        ("maxBytesPerTrigger", "1k", "from 1 to"),
+        ("minOffsetsPerTrigger", "-1", "from 1 to"),
+        ("maxTriggerDelay", "15", "units ms, s, m"),
+        ("maxTriggerDelay", "5 years", "units ms, s, m"),
+        ("startingOffsets", "first", "earliest, latest, committed"),
+    ],
+)
+def test_wrong_value_of_a_stream_is_refused(name, value, choices):
+    with pytest.raises(ConfigError) as refused:
+        ReadOptions.parse(GIVEN | {name: value}, "stream")
+    assert refused.value.option == name
+    assert choices in str(refused.value)
+
+
+def test_a_stream_starts_at_the_end_and_has_limits():
+    options = ReadOptions.parse(GIVEN, "stream")
+    assert options.starting == "latest"
+    assert options.limits == Limits(None, None, None, 900.0)
+    given = {"maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "20", "minOffsetsPerTrigger": "5"}
+    limits = ReadOptions.parse(GIVEN | given | {"maxTriggerDelay": "500ms"}, "stream").limits
+    assert limits == Limits(10, 20, 5, 0.5)
+    with pytest.raises(ConfigError, match="is more than maxOffsetsPerTrigger=10"):
+        ReadOptions.parse(GIVEN | given | {"minOffsetsPerTrigger": "11"}, "stream")
+
+
+def test_what_is_read_is_named_in_one_of_three_ways():
+    only = {"zookeeper": "host:2181"}
+    assert ReadOptions.parse(only | {"subscribePattern": "tr.*"}).pattern == "tr.*"
+    assert ReadOptions.parse(only | {"assign": '{"t":["0-1","1-0"]}'}).assigned == (
+        TopicPartition("t", 0, 1),
+        TopicPartition("t", 1, 0),
+    )
+    for wrong in ("{}", '{"t":[]}', '{"t":["0"]}', '{"t":[0]}', "t", '{"a/b":["0-0"]}'):
+        with pytest.raises(ConfigError, match="assign"):
+            ReadOptions.parse(only | {"assign": wrong})
+    with pytest.raises(ConfigError, match="regular expression"):
+        ReadOptions.parse(only | {"subscribePattern": "tr("})
+    with pytest.raises(ConfigError, match="subscribePattern or assign"):
+        ReadOptions.parse(only)
+
+
+def test_times_go_before_offsets_as_in_the_kafka_source():
+    times = {"startingOffsetsByTimestamp": '{"trades":{"0-0":7}}', "startingOffsets": "earliest"}
+    assert ReadOptions.parse(GIVEN | times).starting == Times({"trades": {"0-0": 7}})
+    assert ReadOptions.parse(GIVEN | times | {"startingTimestamp": "5"}).starting == At(5)
+    assert ReadOptions.parse(GIVEN | {"endingTimestamp": "5"}).ending == At(5)
 
 
 @pytest.mark.parametrize(("name", "guess"), [("startingOffset", "startingOffsets"), ("subscribed", "subscribe")])

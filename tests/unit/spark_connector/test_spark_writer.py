@@ -134,10 +134,11 @@ def test_a_row_that_is_no_message_fails_the_task(sent, columns, arrays, said):
 def test_reader_and_writer_can_be_pickled_to_executors():
     import pickle
 
+    from metaq.client.connection import Endpoint
     from metaq.spark_connector.offsets import OffsetRange
 
     source = MetaqDataSource({"zookeeper": "h:1", "subscribe": "trades"})
     reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
     assert reader.options.topics == ("trades",)
-    planned = OffsetRange(TopicPartition("trades", 0, 1), "h", 1, 0, 10)
+    planned = OffsetRange(TopicPartition("trades", 0, 1), Endpoint("h", 1), 0, 10)
     assert pickle.loads(pickle.dumps(planned)) == planned

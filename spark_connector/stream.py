@@ -1,0 +1,228 @@
+"""Reading a stream: on the driver positions move forward with admission control, tasks read ranges as in a batch.
+
+A position is the byte offset per partition (offsets.StreamOffsets); Spark keeps it in the query's checkpoint. Spark
+calls all methods but `read` on one thread of one Python process on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from metaq.client.cluster import Cluster
+from metaq.client.connection import Endpoint
+from metaq.client.inquiry import messages_before, offset_after, partition_bounds
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, RequestRefused, RequestTimedOut
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.statuses import Status
+
+from .admission import Span, admit
+from .offsets import DataLoss, Lost, OffsetRange, StreamOffsets, check_partitions, from_json, position, to_json
+from .planning import look, open_cluster, selected, split
+from .read_options import Limits, ReadOptions
+from .reader import read_partition
+
+__all__ = ["MetaqStreamReader"]
+
+log = logging.getLogger(__name__)
+
+Offsets = dict[TopicPartition, int]
+
+
+class _Held(NamedTuple):
+    """Where a partition is read now, and its readable bytes [first, end)."""
+
+    endpoint: Endpoint
+    first: int
+    end: int
+
+
+class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Made on the driver; `read` runs in tasks. One ZooKeeper session, begun at the first question, until stop()."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self.options = options
+        self._clock = clock
+        self._cluster: Cluster | None = None
+        self._target: Offsets | None = None
+        self._known_ends: Offsets = {}
+        self._committed: Offsets = {}
+        self._last_batch = float("-inf")  # the first micro-batch waits for no minimum, as with Kafka
+
+    # --- positions --------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
+        """Where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
+        cluster = self._open()
+        states = look(cluster, self.options, selected(cluster, self.options))
+        check_partitions(self.options.starting_option, self.options.starting, [state.id for state in states])
+        return to_json({state.id: position(self.options, state) for state in states})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """One of Spark's kinds of limit, to be told apart from ReadAllAvailable; latestOffset applies all options."""
+        limits = self.options.limits
+        if limits.max_messages is None and limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        limited = limits.max_messages is not None or limits.min_messages is not None
+        return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read what is there now and then end. Raises NoPartition, BrokerUnavailable."""
+        self._target = {each: held.end for each, held in self._look({}).items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next micro-batch ends. Partitions that are new since `start` begin at byte 0.
+
+        A partition without a live broker stays where it is (with Trigger.AvailableNow it raises BrokerUnavailable).
+        Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
+        """
+        self._commit(start)
+        offsets = from_json(start)
+        held = self._look(offsets)
+        waiting = self._waiting(offsets, held)
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self.options.limits
+        waited = self._clock() - self._last_batch
+        ends = admit(
+            limits,
+            waiting,
+            partial(self._count, held),
+            partial(self._after, held),
+            may_wait=self._target is None and waited < limits.max_delay_seconds,
+        )
+        if ends is None:
+            return start
+        if any(ends[each] > span[0] for each, span in waiting.items()):
+            self._last_batch = self._clock()
+        return to_json(offsets | ends)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends as they were last seen, for Spark's progress reports."""
+        return to_json(self._known_ends) if self._known_ends else None
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before `end` is processed: with the option group that becomes the group's offset."""
+        self._commit(end)
+
+    def stop(self) -> None:
+        """End the ZooKeeper session and all connections."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The ranges between two positions. Raises BrokerUnavailable if nobody has one of them, DataLoss."""
+        before, after = from_json(start), from_json(end)
+        wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
+        held = self._look(wanted, only=True)
+        self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
+        ranges = [
+            OffsetRange(each, held[each].endpoint, max(first, held[each].first), last)
+            for each, (first, last) in sorted(wanted.items())
+            if max(first, held[each].first) < last <= held[each].end
+        ]
+        return [InputPartition(planned) for planned in split(self._open(), self.options, ranges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one range, in order. Raises BrokerUnavailable (Spark then tries the task again)."""
+        return read_partition(self.options, partition, self.options.tags)
+
+    # --- the cluster ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = open_cluster(self.options)
+        return self._cluster
+
+    def _look(self, offsets: Mapping[TopicPartition, object], *, only: bool = False) -> dict[TopicPartition, _Held]:
+        """What the partitions hold now: those of `offsets`, and unless `only` all that the options select."""
+        cluster = self._open()
+        wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})
+        sources = cluster.sources(wanted)
+        held: dict[TopicPartition, _Held] = {}
+        for each in wanted:
+            try:
+                if each not in sources:
+                    raise BrokerUnavailable(f"{each.topic} {each} has no live broker")
+                bounds = partition_bounds(cluster.connect(sources[each]), each)
+            except (BrokerUnavailable, RequestTimedOut) as error:
+                if only or self._target is not None or not offsets:
+                    raise
+                log.warning("%s %s is left out of this batch: %s", each.topic, each, error)
+                continue
+            held[each] = _Held(sources[each], bounds.first, bounds.end)
+        self._known_ends |= {each: known.end for each, known in held.items()}
+        return held
+
+    def _waiting(self, offsets: Offsets, held: Mapping[TopicPartition, _Held]) -> dict[TopicPartition, Span]:
+        """What of each partition can be read next. Raises DataLoss."""
+        losses: list[Lost] = []
+        waiting: dict[TopicPartition, Span] = {}
+        for each, (_, first, end) in held.items():
+            if self._target is not None:
+                if each not in self._target:
+                    continue  # it came later than the trigger
+                end = min(end, self._target[each])
+            start = offsets.get(each, 0)
+            if lost := _lost(each, (start, start), held[each]):
+                losses.append(lost)
+            begin = min(max(start, first), held[each].end)
+            waiting[each] = (begin, max(begin, end))
+        self._report(losses, held)
+        return waiting
+
+    def _report(self, losses: list[Lost], held: Mapping[TopicPartition, _Held]) -> None:
+        """Name every lost range, as an error or, if failOnDataLoss is false, in the log."""
+        if losses and self.options.fail_on_data_loss:
+            one = held[losses[0].id]
+            raise DataLoss(losses, one.first, one.end)
+        for lost in losses:
+            log.warning("lost: %s (failOnDataLoss=false)", lost)
+
+    def _count(self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, span: Span) -> int:
+        connection = self._open().connect(held[partition].endpoint)
+        before, until = (messages_before(connection, partition, offset) for offset in span)
+        if before is None or until is None:
+            raise RequestRefused(
+                Status.BAD_REQUEST, f"{connection.endpoint} cannot count messages (metaq 1.x): leave the limits out"
+            )
+        return until - before
+
+    def _after(
+        self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, offset: int, messages: int, size: int
+    ) -> int:
+        return offset_after(self._open().connect(held[partition].endpoint), partition, offset, messages, size)
+
+    def _commit(self, offsets: StreamOffsets) -> None:
+        """Set the group's offsets as 1.x writes them; only what changed. Raises CoordinationUnavailable."""
+        if self.options.group is None:
+            return
+        changed = {each: end for each, end in from_json(offsets).items() if self._committed.get(each) != end}
+        if changed:
+            self._open().commit(self.options.group, changed)
+            self._committed |= changed
+
+
+def _lost(partition: TopicPartition, span: Span, held: _Held) -> Lost | None:
+    """What of `span` is not there: deleted by retention, or all that a topic made anew has, which is passed over."""
+    start, end = span
+    if start < held.first:
+        return Lost(partition, start, min(end, held.first) if end > start else held.first)
+    if max(start, end) > held.end:
+        return Lost(partition, min(start, held.end), max(start, end))
+    return None

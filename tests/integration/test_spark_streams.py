@@ -1,0 +1,180 @@
+"""Topics as streaming DataFrames: real Spark, real brokers; admission also by the reader's own methods."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from metaq import Producer
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.spark_connector.offsets import from_json
+from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.stream import MetaqStreamReader
+
+from .cli_helpers import Up, start_up, stop
+
+TOPICS = ["flow:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Up]:
+    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--session-timeout", "5", "--flush", "async")
+    yield up
+    assert stop(up.process) == 0
+
+
+@pytest.fixture
+def producer(cluster) -> Iterator[Producer]:
+    with Producer(cluster.zookeeper) as shared:
+        yield shared
+
+
+def send(producer: Producer, topic: str, first: int, last: int) -> list[str]:
+    payloads = [f"{number:06d}" for number in range(first, last)]
+    for begin in range(0, len(payloads), 10):
+        producer.send_batch(topic, [payload.encode() for payload in payloads[begin : begin + 10]])
+    return payloads
+
+
+def drain(spark: SparkSession, cluster: Up, topic: str, place: Path, **options: str) -> list[int]:
+    """Run a query to the end of the topic into Parquet; the rows of each micro-batch that had any."""
+    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, subscribe=topic, **options).load()
+    query = (
+        stream.selectExpr("CAST(value AS STRING) AS value", "partition", "offset")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(place / "rows"))
+    )
+    assert query.awaitTermination(120)
+    return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def drained(spark: SparkSession, place: Path) -> list[str]:
+    return sorted(row.value for row in spark.read.parquet(str(place / "rows")).collect())
+
+
+def test_a_query_drains_a_topic_in_limited_batches_and_goes_on_where_it_was(spark, cluster, producer, tmp_path):
+    sent = send(producer, "flow", 0, 200)
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "70", "group": "spark-flow"}
+    batches = drain(spark, cluster, "flow", tmp_path, **options)
+    assert batches == [70, 70, 60]
+    sent += send(producer, "flow", 200, 250)
+    assert drain(spark, cluster, "flow", tmp_path, **options) == [50]
+    assert drained(spark, tmp_path) == sent
+    with Cluster(cluster.zookeeper) as asked:
+        for partition in asked.partitions("flow"):
+            end = partition_bounds(asked.connection(partition.broker), partition).end
+            committed = asked.committed("spark-flow", partition)
+            assert committed is not None
+            assert committed.offset == end
+
+
+def test_a_query_by_processing_time_sees_what_comes_later(spark, cluster, producer):
+    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, subscribe="tick").load()
+    query = stream.writeStream.format("memory").queryName("tick").trigger(processingTime="100 milliseconds").start()
+    try:
+        query.processAllAvailable()  # begun at the end of the topic
+        sent = send(producer, "tick", 0, 30)
+        query.processAllAvailable()
+        assert sorted(bytes(row.value).decode() for row in spark.table("tick").collect()) == sent
+        assert query.lastProgress is not None
+        assert json.loads(query.lastProgress["sources"][0]["endOffset"])["tick"]["0-0"] > 0
+    finally:
+        query.stop()
+
+
+def test_a_wrong_option_of_a_stream_is_refused(spark, cluster, tmp_path):
+    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, subscribe="tick")
+    query = stream.option("endingOffsets", "latest").load().writeStream.format("noop")
+    with pytest.raises(StreamingQueryException, match="endingOffsets=latest: is an option of batch reads only"):
+        query.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+
+
+# --- the reader itself ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(cluster, request) -> Iterator[MetaqStreamReader]:
+    topic, options = request.param
+    given = {"zookeeper": cluster.zookeeper, "subscribe": topic, "startingOffsets": "earliest"} | options
+    made = MetaqStreamReader(ReadOptions.parse(given, "stream"))
+    yield made
+    made.stop()
+
+
+def rows_between(reader: MetaqStreamReader, start: dict, end: dict) -> list[str]:
+    batches = [batch for each in reader.partitions(start, end) for batch in reader.read(each)]
+    return sorted(bytes(value.as_py()).decode() for batch in batches for value in batch.column("value"))
+
+
+@pytest.mark.parametrize("reader", [("steps", {"maxOffsetsPerTrigger": "33", "minPartitions": "6"})], indirect=True)
+def test_every_message_is_in_one_micro_batch(reader, producer):
+    sent = send(producer, "steps", 0, 100)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(33)
+    start, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(start, limit)) != start:
+        rows = rows_between(reader, start, end)
+        assert len(reader.partitions(start, end)) >= min(6, len(rows))
+        assert 1 <= len(rows) <= 33
+        seen += rows
+        start = end
+    assert sorted(seen) == sent
+    assert reader.reportLatestOffset() == start
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == start
+
+
+@pytest.mark.parametrize("reader", [("bytes", {"maxBytesPerTrigger": "1000"})], indirect=True)
+def test_a_micro_batch_ends_between_messages_within_its_bytes(reader, producer):
+    producer.send("bytes", b"x" * 5000)  # larger than the limit: goes alone
+    sent = send(producer, "bytes", 0, 100)
+    (start,) = from_json(reader.initialOffset()).values()
+    steps = []
+    position = reader.initialOffset()
+    while (end := reader.latestOffset(position, reader.getDefaultReadLimit())) != position:
+        steps.append((position, end))
+        position = end
+    sizes = [next(iter(from_json(end).values())) - next(iter(from_json(begin).values())) for begin, end in steps]
+    assert start == 0
+    assert sizes[0] == 5020
+    assert all(size == 1000 // 26 * 26 for size in sizes[1:-1])
+    assert sorted(row for begin, end in steps[1:] for row in rows_between(reader, begin, end)) == sent
+
+
+@pytest.mark.parametrize("reader", [("now", {})], indirect=True)
+def test_available_now_ends_where_the_topic_ended(reader, producer):
+    sent = send(producer, "now", 0, 10)
+    reader.prepareForTriggerAvailableNow()
+    send(producer, "now", 10, 20)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert rows_between(reader, start, end) == sent
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+
+
+def test_a_minimum_is_waited_for_until_the_delay_has_passed(cluster, producer):
+    now = [0.0]
+    given = {"zookeeper": cluster.zookeeper, "subscribe": "least", "startingOffsets": "earliest"}
+    options = ReadOptions.parse(given | {"minOffsetsPerTrigger": "20", "maxTriggerDelay": "1m"}, "stream")
+    reader = MetaqStreamReader(options, lambda: now[0])
+    try:
+        limit = reader.getDefaultReadLimit()
+        send(producer, "least", 0, 10)
+        first = reader.latestOffset(reader.initialOffset(), limit)  # the first batch waits for nothing
+        assert first != reader.initialOffset()
+        send(producer, "least", 10, 20)
+        now[0] = 59.0
+        assert reader.latestOffset(first, limit) == first
+        now[0] = 60.0
+        second = reader.latestOffset(first, limit)
+        assert second != first
+        send(producer, "least", 20, 40)
+        assert reader.latestOffset(second, limit) != second  # enough at once
+    finally:
+        reader.stop()

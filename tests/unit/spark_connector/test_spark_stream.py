@@ -1,0 +1,79 @@
+"""A stream's reader when bytes are gone, partitions come and brokers go; the cluster's answers are set by hand."""
+
+import logging
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from metaq.client.connection import Endpoint
+from metaq.client.values import TopicPartition
+from metaq.spark_connector.offsets import DataLoss, Lost, to_json
+from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.stream import MetaqStreamReader, _Held
+
+ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
+WHERE = Endpoint("host", 1)
+
+
+def reader(held, monkeypatch, **options):
+    given = {"zookeeper": "h:1", "subscribe": "t"} | options
+    made = MetaqStreamReader(ReadOptions.parse(given, "stream"))
+    state = {each: _Held(WHERE, first, end) for each, (first, end) in held.items()}
+    monkeypatch.setattr(
+        made, "_look", lambda wanted, only=False: {e: h for e, h in state.items() if not only or e in wanted}
+    )
+    monkeypatch.setattr(made, "_open", lambda: None)
+    monkeypatch.setattr("metaq.spark_connector.stream.split", lambda _cluster, _options, ranges: ranges)
+    return made
+
+
+def latest(made, offsets):
+    return made.latestOffset(to_json(offsets), ReadAllAvailable())
+
+
+def spans(made, start, end):
+    return [(each.value.id, each.value.start, each.value.end) for each in made.partitions(start, end)]
+
+
+def test_every_lost_range_is_named(monkeypatch):
+    made = reader({ZERO: (500, 900), ONE: (70, 80)}, monkeypatch)
+    with pytest.raises(
+        DataLoss, match=r"2 ranges .*t 0-0: \[100, 500\); t 1-0: \[0, 70\).*failOnDataLoss=false"
+    ) as refused:
+        latest(made, {ZERO: 100})
+    assert refused.value.lost == (Lost(ZERO, 100, 500), Lost(ONE, 0, 70))
+
+
+def test_with_loss_accepted_the_ranges_are_logged_and_the_rest_is_read(monkeypatch, caplog):
+    made = reader({ZERO: (500, 900)}, monkeypatch, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        end = latest(made, {ZERO: 100})
+    assert "t 0-0: [100, 500)" in caplog.text
+    assert end == to_json({ZERO: 900})
+    assert spans(made, to_json({ZERO: 100}), end) == [(ZERO, 500, 900)]
+
+
+def test_a_range_that_retention_took_between_planning_and_reading_is_named(monkeypatch):
+    made = reader({ZERO: (500, 900)}, monkeypatch)
+    with pytest.raises(DataLoss, match=r"t 0-0: \[100, 300\)"):
+        made.partitions(to_json({ZERO: 100}), to_json({ZERO: 300}))
+
+
+def test_a_topic_made_anew_is_data_loss_and_is_passed_over_if_accepted(monkeypatch):
+    with pytest.raises(DataLoss, match=r"t 0-0: \[50, 100\)"):
+        latest(reader({ZERO: (0, 50)}, monkeypatch), {ZERO: 100})
+    made = reader({ZERO: (0, 50)}, monkeypatch, failOnDataLoss="false")
+    assert latest(made, {ZERO: 100}) == to_json({ZERO: 50})
+    assert spans(made, to_json({ZERO: 100}), to_json({ZERO: 50})) == []
+
+
+def test_a_new_partition_is_read_from_its_begin(monkeypatch):
+    made = reader({ZERO: (0, 50), ONE: (0, 30)}, monkeypatch)
+    start = to_json({ZERO: 50})
+    end = latest(made, {ZERO: 50})
+    assert spans(made, start, end) == [(ONE, 0, 30)]
+
+
+def test_a_partition_without_a_broker_stays_where_it_is(monkeypatch):
+    made = reader({ZERO: (0, 50)}, monkeypatch)
+    assert latest(made, {ZERO: 20, ONE: 10}) == to_json({ZERO: 50, ONE: 10})
