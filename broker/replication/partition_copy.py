@@ -94,6 +94,7 @@ class PartitionCopy:
         if bounds is None:
             # not even a log of ours is a reason to stop: 1.4.6.2 does not load all its partitions at the start
             self._enter(CopyState.EMPTY)
+            self.status.master_end = self.status.behind = 0  # no data is known to be missing
             await self._sleep(self._max_delay)
             return False
         self.status.master_end = bounds.end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import select
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 METAQ = [sys.executable, "-m", "metaq"]
 START_SECONDS = 60.0
@@ -33,6 +34,27 @@ def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = Non
         [*METAQ, *arguments], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout
     )
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+class Operator:
+    """Runs commands on the cluster below a chroot."""
+
+    def __init__(self, connect: str) -> None:
+        self.connect = connect
+
+    def ran(self, *arguments: str) -> Ran:
+        return run(*arguments, env={"METAQ_ZK": self.connect})
+
+    def json(self, *arguments: str) -> Any:
+        ran = self.ran(*arguments, "--json")
+        assert ran.code == 0, ran.err
+        return json.loads(ran.out)
+
+    def refused(self, *arguments: str) -> str:
+        """Its one line on stderr."""
+        ran = self.ran(*arguments)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1), ran
+        return ran.err
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -15,32 +15,11 @@ from metaq.coordination.offset_store import Offset
 from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession
 
-from .cli_helpers import Ran, run
+from .cli_helpers import Operator
 from .client_cluster import Brokers, running_brokers
 from .java_peers import received, require_java
 
 TOPICS = {"orders": 2, "trades": 4}
-
-
-class Operator:
-    """Runs commands on the cluster below a chroot."""
-
-    def __init__(self, connect: str) -> None:
-        self.connect = connect
-
-    def ran(self, *arguments: str) -> Ran:
-        return run(*arguments, env={"METAQ_ZK": self.connect})
-
-    def json(self, *arguments: str) -> Any:
-        ran = self.ran(*arguments, "--json")
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out)
-
-    def refused(self, *arguments: str) -> str:
-        """Its one line on stderr."""
-        ran = self.ran(*arguments)
-        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1), ran
-        return ran.err
 
 
 def send(connect: str, topic: str, partition: int, *payloads: bytes) -> None:

@@ -109,7 +109,7 @@ def test_nothing_is_made_for_a_partition_without_data(harness: Harness):
     master = Master()
     master.exists = False
     running = Running(harness, master)
-    assert running.status.state is CopyState.EMPTY
+    assert (running.status.state, running.status.lag_bytes, running.status.behind) == (CopyState.EMPTY, 0, 0)
     assert harness.store.find("t", 0) is None
     master.exists, master.data = True, RECORDS[0]
     running.advance(0.5)
