@@ -47,6 +47,7 @@ class Registration:
         self._config = config
         self._reactor = reactor
         self._slave_id = slave_id
+        self._checksum = config.checksum  # of server.ini as it was loaded last
         zookeeper = config.zookeeper
         self._session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
@@ -81,7 +82,7 @@ class Registration:
     def _new_registration(self, port: int, topics: Mapping[str, TopicConfig]) -> Callable[[], None]:
         config = self._config
         registration = BrokerRegistration(
-            self._session, BrokerAddress(config.broker_id, self._slave_id, config.host, port), config.checksum
+            self._session, BrokerAddress(config.broker_id, self._slave_id, config.host, port), self._checksum
         )
         self._registration = registration
         return partial(registration.register, _described(topics))
@@ -108,8 +109,9 @@ class Registration:
     def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
         """Publish a new checksum of server.ini, then register `topics` anew; fires with warnings.
 
-        What ZooKeeper cannot be told now it is told in the background.
+        What ZooKeeper cannot be told now it is told in the background, or by `come_back` after `withdraw`.
         """
+        self._checksum = checksum
         registration = self._registration
         if registration is None:
             return succeed([])

@@ -1,11 +1,14 @@
 """Synchronous replication between two real brokers of ours: answers, a slave that fails, and promotion."""
 
 import signal
+import zlib
 from pathlib import Path
 
 from metaq import Consumer, ConsumerConfig, Producer
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.session import ZkSession
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result
 from tests.broker_process import RunningBroker
 from tests.integration.client_cluster import SESSION_SECONDS, eventually
@@ -77,8 +80,16 @@ def test_a_master_leaves_zookeeper_until_its_slave_stores_again(tmp_path: Path, 
             failed = ask(master, PUT % number)
             assert (failed.code, failed.text) == (500, text)
         eventually(lambda: not registered(), 20, "leaving")
+        with master.ini.open("a") as ini:
+            ini.write("\n[topic=more]\nnumPartitions=1\n")
+        with master.connect() as connection:
+            assert connection.ask_frame(encode_frame(RequestCode.RELOAD_CONFIG, 1, {})).code == ResponseCode.SUCCESS
         slave.process.send_signal(signal.SIGCONT)
         eventually(registered, 20, "coming back")
+        now = b"%d" % zlib.crc32(master.ini.read_bytes())  # of the file as it was loaded meanwhile
+        path = "/meta/brokers/ids/0/master_config_checksum"
+        eventually(lambda: (node := session.nodes.get(path)) and node.data == now, 20, "its checksum")
+        eventually(lambda: session.nodes.get("/meta/brokers/topics-pub/more/0-m"), 20, "the new topic")
         eventually(lambda: session.nodes.children("/meta/brokers/topics-sub/t") == ["0-m"], 20, "its topics")
         assert ask(master, PUT % 9).code == 200
 
