@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ..broker import Broker
+from ..replication.status import CopyState, ReplicationStatus
 
 __all__ = ["CONTENT_TYPE_LATEST", "exposition"]
 
@@ -42,6 +43,8 @@ class _BrokerCollector(Collector):
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
         yield self._filter_failures()
         yield from self._topics()
+        if broker.replication is not None:
+            yield from _replication(broker.replication.status())
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])
@@ -70,3 +73,38 @@ class _BrokerCollector(Collector):
             for topic, value in sorted(values.items()):
                 family.add_metric([topic], value)
             yield family
+
+
+def _replication(status: ReplicationStatus) -> Iterator[Metric]:
+    """Of a broker with a part in replication; partitions are known to an asynchronous slave only."""
+    if status.role != "sync-slave":  # it does not follow its master's connection
+        connected = GaugeMetricFamily(
+            "metaq_replication_connected", "1 with a connection to the other side", labels=["role"]
+        )
+        connected.add_metric([status.role], status.connected)
+        yield connected
+    if status.partitions:
+        yield _states(status)
+        yield from _replica_lag(status)
+
+
+def _states(status: ReplicationStatus) -> Metric:
+    states = GaugeMetricFamily("metaq_replication_partitions", "Partitions of a slave by state", labels=["state"])
+    for state in CopyState:
+        states.add_metric([state.value], sum(each.state is state for each in status.partitions))
+    return states
+
+
+def _replica_lag(status: ReplicationStatus) -> Iterator[Metric]:
+    """Of the partitions whose lag is known: none is before the master's first answer."""
+    lags: defaultdict[str, list[int]] = defaultdict(list)
+    for each in status.partitions:
+        if each.lag_bytes is not None:
+            lags[each.topic].append(each.lag_bytes)
+    total = GaugeMetricFamily("metaq_replication_lag_bytes", "Bytes not copied yet", labels=["topic"])
+    largest = GaugeMetricFamily("metaq_replication_lag_bytes_max", "Of the partition that lags most", labels=["topic"])
+    for topic, values in sorted(lags.items()):
+        total.add_metric([topic], sum(values))
+        largest.add_metric([topic], max(values))
+    yield total
+    yield largest

@@ -17,6 +17,7 @@ from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.site import BoundedRequest
 from metaq.broker.reload_plan import ReloadReport
+from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 
@@ -185,3 +186,36 @@ def test_the_metrics_are_prometheus_text(pages, gateway):
     assert 'metaq_topic_messages{topic="t"} 1.0' in lines
     assert "metaq_cmd_put_total 1.0" in lines
     assert 'metaq_topic_read_only_partitions{topic="t"} 0.0' in lines
+
+
+def test_the_metrics_tell_how_far_a_slave_is(pages, harness):
+    assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]  # a plain master
+    partitions = [
+        PartitionStatus("t", 0, CopyState.COPYING, 10, 25),
+        PartitionStatus("t", 1, CopyState.CURRENT, 40, 40),
+        PartitionStatus("t", 2, CopyState.STOPPED, 0, 7),
+        PartitionStatus("u", 0, CopyState.CONNECTING),  # its lag is not known yet, and not shown as 0
+    ]
+    status = ReplicationStatus("slave", "meta://m:1", True, partitions=partitions)
+    harness.broker.replication = SimpleNamespace(status=lambda: status)
+    lines = {line for line in metrics_lines(pages) if line.startswith("metaq_replication")}
+    counts = {"connecting": 1, "empty": 0, "copying": 1, "current": 1, "troubled": 0, "stopped": 1}
+    assert lines == {
+        'metaq_replication_connected{role="slave"} 1.0',
+        *(f'metaq_replication_partitions{{state="{state}"}} {count}.0' for state, count in counts.items()),
+        'metaq_replication_lag_bytes{topic="t"} 22.0',
+        'metaq_replication_lag_bytes_max{topic="t"} 15.0',
+    }
+
+
+def test_a_synchronous_master_shows_whether_its_slave_is_there(pages, harness):
+    status = ReplicationStatus("sync-master", "meta://s:1", False, "refused")
+    harness.broker.replication = SimpleNamespace(status=lambda: status)
+    lines = [line for line in metrics_lines(pages) if line.startswith("metaq_replication")]
+    assert lines == ['metaq_replication_connected{role="sync-master"} 0.0']
+    harness.broker.replication = SyncSlave()  # it does not know, so it does not say 0
+    assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]
+
+
+def metrics_lines(pages):
+    return pages.ask("GET", "/metrics")[2].decode().splitlines()
