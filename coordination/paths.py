@@ -98,6 +98,14 @@ class Paths:
     def offset(self, group: str, topic: str, partition: str) -> str:
         return _join(self.offsets(group, topic), partition)
 
+    # --- Spark ------------------------------------------------------------------------------------------------------
+
+    def spark_writes(self) -> str:
+        return _join(self.root, "spark", "writes")
+
+    def spark_write(self, query_id: str) -> str:
+        return _join(self.spark_writes(), query_id)
+
 
 def replica_name(broker_id: int, slave_id: int | None = None) -> str:
     """The node of one broker below a topic: `0-m` for a master, `0-s1` for its slave 1."""

@@ -18,10 +18,12 @@ from metaq.protocol.limits import INT64_MAX
 __all__ = [
     "MAX_PARTITIONS",
     "UNKNOWN_MESSAGE_ID",
+    "DecidedBatch",
     "Offset",
     "format_broker_url",
     "format_checksum",
     "format_consumer_id",
+    "format_decided_batch",
     "format_offset",
     "format_partition_count",
     "format_plain_count",
@@ -30,6 +32,7 @@ __all__ = [
     "parse_broker_url",
     "parse_checksum",
     "parse_consumer_id",
+    "parse_decided_batch",
     "parse_offset",
     "parse_partition_count",
     "parse_partition_name",
@@ -64,6 +67,18 @@ class Offset:
 
     message_id: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """The last batch of a Spark query whose rows are in its topics, or will be whatever happens.
+
+    pending: names of its transactions that may not be committed yet. topic: one of those it wrote.
+    """
+
+    batch: int
+    pending: tuple[str, ...] = ()
+    topic: str = ""
 
 
 def _text(path: str, data: bytes | None) -> str | None:
@@ -225,6 +240,27 @@ def parse_offset(path: str, data: bytes | None) -> Offset | None:
     if abs(int(offset)) > INT64_MAX or not -INT64_MAX - 1 <= int(message_id) <= INT64_MAX:
         raise _damaged(path, data, "<message id>-<offset>, each of 64 bits")
     return Offset(int(message_id), int(offset))
+
+
+def format_decided_batch(decided: DecidedBatch) -> bytes:
+    """A JSON object with the fields of DecidedBatch."""
+    fields = {"batch": decided.batch, "pending": decided.pending, "topic": decided.topic}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
+    """Unknown fields are passed over."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        batch, pending, topic = fields["batch"], fields["pending"], fields["topic"]
+        if type(batch) is int and type(topic) is str and all(type(each) is str for each in pending):
+            return DecidedBatch(batch, tuple(pending), topic)
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, "a decided batch in JSON")
 
 
 def parse_partition_name(name: str) -> tuple[int, int]:

@@ -31,6 +31,9 @@ from .paths import ROOT, ancestors
 
 __all__ = ["Write", "Znode", "Znodes", "create_ephemeral", "create_persistent", "delete", "set_data"]
 
+ANY_VERSION = -1
+"""Of data, to ZooKeeper."""
+
 _WINDOW = 1_000
 """Requests under way at once: bounds kazoo's queue and the answer that is lost with a connection."""
 
@@ -62,8 +65,9 @@ def create_persistent(path: str, data: bytes) -> Write:
     return lambda operations: operations.create(path, data)
 
 
-def set_data(path: str, data: bytes) -> Write:
-    return lambda operations: operations.set_data(path, data)
+def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> Write:
+    """version: of the data that is replaced; fails with BadVersionError if it is another one by then."""
+    return lambda operations: operations.set_data(path, data, version)
 
 
 def delete(path: str) -> Write:
@@ -93,6 +97,11 @@ class Znodes:
         """As get(), for each path in order."""
         answers = self._repeat([partial(self._zk.get_async, path) for path in paths], NoNodeError)
         return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
+
+    def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
+        """Data of the node and their version; None if it does not exist."""
+        (answer,) = self._repeat([partial(self._zk.get_async, path)], NoNodeError)
+        return None if answer is None else (answer[0], answer[1].version)
 
     def children(self, path: str) -> list[str]:
         """Names of the children, in no order; none for a node that does not exist."""

@@ -16,7 +16,18 @@ from metaq.protocol.limits import check_topic
 __all__ = ["PROTOCOLS", "WRITE_NAMES", "Values", "WriteOptions", "check_name"]
 
 PROTOCOLS = ("auto", "text")
-WRITE_NAMES = ("zookeeper", "topic", "metaq.root", "metaq.protocol", "metaq.batch.messages")
+WRITE_NAMES = (
+    "zookeeper",
+    "topic",
+    "exactlyOnce",
+    "metaq.root",
+    "metaq.protocol",
+    "metaq.batch.messages",
+    "metaq.transaction.bytes",
+)
+STREAM_NAMES = ("checkpointLocation", "queryName")
+"""Spark's own options of a streaming query, which it hands on."""
+MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +39,13 @@ class WriteOptions:
     root: str = "/meta"
     protocol: str = "auto"
     batch_messages: int = 1000
+    exactly_once: bool = False
+    transaction_bytes: int = 8 << 20
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Check every option of `df.write.format("metaq")`. Raises ConfigError."""
-        values = Values(options, WRITE_NAMES)
+    def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
+        """Check every option of `df.write.format("metaq")`, or of `df.writeStream`. Raises ConfigError."""
+        values = Values(options, WRITE_NAMES + (STREAM_NAMES if streaming else ()))
         topic = values.get("topic", "")
         return cls(
             zookeeper=values.required("zookeeper", "give a connect string like host:2181 or host:2181/chroot"),
@@ -40,6 +53,10 @@ class WriteOptions:
             root=values.get("metaq.root", "/meta"),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
+            exactly_once=values.choice("exactlyOnce", ("true", "false"), "false") == "true",
+            transaction_bytes=values.integer(
+                "metaq.transaction.bytes", MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES, 8 << 20
+            ),
         )
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 from metaq.protocol.errors import ConfigError
@@ -15,7 +21,7 @@ from .read_options import Mode, ReadOptions
 from .reader import FilteringReader, MetaqReader
 from .schema import schema_for
 from .stream import MetaqStreamReader
-from .writer import MetaqWriter
+from .writer import MetaqStreamWriter, MetaqWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +59,13 @@ class MetaqDataSource(DataSource):
             raise ConfigError("mode", "overwrite", 'a topic can only be appended to: choose mode("append")')
         options = WriteOptions.parse(self.options)
         writer = MetaqWriter(options, schema)
+        check_published(options)
+        return writer
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        # overwrite: in output mode complete each batch is the whole result, and is appended, as by Spark's Kafka sink
+        options = WriteOptions.parse(self.options, streaming=True)
+        writer = MetaqStreamWriter(options, schema)
         check_published(options)
         return writer
 

@@ -1,121 +1,177 @@
-"""Writing a DataFrame to topics, at least once: a task that Spark runs again sends its rows again.
-
-Columns: value (string or binary, required, not null); optional topic, key, tag (strings; key also binary). Rows with a
-key go to the key's partition, the others round robin in batches.
-"""
+"""Writing a DataFrame to topics: what runs on the driver, and what in each task (columns.py: what a row becomes)."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
-from metaq.client.batches import split_batches
 from metaq.client.producer import Producer
-from metaq.protocol.errors import ClientError, ConfigError
+from metaq.coordination.decided_batches import DecidedBatches
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import ClientError
 
+from .columns import check_columns, rows_by_topic
+from .committing import Coordinator
+from .decisions import BatchWrite, qualifier
 from .options import WriteOptions
+from .preparing import TaskTransactions
+from .sending import send_rows
 
-__all__ = ["MetaqWriter", "WrittenRows", "check_columns"]
+__all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
 
-COLUMNS: dict[str, tuple[type[DataType], ...]] = {
-    "value": (StringType, BinaryType),
-    "topic": (StringType,),
-    "key": (StringType, BinaryType),
-    "tag": (StringType,),
-}
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties of a micro-batch's tasks (Spark: StreamExecution.QUERY_ID_KEY, MicroBatchExecution.BATCH_ID_KEY)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
-    """What one task sent and had acknowledged."""
+    """What one task sent and had acknowledged; with exactlyOnce, in which prepared transactions."""
 
     rows: int
-
-
-def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError if rows of `schema` cannot be messages."""
-    for field in schema.fields:
-        allowed = COLUMNS.get(field.name)
-        if allowed is None:
-            raise ConfigError("column", field.name, f"is not written: select only {', '.join(COLUMNS)}")
-        if not isinstance(field.dataType, allowed):
-            wanted = " or ".join(kind.typeName() for kind in allowed)
-            raise ConfigError("column", field.name, f"has type {field.dataType.simpleString()}: cast it to {wanted}")
-    names = schema.fieldNames()
-    if "value" not in names:
-        raise ConfigError("column", "value", "is missing: give the payload this name, as string or binary")
-    if options.topic is None and "topic" not in names:
-        raise ConfigError("topic", "", "is missing: set the option, or add a column topic")
-    if options.topic is not None and "topic" in names:
-        raise ConfigError("topic", options.topic, "is also a column: set the option or keep the column, not both")
+    write: BatchWrite | None = None
+    prepared: tuple[str, ...] = ()
+    topic: str = ""
 
 
 class MetaqWriter(DataSourceArrowWriter):
-    """Made and checked on the driver; `write` runs in each task with a producer of its own."""
+    """A batch write. Made and checked on the driver; `write` runs in each task with a producer of its own."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(schema, options)
+        self.options = options
+        self.batch_write = BatchWrite(str(uuid.uuid4()), 0)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
+        """Send all rows and wait for their acknowledgements. Raises ClientError for a row that is no message."""
+        return _write(self.options, iterator, self.batch_write)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make everything visible (exactlyOnce). Raises what Coordinator raises."""
+        self._end(messages, abort=False)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drop what was prepared (exactlyOnce), unless `commit` had decided already: then complete it."""
+        self._end(messages, abort=True)
+
+    def _end(self, messages: Sequence[WriterCommitMessage | None], *, abort: bool) -> None:
+        if _end_batch(self.options, messages, 0, abort=abort):  # and nothing is left to be done: it may be forgotten
+            with _session(self.options) as session:
+                DecidedBatches(session).remove(self.batch_write.query_id)
+
+
+class MetaqStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write. Spark makes one for the tasks of each batch, and another one for its end."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """Send all rows and wait for their acknowledgements. Raises ClientError for a null value or topic."""
-        rows = 0
-        options = self.options
-        with Producer(options.zookeeper, root=options.root, protocol=options.protocol) as producer:
-            for batch in iterator:
-                for topic, part in _by_topic(batch, options.topic):
-                    _send(producer, topic, part, options.batch_messages)
-                rows += batch.num_rows
-        return WrittenRows(rows)
+        """As MetaqWriter.write."""
+        return _write(self.options, iterator, None)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """As MetaqWriter.commit."""
+        _end_batch(self.options, messages, batch_id)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """As MetaqWriter.abort."""
+        _end_batch(self.options, messages, batch_id, abort=True)
 
 
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic, in their order."""
-    if topic is not None:
-        yield topic, batch
-        return
-    column = batch.column("topic")
-    for name in pc.unique(column).to_pylist():
-        if name is None:
-            raise ClientError("column topic is null in a row: fill it or filter such rows out")
-        yield name, batch.filter(pc.equal(column, name))
+# --- in a task --------------------------------------------------------------------------------------------------------
 
 
-def _send(producer: Producer, topic: str, batch: pa.RecordBatch, batch_messages: int) -> None:
-    values = _bytes_of(batch, "value")
-    if values is None or values.null_count:
-        raise ClientError("column value is null in a row: a message needs a payload, filter such rows out")
-    keys, tags = _texts_of(batch, "key"), _texts_of(batch, "tag")
-    if keys is None and tags is None:
-        for payloads in split_batches(values.to_pylist(), batch_messages):
-            producer.send_batch(topic, payloads)
-        return
-    nothing: Sequence[str | None] = [None] * len(values)
-    futures: list[Future[Any]] = [
-        producer.send_async(topic, value, key=key, keys=key.split() if key else (), tag=tag)
-        for value, key, tag in zip(values.to_pylist(), keys or nothing, tags or nothing, strict=True)
-    ]
-    for future in futures:
-        future.result()
+def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], write: BatchWrite | None) -> WrittenRows:
+    with _producer(options) as producer:
+        if not options.exactly_once:
+            return WrittenRows(sum(_send(options, producer, batch) for batch in batches))
+        return _prepare(options, producer, batches, write or _micro_batch())
 
 
-def _bytes_of(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    return batch.column(name).cast(pa.binary()) if name in batch.schema.names else None
+def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch) -> int:
+    for rows in rows_by_topic(batch, options.topic):
+        send_rows(producer, rows, options.batch_messages)
+    return int(batch.num_rows)
 
 
-def _texts_of(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
-    column = _bytes_of(batch, name)
-    if column is None or column.null_count == len(column):
-        return None
+def _prepare(
+    options: WriteOptions, producer: Producer, batches: Iterator[pa.RecordBatch], write: BatchWrite
+) -> WrittenRows:
+    task = _task()
+    transactions = TaskTransactions(
+        producer,
+        write,
+        task.partitionId(),
+        task.attemptNumber(),
+        messages=options.batch_messages,
+        max_bytes=options.transaction_bytes,
+    )
+    count = 0
     try:
-        texts: list[str | None] = column.cast(pa.string()).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ClientError(f"column {name} is no UTF-8 in a row: a {name} is text") from error
-    return texts
+        for batch in batches:
+            for rows in rows_by_topic(batch, options.topic):
+                transactions.add(rows)
+            count += batch.num_rows
+        transactions.finish()
+    except BaseException:
+        transactions.roll_back()
+        raise
+    return WrittenRows(count, write, tuple(transactions.prepared), transactions.topic)
+
+
+def _micro_batch() -> BatchWrite:
+    task = _task()
+    query_id, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
+    if query_id is None or batch is None:
+        raise ClientError("exactlyOnce needs micro-batches: choose another trigger than continuous")
+    return BatchWrite(query_id, int(batch))
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise ClientError("rows are written by tasks of Spark only")
+    return context
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------------
+
+
+def _end_batch(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
+) -> bool:
+    """Decide on what the tasks have prepared, if they have (exactlyOnce), and say whether there was something."""
+    written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
+    query_ids = {each.write.query_id for each in written if each.write}
+    topic = next((each.topic for each in written if each.topic), options.topic)
+    if not query_ids:
+        return False
+    (query_id,) = query_ids
+    with _session(options) as session, _producer(options) as producer:
+        store = DecidedBatches(session)
+        if topic is None:  # no row came that named one; an earlier run of this batch may have had some
+            found = store.load(query_id).decided
+            if found is None or not found.topic:
+                return False
+            topic = found.topic
+        coordinator = Coordinator(store, producer.xa([topic], qualifier=qualifier(query_id)), query_id)
+        if abort:
+            coordinator.abort(batch)
+        else:
+            coordinator.commit(batch, [name for each in written for name in each.prepared], topic)
+    return True
+
+
+def _producer(options: WriteOptions) -> Producer:
+    return Producer(options.zookeeper, root=options.root, protocol=options.protocol)
+
+
+def _session(options: WriteOptions) -> ZkSession:
+    return ZkSession(options.zookeeper, options.root)

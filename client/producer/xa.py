@@ -97,13 +97,16 @@ class XaResource:
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
 
-    def start(self, xid: Xid) -> XaBranch:
-        """Begin a transaction. Raises XaError: XAER_DUPID if this resource has begun it already."""
+    def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
+        """Begin a transaction, on the broker with this id or on one of those that publish all topics.
+
+        Raises XaError: XAER_DUPID if this resource has begun it already.
+        """
         key = xid.key(self.qualifier)
         with self._lock:
             if xid in self._brokers:
                 raise XaError(XaCode.XAER_DUPID, f"{key} was started already")
-            broker = self._brokers[xid] = self._choose_broker()
+            broker = self._brokers[xid] = self._choose_broker() if broker is None else broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
         except XaError:
@@ -151,14 +154,15 @@ class XaResource:
         failures: dict[int, MetaqError] = {}
         for broker in sorted(self._endpoints()):
             try:
-                found = self._recover_from(broker)
+                xids += self._recover_from(broker)
             except MetaqError as error:
                 failures[broker] = error
-                continue
-            with self._lock:
-                self._brokers.update(dict.fromkeys(found, broker))
-            xids += found
         return Recovered(tuple(xids), failures)
+
+    def recover_from(self, broker: int) -> Sequence[Xid]:
+        """What is in doubt on one broker. Raises XaError: XAER_RMFAIL if it is not registered or does not answer."""
+        with _as_xa_errors(decides=True):
+            return self._recover_from(broker)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +180,10 @@ class XaResource:
         connection = self._connect(broker)
         text = self._calls.verb(connection, TransactionType.RECOVER, None, qualifier=self.qualifier)
         keys = [key for key in text.split("\r\n") if key]
-        return [Xid.parse(key) for key in keys if qualifier_of(key) == self.qualifier]
+        found = [Xid.parse(key) for key in keys if qualifier_of(key) == self.qualifier]
+        with self._lock:
+            self._brokers.update(dict.fromkeys(found, broker))
+        return found
 
     def _broker_of(self, xid: Xid) -> int:
         """Raises XaError: XAER_NOTA if every broker says that it does not have it."""

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from metaq import Producer
+from metaq.spark_connector.columns import COLUMNS
 from metaq.spark_connector.options import WRITE_NAMES
 from metaq.spark_connector.read_options import READ_NAMES
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
@@ -24,9 +25,13 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
         with Producer(up.zookeeper) as producer:
             for symbol, price in (("AA", 1), ("AA", 2), ("BB", 5)):
                 producer.send("trades", str(price).encode(), key=symbol, keys=[symbol])
-        names: dict[str, Any] = {"spark": spark}
+        source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+        source.mkdir()
+        for number in range(2):
+            (source / str(number)).write_text(f"line {number}")
+        names: dict[str, Any] = {"spark": spark, "source": str(source), "checkpoint": str(checkpoint)}
         examples = blocks("spark.md", "python")
-        assert len(examples) == 4
+        assert len(examples) == 5
         for example in examples:
             exec(
                 example.replace("127.0.0.1:2181", up.zookeeper).replace("/tmp/prices", str(tmp_path / "prices")), names
@@ -36,7 +41,9 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
         assert sorted(tuple(row) for row in rows) == [("AA", 1), ("AA", 2), ("BB", 5)]
         totals = spark.read.format("metaq").options(zookeeper=up.zookeeper, subscribe="totals").load()
         rows = totals.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)").collect()
-        assert sorted(tuple(row) for row in rows) == [("AA", "3"), ("BB", "5")]
+        streamed = {(None, "line 0"), (None, "line 1")}
+        assert {tuple(row) for row in rows} == {("AA", "3"), ("BB", "5")} | streamed
+        assert len(rows) == 4
     finally:
         spark.stop()
         assert stop(up.process) == 0
@@ -50,4 +57,4 @@ def test_the_tables_of_the_page_name_every_option_and_column():
         for part in (reading, writing)
     }
     assert set(READ_NAMES) | set(SPARK_SCHEMA_WITH_HEADERS.fieldNames()) == rows[reading]
-    assert set(WRITE_NAMES) | {"value", "topic", "key", "tag"} == rows[writing]
+    assert set(WRITE_NAMES) | set(COLUMNS) == rows[writing]

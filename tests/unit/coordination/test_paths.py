@@ -19,6 +19,7 @@ PLACEHOLDERS = {
     "group": "<G>",
     "consumer_id": "<C>",
     "partition": "<b>-<p>",
+    "query_id": "<Q>",
 }
 
 

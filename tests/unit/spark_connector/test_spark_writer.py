@@ -4,17 +4,23 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
+from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError
 from metaq.spark_connector import writer
+from metaq.spark_connector.columns import check_columns
 from metaq.spark_connector.options import WriteOptions
 from metaq.spark_connector.source import MetaqDataSource
-from metaq.spark_connector.writer import MetaqWriter, check_columns
+from metaq.spark_connector.writer import MetaqWriter
 
 TO_OUT = WriteOptions(zookeeper="h:1", topic="out")
 BY_ROW = WriteOptions(zookeeper="h:1")
+
+
+MAP = MapType(StringType(), StringType())
+KAFKAS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 
 
 def schema(text):
@@ -45,11 +51,28 @@ def test_topic_may_come_from_the_rows():
         ("value string,tag integer", TO_OUT, "cast it to string"),
         ("value string", BY_ROW, "set the option, or add a column topic"),
         ("value string,topic string", TO_OUT, "not both"),
+        ("value string,attribute binary", TO_OUT, "cast it to string"),
+        ("value string,value binary", TO_OUT, "names a column twice"),
     ],
 )
 def test_other_columns_are_refused_with_the_remedy(text, options, said):
     with pytest.raises(ConfigError, match=said):
         check_columns(schema(text), options)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StringType(),
+        MapType(StringType(), IntegerType()),
+        MapType(IntegerType(), StringType()),
+        ArrayType(StringType()),
+        ArrayType(StructType().add("value", StringType()).add("key", StringType())),
+    ],
+)
+def test_headers_of_another_type_are_refused(kind):
+    with pytest.raises(ConfigError, match="cast it to map<string,string> or array<struct<key:string,value:binary>>"):
+        check_columns(schema("value string").add("headers", kind), TO_OUT)
 
 
 def test_overwriting_a_topic_is_refused():
@@ -64,9 +87,12 @@ def test_a_schema_of_ones_own_is_refused_for_reading():
         source.reader(StructType().add("value", IntegerType()))
 
 
-class Acknowledged:
-    def result(self):
-        return None
+def told(item):
+    """A payload, or what is written with it."""
+    if isinstance(item, bytes):
+        return item
+    assert item.flag
+    return (item.payload, item.keys, item.tag, item.attribute, dict(item.headers))
 
 
 class Recorder:
@@ -83,12 +109,11 @@ class Recorder:
     def __exit__(self, *_exc_info):
         return None
 
-    def send_batch(self, topic, payloads):
-        self.sent.append((topic, list(payloads)))
+    def partitions(self, topic):
+        return tuple(TopicPartition(topic, 0, number) for number in range(2))
 
-    def send_async(self, topic, payload, *, key, keys, tag):
-        self.sent.append((topic, payload, key, tuple(keys), tag))
-        return Acknowledged()
+    def send_batch(self, topic, items, *, key=None):
+        self.sent.append((topic, [told(item) for item in items], key))
 
 
 @pytest.fixture
@@ -104,18 +129,43 @@ def write(options, columns, **arrays):
 
 def test_rows_without_keys_go_in_batches(sent):
     done = write(WriteOptions("h:1", "out", batch_messages=2), "value string", value=["a", "b", "ä"])
-    assert sent == [("out", [b"a", b"b"]), ("out", ["ä".encode()])]
+    assert sent == [("out", [b"a", b"b"], None), ("out", ["ä".encode()], None)]
     assert done.rows == 3
 
 
-def test_rows_with_key_and_tag_go_one_by_one_with_the_keys_words(sent):
-    write(TO_OUT, "key binary,value string,tag string", key=[b"o 1", None], value=["a", "b"], tag=[None, "t"])
-    assert sent == [("out", b"a", "o 1", ("o", "1"), None), ("out", b"b", None, (), "t")]
+def test_rows_with_a_key_go_in_batches_for_its_partition_with_the_keys_words(sent):
+    write(
+        TO_OUT,
+        "key binary,value string,tag string",
+        key=[b"o 1", None, b"o 1", b"abc"],
+        value=["a", "b", "c", "d"],
+        tag=[None, "t", "t", None],
+    )
+    with_key: list[Any] = [(b"a", ("o", "1"), None, None, {}), (b"c", ("o", "1"), "t", None, {})]
+    partitions = [TopicPartition("out", 0, number) for number in range(2)]
+    assert partition_for_key("o 1", partitions) != partition_for_key("abc", partitions)
+    assert sent == [
+        ("out", [(b"b", (), "t", "t", {})], None),
+        ("out", with_key, "o 1"),
+        ("out", [(b"d", ("abc",), None, None, {})], "abc"),
+    ]
+
+
+def test_attributes_and_headers_are_written_as_map_and_as_kafkas_array(sent):
+    as_map = pa.array([[("h", "v")], None], pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_pydict({"value": ["1", "2"], "attribute": ["a", "a"], "headers": as_map})
+    as_array = pa.array([[{"key": "h", "value": b"v"}]])
+    kafkas = pa.RecordBatch.from_pydict({"value": ["3"], "headers": as_array})
+    MetaqWriter(TO_OUT, schema("value string,attribute string").add("headers", MAP)).write(iter([batch]))
+    first = list(sent)
+    MetaqWriter(TO_OUT, schema("value string").add("headers", KAFKAS)).write(iter([kafkas]))
+    assert first == [("out", [(b"1", (), None, "a", {"h": "v"}), (b"2", (), "a", "a", {})], None)]
+    assert sent == [("out", [(b"3", (), None, None, {"h": "v"})], None)]
 
 
 def test_rows_go_to_their_topics_in_order(sent):
     write(BY_ROW, "topic string,value string", topic=["x", "y", "x"], value=["1", "2", "3"])
-    assert sent == [("x", [b"1", b"3"]), ("y", [b"2"])]
+    assert sent == [("x", [b"1", b"3"], None), ("y", [b"2"], None)]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +174,9 @@ def test_rows_go_to_their_topics_in_order(sent):
         ("value string", {"value": ["a", None]}, "column value is null"),
         ("topic string,value string", {"topic": ["a", None], "value": ["1", "2"]}, "column topic is null"),
         ("key binary,value string", {"key": [b"\xff"], "value": ["1"]}, "column key is no UTF-8"),
+        ("value string", {"value": ["1"], "headers": [[{"key": "h", "value": None}]]}, "has 'h' twice, or null"),
+        ("value string", {"value": ["1"], "headers": [[{"key": "h", "value": b"\xff"}]]}, "of 'h' is no UTF-8"),
+        ("value string", {"value": ["1"], "headers": [[{"key": "a\x01", "value": "1"}]]}, "0x01 or 0x02"),
     ],
 )
 def test_a_row_that_is_no_message_fails_the_task(sent, columns, arrays, said):

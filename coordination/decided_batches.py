@@ -1,0 +1,71 @@
+"""Which batch of each Spark query was decided last: one node per query, replaced only in the version that was read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import CoordinationError
+
+from .records import DecidedBatch, format_decided_batch, parse_decided_batch
+from .session import ZkSession
+from .znodes import Write, create_persistent, delete, set_data
+
+__all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
+
+_MAX_NODE_BYTES = 1_000_000
+"""What a ZooKeeper server takes by default (jute.maxbuffer, 1 MiB), with room for the request around it."""
+
+
+class Versioned(NamedTuple):
+    """What a query's node says, and its version; None and None if there is no node."""
+
+    decided: DecidedBatch | None
+    version: int | None
+
+
+class DecidedBatches:
+    """Any thread. Raises CoordinationUnavailable if ZooKeeper does not answer, CoordinationError for damaged data."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+
+    def load(self, query_id: str) -> Versioned:
+        path = self._paths.spark_write(query_id)
+        node = self._nodes.get_versioned(path)
+        return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
+
+    def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
+        """Write `decided` where `found` still is; what there is then, or None if somebody else has changed it.
+
+        After CoordinationUnavailable it may have been written, or be written later, unless somebody replaces `found`.
+        """
+        path = self._paths.spark_write(query_id)
+        data = format_decided_batch(decided)
+        if len(data) > _MAX_NODE_BYTES:
+            raise CoordinationError(
+                f"{len(decided.pending)} transactions of one batch do not fit into a znode ({len(data)} bytes): "
+                "write fewer partitions (coalesce), or raise metaq.transaction.bytes"
+            )
+        if found.version is None:
+            self._nodes.ensure([self._paths.spark_writes()])
+            return Versioned(decided, 0) if self._write(path, create_persistent(path, data)) else None
+        written = self._write(path, set_data(path, data, found.version))
+        return Versioned(decided, found.version + 1) if written else None
+
+    def remove(self, query_id: str) -> None:
+        """Forget the query."""
+        path = self._paths.spark_write(query_id)
+        self._write(path, delete(path))
+
+    def _write(self, path: str, write: Write) -> bool:
+        """Whether it was done; not if the node is another one than expected."""
+        failure = self._nodes.write_atomically(self._session.session_id, [write])
+        if isinstance(failure, (BadVersionError, NodeExistsError, NoNodeError)):
+            return False
+        if failure is not None:
+            raise CoordinationError(f"cannot write {path}: {type(failure).__name__} {failure}") from failure
+        return True
