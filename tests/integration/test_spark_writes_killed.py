@@ -23,6 +23,8 @@ FILES_PER_LIFE, LINES = 6, 40
 MOST_SECONDS_UNTIL_KILL = 2.0
 """A micro-batch takes about 0.4 s on an idle machine, so a random moment within this hits any part of one."""
 START_SECONDS = 240.0
+pytestmark = pytest.mark.timeout(60 + 120 * (KILLS + 1))
+"""Of a test, in seconds: a driver starts in 6 s on an idle machine, and a loaded one may need minutes for all."""
 
 JOB = """
 import sys
