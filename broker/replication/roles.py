@@ -74,15 +74,8 @@ class Roles:
 
     async def before_registration(self) -> None:
         """What has to be there when the first client comes: a synchronous master's connection to its slave."""
-        if self._plugins.samsa is None:
-            return
-        from .sync_master import SyncMaster
-
-        master = SyncMaster(
-            self._broker, self._plugins.samsa, unregister=self._unregister, register=self._register_again
-        )
-        self._sync_master = self._broker.sync_slave = self._broker.replication = master
-        await master.start()
+        if self._sync_master is not None:
+            await self._sync_master.start()
 
     def start(self, registration: Registration | None) -> None:
         """The broker serves and is registered. registration: None if it registers nothing."""
