@@ -1,6 +1,7 @@
 """A real ZooKeeper server for all integration tests, and a fresh tree in it for each."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import count
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _numbers = count()
+
+# whoever starts the tests in the background may have these ignored, and every process started here would inherit that:
+# Java does not handle a hang-up then, and nothing ends by Ctrl-C
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

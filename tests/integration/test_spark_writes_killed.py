@@ -18,7 +18,8 @@ from metaq.spark_connector.decisions import qualifier
 
 from .cli_helpers import Up, eventually, start_up, stop
 
-KILLS = int(os.environ.get("METAQ_SPARK_KILLS", "3"))
+# every life of a driver costs some 20 s on two busy processors
+KILLS = int(os.environ.get("METAQ_SPARK_KILLS", "1"))
 FILES_PER_LIFE, LINES = 6, 40
 MOST_SECONDS_UNTIL_KILL = 2.0
 """A micro-batch takes about 0.4 s on an idle machine, so a random moment within this hits any part of one."""
