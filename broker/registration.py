@@ -87,8 +87,8 @@ class Registration:
         self._registration = registration
         return partial(registration.register, _described(topics))
 
-    def _queue(self, function: Callable[[], None]) -> Deferred[None]:
-        deferred: Deferred[None] = Deferred()
+    def _queue(self, function: Callable[[], T]) -> Deferred[T]:
+        deferred: Deferred[T] = Deferred()
         self._tasks.put(lambda: self._call(function, deferred))
         return deferred
 
@@ -124,9 +124,7 @@ class Registration:
                 return [f"ZooKeeper is told later: {error}"]
             return []
 
-        deferred: Deferred[list[str]] = Deferred()
-        self._tasks.put(lambda: self._call(update, deferred))
-        return deferred
+        return self._queue(update)
 
     def stop_serving(self) -> Deferred[None]:
         """Take the nodes back; fires after at most 5 s, whatever ZooKeeper does."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -57,7 +58,7 @@ class _Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Member:
+class Member(ABC):
     """One consumer over its lives; each life has a consumer id and a journal of its own.
 
     deaths: when it was killed, by consumer id as ZooKeeper has it.
@@ -104,8 +105,8 @@ class Member:
             self._process = None
             self.deaths[f"{self._group.name}_{self._id}"] = time.time()
 
-    def _started(self, consumer_id: str, path: Path) -> _Process:
-        raise NotImplementedError
+    @abstractmethod
+    def _started(self, consumer_id: str, path: Path) -> _Process: ...
 
 
 class PythonConsumer(Member):
