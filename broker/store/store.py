@@ -6,58 +6,26 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from metaq.protocol.errors import PartitionNotFound, StoreError
 
+from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
-from .discard import discard
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
-from .flush import DATA, INDEX, FlushPolicy, RunInThread, flush_policy
-from .index import Index
-from .journal import Journal, JournalEntry, journal_number, read_journal
+from .flush import RunInThread
+from .index_rebuilding import IndexRebuilding
+from .journal import Journal, journal_number
+from .opening import read_entries, sync_recovered
 from .partition_log import PartitionLog
-from .recovery import RebuiltIndex, Recovered, RecoveryReport, rebuild_index, recover_partition
+from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
-from .retention import Action, DeletePolicy, SegmentAge, count_expired
-from .segment import Segment, SegmentFile, create_segment
+from .retention_runs import RemovedSegment, RetentionRuns
+from .segment import create_segment
+from .topic_config import TopicStoreConfig
 
 __all__ = ["RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
-
-_SYNCED_ONE_BY_ONE = 64
-"""Recovered segments above which the whole file system is synced in one call, with what others wrote to it."""
-
-_MAX_BACKGROUND_JOBS = 16
-"""Timer-driven syncs under way at once; each keeps a descriptor open and a worker thread busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicStoreConfig:
-    """What server.ini says about storing one topic (storage.md §9). unflush_threshold <= 0 means group commit."""
-
-    max_segment_size: int
-    unflush_threshold: int
-    unflush_interval_ms: int
-    delete_policy: DeletePolicy | None = None
-    """None keeps everything."""
-
-    @property
-    def flush_policy(self) -> FlushPolicy:
-        return flush_policy(self.unflush_threshold, self.unflush_interval_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedSegment:
-    """A segment that retention has taken out of a log; its file goes in the background."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    size: int
-    action: Action
 
 
 class Store:
@@ -88,16 +56,14 @@ class Store:
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
         self._run_in_thread = run_in_thread
         self.files = files
-        self._clock = clock
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
-        self._journal = Journal(self.data_paths[0], files, run_in_thread, self._checkpoint_soon)
+        self._syncs = BackgroundSyncs()
+        self._rebuilding = IndexRebuilding(self._open_files, run_in_thread)
+        self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
+        self._journal = Journal(self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon)
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
-        self._dirty: dict[PartitionLog, None] = {}  # dictionaries as ordered sets
-        self._pending: dict[PartitionLog, int] = {}
-        self._background: set[PartitionLog] = set()
-        self._unindexed: list[tuple[PartitionLog, Segment]] = []
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -115,11 +81,11 @@ class Store:
         except BaseException:
             self._release()
             raise
-        self._rebuild_next_index()
+        self._rebuilding.start()
 
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
-        entries, journal_paths = self._read_journal()
+        entries, journal_paths = read_entries(self.files, self.data_paths[0])
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for name, of_partition in entries.items():
             directory = found.get(name) or self._directory_for(name)
@@ -130,59 +96,25 @@ class Store:
             recovered = recover_partition(self._open_files, entry.path)
             self._report(recovered.report)
             log = self._add(entry.topic, entry.partition, entry.path, recovered)
-            self._unindexed += [(log, segment) for segment in recovered.unindexed]
-        self._sync_recovered(journaled=bool(journal_paths))
+            self._rebuilding.add(log, recovered.unindexed)
+        sync_recovered(self.files, self.data_paths, list(self._logs.values()), journaled=bool(journal_paths))
         for path in journal_paths:
             self.files.unlink(path)
         if journal_paths:
             self._journal.start_after(journal_number(journal_paths[-1]))
-
-    def _read_journal(self) -> tuple[dict[str, list[JournalEntry]], list[str]]:
-        try:
-            return read_journal(self.files, self.data_paths[0])
-        except OSError as error:
-            raise StoreError(f"the journal in {self.data_paths[0]} cannot be read: {error}") from error
 
     def _directory_for(self, name: str) -> PartitionDirectory:
         topic, _, number = name.rpartition("-")
         data_path = os.path.realpath(self._data_path_for(topic))
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
-    def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until what was found is on the disk where readers may only see what cannot be lost.
-
-        journaled: there is a journal to be dropped, which may have made any partition's puts safe.
-        """
-        logs = [log for log in self._logs.values() if journaled or log.waits]
-        segments = [
-            segment
-            for log in logs
-            for segment in log.segments
-            if segment.synced < segment.end or (journaled and segment.index is None)
-        ]
-        try:
-            if len(segments) > _SYNCED_ONE_BY_ONE:
-                for path in self.data_paths:
-                    self.files.sync_filesystem(path)
-            else:
-                self._sync_segments(segments)
-        except OSError as error:
-            raise StoreError(f"what was recovered cannot be synced: {error}") from error
-        for log in logs:
-            log.mark_synced()
-
-    def _sync_segments(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            self.files.fdatasync(segment.data.use())
-        directories = [os.path.dirname(segment.path) for segment in segments]
-        for path in dict.fromkeys((*directories, *map(os.path.dirname, directories))):
-            self.files.fsync_directory(path)
-
     def close(self) -> None:
         """Sync everything on this thread, waiting for the disk, answer all who wait, unlock. May be called twice."""
         if self._closed:
             return
         self._closed = True
+        self._syncs.stop()
+        self._rebuilding.stop()
         self._journal.stop()
         for log in self._logs.values():
             log.close()
@@ -285,9 +217,9 @@ class Store:
             run_in_thread=self._run_in_thread,
             journal=self._journal,
             unsynced_directories=recovered.unsynced_directories,
-            on_dirty=self._mark_dirty,
+            on_dirty=self._syncs.mark_dirty,
         )
-        log.flusher.on_job_end = partial(self._job_ended, log)
+        self._syncs.watch(log)
         self._logs[topic, partition] = log
         return log
 
@@ -301,33 +233,8 @@ class Store:
 
     def tick(self) -> None:
         """Start the syncs and checkpoints whose time has come. To be called about four times a second."""
-        now = self._monotonic()
-        for log in list(self._dirty):
-            if not log.dirty:
-                del self._dirty[log]
-            elif kind := log.due(now):
-                self._pending[log] = self._pending.get(log, 0) | kind
-        self._start_pending()
+        self._syncs.tick(self._monotonic())
         self._journal.tick()
-
-    def _checkpoint_soon(self, log: PartitionLog) -> None:
-        self._pending[log] = DATA | INDEX
-
-    def _mark_dirty(self, log: PartitionLog) -> None:
-        self._dirty[log] = None
-
-    def _start_pending(self) -> None:
-        while self._pending and len(self._background) < _MAX_BACKGROUND_JOBS and not self._closed:
-            log, kind = next(iter(self._pending.items()))
-            del self._pending[log]
-            if log.flusher.failure is None:
-                self._background.add(log)
-                log.flusher.request(kind)
-
-    def _job_ended(self, log: PartitionLog) -> None:
-        if log in self._background:
-            self._background.discard(log)
-            self._start_pending()
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
@@ -337,73 +244,11 @@ class Store:
         is_due: whether a topic's turn has come (topics may have schedules of their own).
         Files that cannot be removed are logged and come back into the log, to be tried at the next run.
         """
-        removed: list[RemovedSegment] = []
-        for log in self._logs.values():
-            policy = self._config_for(log.topic).delete_policy
-            if policy is not None and is_due(log.topic):
-                segments = log.remove_first(self._count_expired(log, policy))
-                removed += [
-                    RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, policy.action)
-                    for segment in segments
-                ]
-                self._discard(log, segments, policy.action)
-        return removed
-
-    def _count_expired(self, log: PartitionLog, policy: DeletePolicy) -> int:
-        ages = []
-        for segment in log.segments[:-1]:
-            if not segment.removable:
-                break
-            try:
-                modified_ms = self.files.status(segment.path).modified_ms
-            except OSError as error:
-                _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
-                break
-            ages.append(SegmentAge(segment.first_offset, modified_ms / 1000))
-        return count_expired(ages, policy, self._clock())
-
-    def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
-        if segments:
-            paths = [segment.path for segment in segments]
-            done = partial(self._discarded, log, segments)
-            self._run_in_thread(partial(discard, self.files, log.directory, paths, action), done)
-
-    def _discarded(
-        self, log: PartitionLog, segments: Sequence[Segment], result: tuple[int, OSError | None] | BaseException
-    ) -> None:
-        if isinstance(result, BaseException):
-            _log.error("retention of %s failed: %r", log.directory, result)
-            return
-        count, error = result
-        if error is not None:
-            _log.error(
-                "retention of %s stopped after %d of %d segments: %s", log.directory, count, len(segments), error
-            )
-            log.restore_first(segments[count:])
+        return self._retention.apply(self._logs.values(), is_due)
 
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 
     @property
     def unindexed_segments(self) -> int:
         """Closed segments whose index is still to be rebuilt; their messages are not counted yet."""
-        return len(self._unindexed)
-
-    def _rebuild_next_index(self) -> None:
-        if self._unindexed and not self._closed:
-            log, segment = self._unindexed[0]
-            self._run_in_thread(partial(self._rebuild, segment), partial(self._rebuilt, log, segment))
-
-    def _rebuild(self, segment: Segment) -> RebuiltIndex:
-        status = self.files.status(segment.path)
-        file = SegmentFile(segment.path, segment.first_offset, segment.size, status.modified_ms)
-        return rebuild_index(self.files, file)
-
-    def _rebuilt(self, log: PartitionLog, segment: Segment, result: RebuiltIndex | BaseException) -> None:
-        del self._unindexed[0]
-        if isinstance(result, BaseException):
-            _log.error("the index of %s cannot be rebuilt, its messages are not counted: %s", segment.path, result)
-        else:
-            for damage in result.damage:
-                _log.error("%s is damaged in [%d, %d)", segment.path, damage.start, damage.end)
-            log.adopt_index(segment, Index(self._open_files.file(segment.index_path), result.count, result.max_id))
-        self._rebuild_next_index()
+        return len(self._rebuilding)

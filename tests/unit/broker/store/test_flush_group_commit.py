@@ -142,7 +142,7 @@ def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness: Sto
 
 
 def test_asynchronous_flush_syncs_after_the_interval(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaq.broker.store.partition_log._CHECKPOINT_SECONDS", 1e9)
+    monkeypatch.setattr("metaq.broker.store.log_syncing._CHECKPOINT_SECONDS", 1e9)
     harness.append(b"x")
     harness.store.tick()
     harness.now = 9.9

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store import store
+from metaq.broker.store import opening
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal import JOURNAL_DIRECTORY, read_journal
@@ -205,7 +205,7 @@ def test_an_entry_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
 
 
 def test_many_recovered_partitions_are_synced_in_one_call(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_SYNCED_ONE_BY_ONE", PARTITIONS - 1)
+    monkeypatch.setattr(opening, "_SYNCED_ONE_BY_ONE", PARTITIONS - 1)
     puts.round("a")
     puts.harness.threads.run_all()
     puts.harness.kill()

@@ -1,0 +1,151 @@
+"""The segments of one partition as one readable log: byte ranges, counts, and changes of the list itself."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+
+from .files import Files, OpenFiles, read_exactly
+from .index import Index
+from .segment import Segment
+
+__all__ = ["LogSegments"]
+
+
+class LogSegments:
+    """What readers see of a partition. All methods belong to the owning thread unless they say otherwise."""
+
+    def __init__(self, segments: Sequence[Segment], open_files: OpenFiles) -> None:
+        """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
+        self._open_files = open_files
+        self._segments: list[Segment] = list(segments)
+        self._removed = 0  # records that retention took away: message numbers go on
+        self._relist()
+        self.end_offset = self._active.end
+        self._written = self._visible = self._bases[-1] + self._active.count
+        self.visible_end = self.end_offset
+
+    @property
+    def first_offset(self) -> int:
+        """Byte offset of the first byte that is still there."""
+        return self._starts[0]
+
+    @property
+    def message_count(self) -> int:
+        """Readable messages. Those in segments whose index is being rebuilt are not counted until that is done."""
+        return self._visible - self._removed
+
+    @property
+    def size_bytes(self) -> int:
+        """Readable bytes."""
+        return self.visible_end - self.first_offset
+
+    @property
+    def max_message_id(self) -> int:
+        """Largest positive message id known, 0 if there is none."""
+        return max(0 if segment.index is None else segment.index.max_id for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments, oldest first; not to be changed."""
+        return self._segments
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None:
+        """At most `max_bytes` stored bytes from `offset` on, of one segment, up to visible_end; b"" there.
+
+        None if they are not all in the page cache: call `read_blocking` in a worker thread. The last record may be cut.
+        Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
+        max_bytes <= 0.
+        """
+        segment, length = self._extent(offset, max_bytes)
+        if not length:
+            return b""
+        try:
+            return segment.data.read_cached(length, offset - segment.first_offset)
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+
+    def read_blocking(self, offset: int, max_bytes: int) -> bytes:
+        """The same, waiting for the disk. Any thread: uses a descriptor of its own and one snapshot of the segments."""
+        segment, length = self._extent(offset, max_bytes)
+        if not length:
+            return b""
+        try:
+            fd = self._files.open(segment.path, os.O_RDONLY)
+            try:
+                return read_exactly(self._files, fd, length, offset - segment.first_offset)
+            finally:
+                self._files.close(fd)
+        except FileNotFoundError:
+            if segment in self._segments:
+                raise
+            raise OffsetOutOfRange(offset, self.first_offset, self.visible_end) from None  # retention was faster
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+
+    def _extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
+        """The segment that has `offset` and how many readable bytes of it may be given."""
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes {max_bytes} must be positive")
+        visible_end, segments = self.visible_end, self._segments  # in this order: other threads must not see beyond
+        last = segments[-1]
+        if offset >= last.first_offset:
+            segment = last
+        else:
+            number = bisect_right(segments, offset, key=_first_offset) - 1
+            segment = segments[max(0, number)]
+        if not segments[0].first_offset <= offset <= visible_end:
+            raise OffsetOutOfRange(offset, segments[0].first_offset, visible_end)
+        return segment, min(max_bytes, min(segment.first_offset + segment.size, visible_end) - offset)
+
+    # --- changes of the list of segments ------------------------------------------------------------------------------
+
+    def remove_first(self, count: int) -> list[Segment]:
+        """Forget the first `count` segments, never the last one, and return them; the caller deletes the files."""
+        count = min(count, len(self._segments) - 1)
+        removed, self._segments = self._segments[:count], self._segments[count:]
+        self._removed += sum(segment.count for segment in removed)
+        self._relist()
+        for segment in removed:
+            segment.close()
+        return removed
+
+    def restore_first(self, segments: Sequence[Segment]) -> None:
+        """Take back segments that could not be deleted; they end where the log starts now."""
+        self._segments = [*segments, *self._segments]
+        self._removed -= sum(segment.count for segment in segments)
+        self._relist()
+
+    def adopt_index(self, segment: Segment, index: Index) -> None:
+        """Give a closed segment the index that was rebuilt for it; ignored if the segment is gone."""
+        if segment not in self._segments:
+            return
+        segment.index = index
+        segment.synced = segment.checkpointed = segment.end
+        self._written += len(index)
+        self._visible += len(index)
+        self._relist()
+
+    def _relist(self) -> None:
+        self._active = self._segments[-1]
+        assert self._active.index is not None
+        self._active_index = self._active.index
+        self._starts = [segment.first_offset for segment in self._segments]
+        base = self._removed
+        self._bases = []
+        for segment in self._segments:
+            self._bases.append(base)
+            base += segment.count
+
+    @property
+    def _files(self) -> Files:
+        return self._open_files.files
+
+
+def _first_offset(segment: Segment) -> int:
+    return segment.first_offset
