@@ -94,18 +94,24 @@ class AioGenerator:
         """The rate from the first messages to the last; joining the group is not measured."""
         return self._runner.run(self._consume(topic, group, count, timeout))
 
+    def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
+        """There is no Arrow in it."""
+        raise NotImplementedError("the client has no Arrow")
+
     async def _consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
         deadline = time.monotonic() + timeout
-        first = seen = 0
+        first = seen = size = 0
         start = time.perf_counter_ns()
         async with self._consumer(topic, group) as consumer:
             while seen < count:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"received {seen} of {count} in {timeout} s")
-                seen += len(await _poll(consumer))
+                messages = await _poll(consumer)
+                seen += len(messages)
+                size += sum(len(message.value) for message in messages)
                 if seen and not first:
                     first, start = seen, time.perf_counter_ns()
-            return rate(seen - first, time.perf_counter_ns() - start)
+            return {**rate(seen - first, time.perf_counter_ns() - start), "bytes": size}
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
         """From the send call to the poll that returns the message; percentiles of the last `count` in ms."""

@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
-from .loops import Client, Generator, Poll, serve
+from .loops import Client, Generator, Poll, PollArrow, serve
 
 __all__ = ["BULK_BATCH_BYTES", "BULK_LINGER_MS", "POLL_MESSAGES", "POLL_SECONDS"]
 
@@ -60,6 +60,9 @@ class KafkaPython:
 
         with closing(consumer):
             yield poll
+
+    def consume_arrow(self, topic: str, group: str) -> AbstractContextManager[PollArrow]:
+        raise NotImplementedError("the client has no Arrow")
 
     @staticmethod
     def data(message: Any) -> bytes:
@@ -149,6 +152,9 @@ class ConfluentKafka:
 
         with closing(consumer):
             yield poll_promptly if topic.startswith("latency") else poll
+
+    def consume_arrow(self, topic: str, group: str) -> AbstractContextManager[PollArrow]:
+        raise NotImplementedError("the client has no Arrow")
 
     @staticmethod
     def data(message: Any) -> bytes:

@@ -24,6 +24,8 @@ __all__ = [
     "Client",
     "Commands",
     "Generator",
+    "Poll",
+    "PollArrow",
     "percentiles",
     "rate",
     "serve",
@@ -32,6 +34,8 @@ __all__ = [
 Answer = dict[str, Any]
 Poll = Callable[[], Sequence[Any]]
 """Returns the next messages as the client's users get them, none if there are none for a while."""
+PollArrow = Callable[[], Any]
+"""Returns the next messages as one pyarrow.RecordBatch with a column `payload`; it may be empty."""
 
 LATENCY_TIMEOUT_SECONDS = 60.0
 STAMP = struct.Struct(">iq")  # number of the message, monotonic nanoseconds of its send call
@@ -64,6 +68,10 @@ class Client(Protocol):
         """A member of a group that begins at the earliest message."""
         ...
 
+    def consume_arrow(self, topic: str, group: str) -> AbstractContextManager[PollArrow]:
+        """As consume(), but messages come as Arrow. Raises NotImplementedError if the client has no such thing."""
+        ...
+
     def data(self, message: Any) -> bytes:
         """The payload of what the member polled."""
         ...
@@ -78,6 +86,7 @@ class Commands(Protocol):
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer: ...
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer: ...
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer: ...
+    def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer: ...
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer: ...
 
 
@@ -143,18 +152,25 @@ class Generator:
         return rate(count // batch * batch, time.perf_counter_ns() - start)
 
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """The rate from the first messages to the last; joining the group is not measured."""
-        deadline = time.monotonic() + timeout
+        """The rate from the first messages to the last, each message's payload taken; joining is not measured."""
+        data = self._client.data
         with self._client.consume(topic, group) as poll:
-            first = seen = 0
-            start = time.perf_counter_ns()
-            while seen < count:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"received {seen} of {count} in {timeout} s")
-                seen += len(poll())
-                if seen and not first:
-                    first, start = seen, time.perf_counter_ns()
-            return rate(seen - first, time.perf_counter_ns() - start)
+
+            def take() -> tuple[int, int]:
+                messages = poll()
+                return len(messages), sum(map(len, map(data, messages)))
+
+            return _drain(take, count, timeout)
+
+    def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
+        """As consume(), as record batches whose payloads have a column of their own."""
+        with self._client.consume_arrow(topic, group) as poll:
+
+            def take() -> tuple[int, int]:
+                batch = poll()
+                return batch.num_rows, batch.column("payload").nbytes
+
+            return _drain(take, count, timeout)
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
         """From the send call to the poll that returns the message, both here; percentiles of the last `count` in ms."""
@@ -177,6 +193,22 @@ class Generator:
             unanswered.append(self._client.send_async(topic, stamp + padding))
         for future in unanswered:
             future.result()
+
+
+def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Answer:
+    """Take until `count` messages have come; `take` returns how many messages and bytes came this time."""
+    deadline = time.monotonic() + timeout
+    first = seen = size = 0
+    start = time.perf_counter_ns()
+    while seen < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"received {seen} of {count} in {timeout} s")
+        messages, taken = take()
+        seen += messages
+        size += taken
+        if seen and not first:
+            first, start = seen, time.perf_counter_ns()
+    return {**rate(seen - first, time.perf_counter_ns() - start), "bytes": size}
 
 
 def _receive_stamps(poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int]) -> None:
@@ -203,6 +235,7 @@ def answer(commands: Commands, line: str) -> Answer:
             commands.send_async,
             commands.send_batch,
             commands.consume,
+            commands.consume_arrow,
             commands.latency,
         )
     }

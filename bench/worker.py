@@ -10,7 +10,7 @@ from typing import Any
 
 from metaq import Consumer, Producer
 
-from .loops import Generator, Poll, serve
+from .loops import Generator, Poll, PollArrow, serve
 
 POLL_MESSAGES = 1000
 
@@ -35,6 +35,11 @@ class Metaq:
     def consume(self, topic: str, group: str) -> Iterator[Poll]:
         with Consumer(self._zk_connect, group=group, topics=[topic], start="earliest") as consumer:
             yield lambda: consumer.poll(max_messages=POLL_MESSAGES, timeout=1.0)
+
+    @contextmanager
+    def consume_arrow(self, topic: str, group: str) -> Iterator[PollArrow]:
+        with Consumer(self._zk_connect, group=group, topics=[topic], start="earliest") as consumer:
+            yield consumer.poll_arrow
 
     @staticmethod
     def data(message: Any) -> bytes:

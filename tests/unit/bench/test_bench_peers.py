@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from bench.compare import Measured
@@ -52,6 +53,14 @@ class Loop:
 
         yield poll
 
+    @contextmanager
+    def consume_arrow(self, topic, group):
+        def poll():
+            taken, self.queue = self.queue[:10], self.queue[10:]
+            return pyarrow.record_batch({"payload": pyarrow.array(taken, pyarrow.binary())})
+
+        yield poll
+
     def data(self, message):
         return message
 
@@ -79,10 +88,13 @@ def test_a_refused_send_fails_the_command(line):
     assert answer(Generator(Loop(refuses=True)), line) == {"error": "RuntimeError: refused"}
 
 
-def test_messages_of_the_first_poll_start_the_clock_and_do_not_count():
+@pytest.mark.parametrize("command", ["consume", "consume_arrow"])
+def test_messages_of_the_first_poll_start_the_clock_and_do_not_count(command):
     client = Loop()
-    client.queue = [b""] * 40
-    assert answer(Generator(client), "consume t g 35 60")["count"] == 30
+    client.queue = [b"1234"] * 40
+    said = answer(Generator(client), f"{command} t g 35 60")
+    assert said["count"] == 30
+    assert said["bytes"] >= 160
 
 
 def test_too_small_a_backlog_fails_the_command():
