@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .lag import LagListener, LagReport, PartitionLag
 from .source import MetaqDataSource, register
 
-__all__ = ["MetaqDataSource", "register"]
+__all__ = ["LagListener", "LagReport", "MetaqDataSource", "PartitionLag", "register"]

@@ -31,11 +31,13 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
             (source / str(number)).write_text(f"line {number}")
         names: dict[str, Any] = {"spark": spark, "source": str(source), "checkpoint": str(checkpoint)}
         examples = blocks("spark.md", "python")
-        assert len(examples) == 5
+        assert len(examples) == 6
         for example in examples:
             exec(
                 example.replace("127.0.0.1:2181", up.zookeeper).replace("/tmp/prices", str(tmp_path / "prices")), names
             )
+        spark.streams.removeListener(names["lag"])
+        names["lag"].close()
         assert names["new"].count() == 3
         rows = spark.read.parquet(str(tmp_path / "prices" / "rows")).collect()
         assert sorted(tuple(row) for row in rows) == [("AA", 1), ("AA", 2), ("BB", 5)]

@@ -12,13 +12,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from metaq import Producer
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
+from metaq.protocol.record import HEADER_BYTES
+from metaq.spark_connector import LagListener, LagReport
 from metaq.spark_connector.offsets import from_json
 from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader
 
-from .cli_helpers import Up, start_up, stop
+from .cli_helpers import Up, eventually, start_up, stop
 
-TOPICS = ["flow:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
+TOPICS = ["flow:2", "behind:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,33 @@ def test_a_query_by_processing_time_sees_what_comes_later(spark, cluster, produc
         assert json.loads(query.lastProgress["sources"][0]["endOffset"])["tick"]["0-0"] > 0
     finally:
         query.stop()
+
+
+def test_a_listener_says_how_far_a_query_is_behind(spark, cluster, producer):
+    sent = send(producer, "behind", 0, 100)
+    seen: list[LagReport] = []
+    options = {"subscribe": "behind", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30"}
+    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, **options).load()
+    with LagListener(cluster.zookeeper, seen.append) as listener:
+        spark.streams.addListener(listener)
+        query = stream.writeStream.format("noop").queryName("behind").start()
+        try:
+            query.processAllAvailable()
+            eventually(lambda: (last := listener.report(query)) and last.messages == 0, 120)
+            assert seen[-1].bytes == 0
+            assert seen[-1].seconds == 0.0
+            first = seen[0]
+            assert (first.name, len(first.partitions)) == ("behind", 2)
+            assert first.messages == len(sent) - 30 * (first.batch + 1)
+            assert first.bytes == first.messages * (HEADER_BYTES + 6)
+            assert first.seconds > 0.0
+            with Cluster(cluster.zookeeper) as asked:
+                for each in seen[-1].partitions:
+                    bounds = partition_bounds(asked.connection(each.partition.broker), each.partition)
+                    assert each.position == each.end == bounds.end
+        finally:
+            spark.streams.removeListener(listener)
+            query.stop()
 
 
 def test_a_wrong_option_of_a_stream_is_refused(spark, cluster, tmp_path):

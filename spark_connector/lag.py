@@ -1,0 +1,232 @@
+"""How far streaming queries are behind their topics: a listener of Spark's progress that asks the brokers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from metaq.client.cluster import Cluster
+from metaq.client.config import Protocol
+from metaq.client.inquiry import Asked, messages_before, partition_bounds, read_bytes
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, OffsetOutOfRange
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.record import HEADER_BYTES, iter_headers
+
+from .offsets import from_json
+
+__all__ = ["LagListener", "LagReport", "PartitionLag", "partition_lag", "positions_of"]
+
+log = logging.getLogger(__name__)
+
+Positions = dict[TopicPartition, int]
+
+
+class PartitionLag(NamedTuple):
+    """What a query has not processed of one partition.
+
+    position, end: byte offsets; bytes: of stored messages between them; messages: None if the broker cannot count them
+    (Java); seconds: age of the oldest of them since its broker stored it, 0.0 if there is none, None if its id is no
+    clock (Java).
+    """
+
+    partition: TopicPartition
+    position: int
+    end: int
+    bytes: int
+    messages: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LagReport:
+    """The lag of one query behind micro-batch `batch`. failures: why other partitions are not in `partitions`."""
+
+    query_id: str
+    name: str | None
+    batch: int
+    partitions: tuple[PartitionLag, ...]
+    failures: Mapping[TopicPartition, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Of all partitions."""
+        return sum(each.bytes for each in self.partitions)
+
+    @property
+    def messages(self) -> int | None:
+        """Of all partitions; None if one cannot be counted."""
+        counts = [each.messages for each in self.partitions]
+        return None if None in counts else sum(each for each in counts if each is not None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the partition that is most behind; None if one has no clock."""
+        ages = [each.seconds for each in self.partitions]
+        return None if None in ages else max((each for each in ages if each is not None), default=0.0)
+
+
+class _Progress(NamedTuple):
+    name: str | None
+    batch: int
+    positions: Positions
+
+
+class LagListener(StreamingQueryListener):
+    """`spark.streams.addListener(LagListener(zookeeper))`: a report after each micro-batch, and while a query is idle.
+
+    Spark's events only note how far a query is; a thread of this object asks the cluster, so a broker that does not
+    answer holds back no query and no other listener. If it is slower than the micro-batches, it leaves some out.
+    Remove it from Spark before close().
+    """
+
+    def __init__(
+        self,
+        zookeeper: str,
+        on_lag: Callable[[LagReport], None] | None = None,
+        *,
+        root: str = "/meta",
+        protocol: Protocol = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """on_lag: called with each report, on this object's thread. clock: seconds since 1970, as brokers have it."""
+        self._zookeeper, self._root, self._protocol = zookeeper, root, protocol
+        self._on_lag = on_lag
+        self._clock = clock
+        self._cluster: Cluster | None = None
+        self._known: dict[str, _Progress] = {}
+        self._due: set[str] = set()
+        self._reports: dict[str, LagReport] = {}
+        self._thread = ThreadPoolExecutor(1, "metaq-lag")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread, the ZooKeeper session and all connections; waits for a report that is being made."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def report(self, query: StreamingQuery | str) -> LagReport | None:
+        """The last report of a query, or of one by its id (not runId); None before the first. Any thread."""
+        return self._reports.get(query if isinstance(query, str) else str(query.id))
+
+    # --- Spark's events, on a thread of Spark -----------------------------------------------------------------------
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # the names are Spark's
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        progress = event.progress
+        positions = positions_of(source.endOffset for source in progress.sources)
+        if positions:
+            self._known[str(progress.id)] = _Progress(progress.name, progress.batchId, positions)
+            self._schedule(str(progress.id))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """A query may be idle and behind: it waits for minOffsetsPerTrigger, or its broker is gone."""
+        if str(event.id) in self._known:
+            self._schedule(str(event.id))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The last report stays."""
+        self._known.pop(str(event.id), None)
+
+    # --- on the own thread ------------------------------------------------------------------------------------------
+
+    def _schedule(self, query_id: str) -> None:
+        if query_id not in self._due:
+            self._due.add(query_id)
+            self._thread.submit(self._measure, query_id)
+
+    def _measure(self, query_id: str) -> None:
+        self._due.discard(query_id)
+        known = self._known.get(query_id)
+        if known is None:
+            return
+        try:
+            report = self._ask(query_id, known)
+        except MetaqError as error:
+            log.warning("the lag of query %s is not known: %s", query_id, error)
+            return
+        self._reports[query_id] = report
+        if self._on_lag is not None:
+            try:
+                self._on_lag(report)
+            except Exception:
+                log.exception("on_lag failed for query %s", query_id)
+
+    def _ask(self, query_id: str, known: _Progress) -> LagReport:
+        if self._cluster is None:
+            self._cluster = Cluster(self._zookeeper, root=self._root, protocol=self._protocol)
+        sources = self._cluster.sources(sorted(known.positions))
+        found: list[PartitionLag] = []
+        failures: dict[TopicPartition, str] = {}
+        for partition, position in sorted(known.positions.items()):
+            try:
+                if partition not in sources:
+                    raise BrokerUnavailable(f"broker {partition.broker} is not registered in ZooKeeper: start it")
+                connection = self._cluster.connect(sources[partition])
+                found.append(partition_lag(connection, partition, position, self._clock()))
+            except MetaqError as error:
+                failures[partition] = str(error)
+        return LagReport(query_id, known.name, known.batch, tuple(found), failures)
+
+
+def positions_of(offsets: Iterable[str | None]) -> Positions:
+    """Where a query stands, from the offsets of its sources in Spark's progress; others than ours are left out.
+
+    Spark says no more of a Python source than its offset, and only ours look like `{"trades":{"0-1":4096}}`.
+    """
+    positions: Positions = {}
+    for text in offsets:
+        try:
+            named = json.loads(text or "{}")
+            if isinstance(named, dict) and all(isinstance(each, dict) for each in named.values()):
+                positions |= {each: at for each, at in from_json(named).items() if type(at) is int}
+        except ValueError:
+            continue
+    return positions
+
+
+def partition_lag(connection: Asked, partition: TopicPartition, position: int, now: float) -> PartitionLag:
+    """What lies behind byte `position` of a partition. now: seconds since 1970. Raises what inquiry.py raises."""
+    bounds = partition_bounds(connection, partition)
+    begin = min(max(position, bounds.first), bounds.end)
+    before = messages_before(connection, partition, begin)
+    messages = None if before is None or bounds.messages is None else bounds.messages - before
+    seconds = _age(connection, partition, begin, now) if begin < bounds.end else 0.0
+    return PartitionLag(partition, position, bounds.end, bounds.end - begin, messages, seconds)
+
+
+def _age(connection: Asked, partition: TopicPartition, offset: int, now: float) -> float | None:
+    """Seconds since the message at `offset` was stored; 0.0 if retention took it meanwhile."""
+    try:
+        data: Any = read_bytes(connection, partition, offset, HEADER_BYTES)  # the first record comes whole
+    except OffsetOutOfRange:
+        return 0.0
+    first = next(iter_headers(data), None)
+    stored = None if first is None else store_time_ms(first.id)
+    return None if stored is None else max(0.0, now - stored / 1000)

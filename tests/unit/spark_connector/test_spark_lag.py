@@ -1,0 +1,114 @@
+"""The lag of a query: from Spark's progress and a broker's answers to messages, bytes and seconds."""
+
+import json
+import threading
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import open_connection
+from metaq.client.testing import FakeBroker
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.record import HEADER_BYTES
+from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, partition_lag, positions_of
+
+ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
+QUERY = UUID(int=7)
+
+
+def test_positions_are_those_of_our_sources_only():
+    kafka, rate = '{"events":{"0":23,"1":345}}', "17"
+    ours = '{"t":{"0-0":40,"0-1":0}}'
+    assert positions_of([kafka, ours, None, rate, "{]", '{"a":5}']) == {ZERO: 40, ONE: 0}
+
+
+def test_a_partition_s_lag_is_counted_from_the_position():
+    with FakeBroker(topics={"t": 1}) as broker:
+        for _ in range(3):
+            broker.append("t", 0, b"x" * 10)
+        stored = store_time_ms(broker.log("t", 0).ids[0]) / 1000
+        connection = open_connection(broker.endpoint, ConnectionConfig(), "auto")
+        try:
+            size = HEADER_BYTES + 10
+            lag = partition_lag(connection, ZERO, 0, stored + 5)
+            assert lag == PartitionLag(ZERO, 0, 3 * size, 3 * size, 3, pytest.approx(5))
+            assert partition_lag(connection, ZERO, size, stored - 9)[1:] == (size, 3 * size, 2 * size, 2, 0.0)
+            assert partition_lag(connection, ZERO, 3 * size, stored + 5)[3:] == (0, 0, 0.0)
+        finally:
+            connection.close()
+
+
+def test_totals_are_unknown_if_one_partition_is():
+    counted, java = PartitionLag(ZERO, 0, 9, 9, 3, 2.0), PartitionLag(ONE, 0, 5, 5, None, None)
+    report = LagReport("q", None, 1, (counted, counted._replace(seconds=4.0)))
+    assert (report.bytes, report.messages, report.seconds) == (18, 6, 4.0)
+    report = LagReport("q", None, 1, (counted, java))
+    assert (report.bytes, report.messages, report.seconds) == (14, None, None)
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """A listener whose cluster is set by hand, and what it reported."""
+    seen: list[LagReport] = []
+    came = threading.Semaphore(0)
+
+    def take(report):
+        seen.append(report)
+        came.release()
+        raise ValueError("a user's mistake ends nothing")
+
+    listener = LagListener("h:1", take)
+    listener._cluster = SimpleNamespace(
+        sources=lambda wanted: {ZERO: "there"}, connect=lambda endpoint: endpoint, close=lambda: None
+    )
+    monkeypatch.setattr(
+        "metaq.spark_connector.lag.partition_lag",
+        lambda connection, partition, position, now: PartitionLag(partition, position, 50, 50 - position, 1, 1.0),
+    )
+    with listener:
+        yield SimpleNamespace(listener=listener, seen=seen, came=came)
+
+
+def progress(batch: int, *offsets: str) -> SimpleNamespace:
+    sources = [SimpleNamespace(endOffset=each) for each in offsets]
+    return SimpleNamespace(progress=SimpleNamespace(id=QUERY, name="n", batchId=batch, sources=sources))
+
+
+def test_each_progress_is_reported_and_so_is_an_idle_query(reports):
+    listener = reports.listener
+    assert listener.report(str(QUERY)) is None
+    listener.onQueryProgress(progress(3, json.dumps({"t": {"0-0": 20, "0-1": 5}})))
+    assert reports.came.acquire(timeout=30)
+    (report,) = reports.seen
+    assert (report.query_id, report.name, report.batch) == (str(QUERY), "n", 3)
+    assert report.partitions == (PartitionLag(ZERO, 20, 50, 30, 1, 1.0),)
+    assert "not registered" in report.failures[ONE]
+    assert listener.report(SimpleNamespace(id=QUERY)) == report
+    listener.onQueryIdle(SimpleNamespace(id=QUERY))
+    assert reports.came.acquire(timeout=30)
+
+
+def test_what_is_no_query_of_ours_is_not_asked_for(reports):
+    reports.listener.onQueryProgress(progress(1, "17"))
+    reports.listener.onQueryIdle(SimpleNamespace(id=QUERY))
+    reports.listener.onQueryProgress(progress(2, '{"t":{"0-0":0}}'))
+    assert reports.came.acquire(timeout=30)
+    reports.listener.onQueryTerminated(SimpleNamespace(id=QUERY))
+    assert [report.batch for report in reports.seen] == [2]
+
+
+def test_a_cluster_that_does_not_answer_leaves_the_last_report(reports, caplog):
+    def sources(wanted):
+        reports.came.release()
+        raise BrokerUnavailable("gone")
+
+    reports.listener._cluster.sources = sources
+    reports.listener.onQueryProgress(progress(1, '{"t":{"0-0":0}}'))
+    assert reports.came.acquire(timeout=30)
+    reports.listener.close()
+    assert reports.listener.report(str(QUERY)) is None
+    assert "is not known: gone" in caplog.text
