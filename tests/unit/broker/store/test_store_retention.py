@@ -8,7 +8,14 @@ import zipfile
 import pytest
 
 from metaq.broker.store.harness import NOW_MS, StoreHarness
-from metaq.broker.store.retention import Action, DeletePolicy, SegmentAge, count_expired, parse_delete_policy
+from metaq.broker.store.retention import (
+    Action,
+    DeletePolicy,
+    SegmentAge,
+    count_excess,
+    count_expired,
+    parse_delete_policy,
+)
 from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 
@@ -31,6 +38,49 @@ HOUR = 3600
 )
 def test_policies_of_1_x_are_read(text: str, action: Action, seconds: int) -> None:
     assert parse_delete_policy(text) == DeletePolicy(action, seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "max_bytes"),
+    [
+        ("delete,168,size=10g", Action.DELETE, 10 << 30),
+        ("delete,168, SIZE=512MB", Action.DELETE, 512 << 20),
+        ("archive,24h,size=1000", Action.ARCHIVE, 1000),
+        ("archive,24h,true,size=2t", Action.COMPRESS, 2 << 40),
+        ("delete,1,more,size=3k", Action.DELETE, 3 << 10),
+    ],
+)
+def test_a_size_limit_is_a_further_word_that_1_x_passes_over(text: str, action: Action, max_bytes: int) -> None:
+    assert parse_delete_policy(text) == DeletePolicy(action, parse_delete_policy(text).max_age_s, max_bytes)
+
+
+@pytest.mark.parametrize("text", ["size=", "size=0", "size=x", "size=-1", "size=1.5g", "size=1g,size=2g"])
+def test_a_size_that_is_none_is_a_config_error_with_the_accepted_form(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"use size=<bytes>"):
+        parse_delete_policy(f"delete,168,{text}")
+
+
+@pytest.mark.parametrize(
+    ("excess", "counts"),
+    [
+        (0, [0, 0, 0]),
+        (-5, [0, 0, 0]),
+        (1, [0, 1, 0]),
+        (10, [0, 1, 0]),
+        (11, [1, 1, 0]),
+        (21, [1, 2, 0]),
+        (99, [2, 2, 0]),
+    ],
+)
+def test_of_a_topic_that_is_too_large_the_oldest_segments_go_whichever_partition_they_are_in(
+    excess: int, counts: list[int]
+) -> None:
+    closed = [
+        [SegmentAge(0, 20, 10), SegmentAge(10, 50, 10)],
+        [SegmentAge(0, 10, 10), SegmentAge(10, 30, 10)],
+        [],
+    ]
+    assert count_excess(closed, excess) == counts
 
 
 @pytest.mark.parametrize("text", ["", "delete", "delete,", "delete,x", "delete,-1", "delete,1d", "a,1", "archive"])
