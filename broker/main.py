@@ -30,6 +30,7 @@ from .replication.roles import Roles, check_roles, config_for
 from .schedule import Schedule
 from .server import SessionFactory, listen
 from .sources import ConfigFiles
+from .store.retention_runs import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 from .timers import ScheduledCalls, repeat
 
@@ -42,6 +43,7 @@ __all__ = ["run"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
+_SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
 _WORKER_THREADS = 20  # syncs of several partitions at the same time, and cold reads
 _CLOSE_SECONDS = 2.0
 """How long a stop waits for clients to take their last answers."""
@@ -212,6 +214,7 @@ class BrokerProcess:
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
         self._tx_tick = repeat(_TICK_SECONDS, self.broker.transactions.tick, self._reactor, "the transactions' timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
+        self._sizes = repeat(_SIZE_CHECK_SECONDS, self._apply_size_limits, self._reactor, "the retention by size")
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:
@@ -241,11 +244,10 @@ class BrokerProcess:
             self._registration.add_topic(name, config)
 
     def _apply_retention(self, schedule: Schedule) -> None:
-        due = partial(self._is_due, schedule)
-        for segment in self.broker.store.apply_retention(due):
-            _log.info(
-                "retention: %s-%d loses its segment at %d", segment.topic, segment.partition, segment.first_offset
-            )
+        _log_removed(self.broker.store.apply_retention(partial(self._is_due, schedule)), "age")
+
+    def _apply_size_limits(self) -> None:
+        _log_removed(self.broker.store.apply_size_limits(), "size")
 
     def _is_due(self, schedule: Schedule, topic: str) -> bool:
         return self._topic(topic).delete_when == schedule
@@ -306,6 +308,7 @@ class BrokerProcess:
         self._tick.stop()
         self._tx_tick.stop()
         self._retention.stop()
+        self._sizes.stop()
         if self._registration is not None:
             await self._registration.close()
 
@@ -317,6 +320,17 @@ class BrokerProcess:
     @staticmethod
     def _log_failed_stop(failure: Failure) -> None:
         _log.error("stopping did not go as it should: %s", failure.getErrorMessage())
+
+
+def _log_removed(segments: Sequence[RemovedSegment], why: str) -> None:
+    for segment in segments:
+        _log.info(
+            "retention by %s: %s-%d loses its segment at %d",
+            why,
+            segment.topic,
+            segment.partition,
+            segment.first_offset,
+        )
 
 
 def _log_failed_reload(failure: Failure) -> None:

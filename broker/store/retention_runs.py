@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from .discard import discard
 from .files import Files
 from .flush import RunInThread
 from .partition_log import PartitionLog
-from .retention import Action, DeletePolicy, SegmentAge, count_expired
+from .retention import Action, DeletePolicy, SegmentAge, count_excess, count_expired
 from .segment import Segment
 from .topic_config import TopicStoreConfig
 
@@ -57,16 +58,43 @@ class RetentionRuns:
         for log in logs:
             policy = self._config_for(log.topic).delete_policy
             if policy is not None and is_due(log.topic):
-                segments = log.remove_first(self._count_expired(log, policy))
-                removed += [
-                    RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, policy.action)
-                    for segment in segments
-                ]
-                self._discard(log, segments, policy.action)
+                count = count_expired(self._ages(log), policy, self._clock())
+                removed += self._remove(log, count, policy.action)
         return removed
 
-    def _count_expired(self, log: PartitionLog, policy: DeletePolicy) -> int:
-        ages = []
+    def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
+        """The same for the oldest segments of topics that are larger than their policies allow."""
+        limited: dict[str, DeletePolicy | None] = {}
+        topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
+        for log in logs:
+            topic = log.topic
+            if topic not in limited:
+                policy = self._config_for(topic).delete_policy
+                limited[topic] = None if policy is None or policy.max_bytes is None else policy
+            if limited[topic] is not None:
+                topics[topic].append(log)
+        removed: list[RemovedSegment] = []
+        for topic, of_topic in topics.items():
+            policy = limited[topic]
+            if policy is not None and policy.max_bytes is not None:
+                excess = sum(log.size_bytes for log in of_topic) - policy.max_bytes
+                removed += self._remove_excess(of_topic, excess, policy.action) if excess > 0 else ()
+        return removed
+
+    def _remove_excess(self, logs: Sequence[PartitionLog], excess: int, action: Action) -> list[RemovedSegment]:
+        counts = count_excess([self._ages(log) for log in logs], excess)
+        return [each for log, count in zip(logs, counts, strict=True) for each in self._remove(log, count, action)]
+
+    def _remove(self, log: PartitionLog, count: int, action: Action) -> list[RemovedSegment]:
+        segments = log.remove_first(count)
+        self._discard(log, segments, action)
+        return [
+            RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
+        ]
+
+    def _ages(self, log: PartitionLog) -> list[SegmentAge]:
+        """The closed segments that may go, oldest first."""
+        ages: list[SegmentAge] = []
         for segment in log.segments[:-1]:
             if not segment.removable:
                 break
@@ -75,8 +103,8 @@ class RetentionRuns:
             except OSError as error:
                 _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
                 break
-            ages.append(SegmentAge(segment.first_offset, modified_ms / 1000))
-        return count_expired(ages, policy, self._clock())
+            ages.append(SegmentAge(segment.first_offset, modified_ms / 1000, segment.size))
+        return ages
 
     def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
         if segments:

@@ -246,6 +246,10 @@ class Store:
         """
         return self._retention.apply(self._logs.values(), is_due)
 
+    def apply_size_limits(self) -> list[RemovedSegment]:
+        """The same for topics with more bytes than their policies allow: their oldest segments go."""
+        return self._retention.apply_sizes(self._logs.values())
+
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 
     @property

@@ -26,7 +26,7 @@ from tests.soak.places import Kind, Place
 TOPIC, PARTITIONS = "t", 3
 SEGMENT_BYTES = 2048
 OLD_SECONDS = 48 * 3600
-SYSTEM = {"maxSegmentSize": SEGMENT_BYTES, "deletePolicy": "delete,24", "deleteWhen": "0/1 * * * * ?"}
+SYSTEM = {"maxSegmentSize": SEGMENT_BYTES, "deletePolicy": "delete,24,size=1g", "deleteWhen": "0/1 * * * * ?"}
 
 Log = dict[tuple[str, int], bytes]
 """Payload by partition and offset."""

@@ -195,3 +195,44 @@ def test_a_segment_without_checkpoint_waits_for_it(harness: StoreHarness) -> Non
     assert harness.store.apply_retention() == []
     harness.threads.run_all()
     assert len(harness.store.apply_retention()) == 1
+
+
+def test_a_topic_larger_than_its_limit_loses_its_oldest_segments_of_all_partitions(harness: StoreHarness) -> None:
+    aged(harness, [30, 20, 10])  # 3 closed segments of 25 bytes, and 25 bytes in the last
+    other = harness.store.get_or_create("u", 0)
+    harness.delete_policy = parse_delete_policy("delete,1000,size=50")
+    removed = harness.store.apply_size_limits()
+    assert [(entry.topic, entry.first_offset) for entry in removed] == [("t", 0), ("t", 25)]
+    assert harness.store.apply_size_limits() == []
+    harness.threads.run_all()
+    assert not harness.data_file(25).exists()
+    assert (harness.log.first_offset, harness.log.size_bytes) == (50, 50)
+    assert other.first_offset == 0
+    check_invariants(harness.log)
+
+
+def test_the_last_segment_stays_whatever_the_size_limit(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,1000,size=1")
+    harness.append(b"only")
+    assert harness.store.apply_size_limits() == []
+    assert harness.bodies() == [b"only"]
+
+
+def test_a_read_under_way_is_not_hurt_by_a_segment_that_goes(harness: StoreHarness) -> None:
+    aged(harness, [30, 20])
+    harness.delete_policy = parse_delete_policy("archive,10")
+    opened = harness.files.open
+
+    def open_then_remove(path: str, flags: int) -> int:
+        fd = opened(path, flags)
+        if path == str(harness.data_file()) and flags == os.O_RDONLY:
+            harness.files.open = opened  # type: ignore[method-assign]
+            harness.store.apply_retention()
+            harness.threads.run_all()
+        return fd
+
+    harness.files.open = open_then_remove  # type: ignore[method-assign]
+    assert harness.log.read_blocking(0, 100)[20:] == b"00000"
+    assert not harness.data_file().exists()
+    with pytest.raises(OffsetOutOfRange):
+        harness.log.read_blocking(0, 100)
