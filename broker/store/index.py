@@ -39,10 +39,10 @@ __all__ = [
     "UNIT_DTYPE",
     "Checkpoint",
     "Index",
+    "StoredCheckpoint",
     "UnitArray",
     "largest_id",
     "read_checkpoint",
-    "read_last_unit",
     "write_units",
 ]
 
@@ -89,8 +89,18 @@ def largest_id(units: Buffer | UnitArray) -> int:
     return max(0, int(array["id"].max())) if len(array) else 0
 
 
-def read_checkpoint(files: Files, path: str, first_offset: int) -> Checkpoint | None:
-    """The checkpoint of an index file; None if it is missing, damaged, of another segment or shorter than it says."""
+class StoredCheckpoint(NamedTuple):
+    """A checkpoint as found in a file, and the last unit that it covers: (offset, id, time_ms, size, tag), if any."""
+
+    checkpoint: Checkpoint
+    last_unit: tuple[int, int, int, int, int] | None
+
+
+def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpoint | None:
+    """What an index file promises; None if it is missing, damaged, of another segment or shorter than it says.
+
+    Raises OSError.
+    """
     try:
         fd = files.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -99,17 +109,10 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> Checkpoint | 
         found = unpack_header(files.pread(fd, HEADER_BYTES, 0))
         if found is None or found.first_offset != first_offset or found.end < first_offset or found.units < 0:
             return None
-        return found if files.status(path).size >= HEADER_BYTES + found.units * UNIT_BYTES else None
-    finally:
-        files.close(fd)
-
-
-def read_last_unit(files: Files, path: str, checkpoint: Checkpoint) -> tuple[int, int, int, int, int]:
-    """The last unit that the checkpoint covers: (offset, id, time_ms, size, tag). Raises OSError."""
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        data = files.pread(fd, UNIT_BYTES, HEADER_BYTES + (checkpoint.units - 1) * UNIT_BYTES)
-        return UNIT.unpack(data)
+        if not found.units:
+            return StoredCheckpoint(found, None)
+        last = files.pread(fd, UNIT_BYTES, HEADER_BYTES + (found.units - 1) * UNIT_BYTES)
+        return StoredCheckpoint(found, UNIT.unpack(last)) if len(last) == UNIT_BYTES else None
     finally:
         files.close(fd)
 

@@ -9,6 +9,7 @@ Only the last segment can be torn: data before the checkpoint of its index is be
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,14 +24,14 @@ from .index import (
     UNIT_DTYPE,
     Checkpoint,
     Index,
+    StoredCheckpoint,
     UnitArray,
     largest_id,
     read_checkpoint,
-    read_last_unit,
     write_units,
 )
-from .scan import bound_java_times, find_record, is_zero, scan_units
-from .segment import Segment, SegmentFile, create_segment, list_segments, segment_files
+from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
+from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
 
 __all__ = [
     "Damage",
@@ -42,7 +43,12 @@ __all__ = [
     "trusted_checkpoint",
 ]
 
+_log = logging.getLogger(__name__)
+
 _COPY_BYTES = 4 << 20
+
+_UNITS_IN_MEMORY = 128
+"""Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
 
 
 class Damage(NamedTuple):
@@ -107,8 +113,8 @@ def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
     in use. Raises StoreError (gap, overlap, bad name, unreadable file).
     """
     try:
-        _drop_empty_after_gap(open_files.files, directory)
-        found = list_segments(open_files.files, directory)
+        found = _without_empty_after_gap(open_files.files, segment_files(open_files.files, directory))
+        check_contiguous(found)
         if not found:
             return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1), (directory,))
         segments = [_open_closed(open_files, file) for file in found[:-1]]
@@ -119,15 +125,15 @@ def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
     return Recovered([*segments, last], unindexed, report)
 
 
-def _drop_empty_after_gap(files: Files, directory: str) -> None:
-    """Remove empty segments that start behind the end of the one before them.
+def _without_empty_after_gap(files: Files, found: list[SegmentFile]) -> list[SegmentFile]:
+    """Remove empty segments that start behind the end of the one before them; return the others.
 
     A power cut can keep the name of a new segment and lose the unsynced end of the one it followed. Nothing in it was
     ever acknowledged, and it would stop the start.
     """
-    found = segment_files(files, directory)
     while len(found) > 1 and not found[-1].size and found[-2].end < found[-1].first_offset:
         files.unlink(found.pop().path)
+    return found
 
 
 def _open_closed(open_files: OpenFiles, file: SegmentFile) -> Segment:
@@ -144,21 +150,13 @@ def _recover_last(
     open_files: OpenFiles, directory: str, count: int, file: SegmentFile
 ) -> tuple[Segment, RecoveryReport]:
     files = open_files.files
-    data = open_files.file(file.path)
-    fd = data.pin()
-    try:
-        known = trusted_checkpoint(files, file)
-        start = 0 if known is None else known.end - file.first_offset
-        scan = scan_units(files, fd, start, file.size, file.first_offset)
-        reason, damage = _judge_tail(files, fd, file, scan.end)
-        if reason:
-            _cut(files, fd, directory, file, scan.end, damage)
-    finally:
-        data.unpin()
+    found = read_checkpoint(files, file.index_path, file.first_offset)
+    known = _believed(files, file, found)
+    start = 0 if known is None else known.end - file.first_offset
+    scan, reason, damage = _check_tail(files, directory, file, start)
     bound_java_times(scan.units, file.modified_ms)
-    stored, max_id = (0, 0) if known is None else (known.units, known.max_id)
-    index = Index(open_files.file(file.index_path), stored, max_id, scan.units.tobytes())
-    segment = Segment(file.path, file.first_offset, scan.end, data, index)
+    index = _index_of(open_files, file, known, scan.units)
+    segment = Segment(file.path, file.first_offset, scan.end, open_files.file(file.path), index)
     segment.synced = segment.checkpointed = file.first_offset + start
     cut = file.size - scan.end
     report = RecoveryReport(
@@ -169,23 +167,27 @@ def _recover_last(
         cut_bytes=cut,
         cut_reason=reason,
         damage=(damage,) if damage else (),
-        missing_bytes=_missing_bytes(files, file),
+        missing_bytes=0 if found is None else max(0, found.checkpoint.end - file.end),
     )
     return segment, report
 
 
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
-    """The checkpoint of a segment's index if it describes this very data, else None.
+    """The checkpoint of a segment's index if it describes this very data, else None. Raises OSError.
 
     The last unit is compared with the record it points to: another broker may have cut and rewritten the file.
     """
-    found = read_checkpoint(files, file.index_path, file.first_offset)
-    if found is None or found.end > file.end:
+    return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
+
+
+def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -> Checkpoint | None:
+    if found is None or found.checkpoint.end > file.end:
         return None
-    if not found.units:
-        return found if found.end == file.first_offset else None
-    offset, message_id, _, size, _ = read_last_unit(files, file.index_path, found)
-    if offset + size != found.end:
+    end = found.checkpoint.end
+    if found.last_unit is None:
+        return found.checkpoint if end == file.first_offset else None
+    offset, message_id, _, size, _ = found.last_unit
+    if offset + size != end:
         return None
     fd = files.open(file.path, os.O_RDONLY)
     try:
@@ -195,12 +197,40 @@ def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     if len(header) < HEADER_BYTES:
         return None
     length, _, stored_id, _ = HEADER.unpack(header)
-    return found if (length, stored_id) == (size - HEADER_BYTES, message_id) else None
+    return found.checkpoint if (length, stored_id) == (size - HEADER_BYTES, message_id) else None
 
 
-def _missing_bytes(files: Files, file: SegmentFile) -> int:
-    found = read_checkpoint(files, file.index_path, file.first_offset)
-    return 0 if found is None else max(0, found.end - file.end)
+def _check_tail(files: Files, directory: str, file: SegmentFile, start: int) -> tuple[Scan, str, Damage | None]:
+    """Check what is behind position `start`, cut what is not good; the good part, why it was cut, and the damage."""
+    if start == file.size:
+        return Scan(np.empty(0, UNIT_DTYPE), start), "", None
+    fd = files.open(file.path, os.O_RDWR)
+    try:
+        scan = scan_units(files, fd, start, file.size, file.first_offset)
+        reason, damage = _judge_tail(files, fd, file, scan.end)
+        if reason:
+            _cut(files, fd, directory, file, scan.end, damage)
+    finally:
+        files.close(fd)
+    return scan, reason, damage
+
+
+def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
+    """The index of a recovered segment: units that the checkpoint does not cover go to its file when they are many.
+
+    Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
+    stays true, and the next checkpoint covers them.
+    """
+    stored, max_id = (0, 0) if known is None else (known.units, known.max_id)
+    handle = open_files.file(file.index_path)
+    if len(units) > _UNITS_IN_MEMORY:
+        try:
+            write_units(open_files.files, file.index_path, stored, units.tobytes(), None)
+        except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
+            _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
+        else:
+            return Index(handle, stored + len(units), max(max_id, largest_id(units)))
+    return Index(handle, stored, max_id, units.tobytes())
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from struct import Struct
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from metaq.protocol.limits import MAX_BODY_BYTES
-from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, headers_at, tag_hash_of_body
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    Buffer,
+    headers_at,
+    tag_hash_of_body,
+)
 from metaq.protocol.record import checksum as checksum_of
 
 from .files import Files, read_exactly
@@ -32,6 +44,11 @@ ID_EPOCH_MS = 1303895660503
 _ID_TIME_SHIFT = 22
 
 _CHUNK_BYTES = 4 << 20
+_LENGTH = Struct(">i")  # the first field of a record's header
+_MIN_RUN = 16
+"""Neighbours of one size that are worth a look at once."""
+_MIXED_RECORDS = 256
+"""Records that are walked one by one before the next such look."""
 _SEARCH_BYTES = 64 << 20
 _SEARCH_CRC_BYTES = 1 << 30
 
@@ -64,16 +81,16 @@ def scan_units(
 
     Good: it fits, its CRC-32 is right, and it is not 20 zero bytes (a zero-filled tail; an empty record of a broker has
     a message id). Positions are bytes in the file, units carry first_offset + position.
-    About 0.6 µs a record and 0.1 µs a KiB when the data is in the page cache.
+    About 0.2 µs a record where neighbours have one size, else 0.4 µs, and 0.1 µs a KiB from the page cache.
     """
     blocks = []
     position, want = start, _CHUNK_BYTES
     while position < size:
         data = read_exactly(files, fd, min(want, size - position), position)
-        starts, end = _walk(memoryview(data), max_records)
-        if starts:
-            blocks.append(_units_of(data, starts, end, first_offset + position))
-            position, want = position + end, _CHUNK_BYTES
+        scan = scan_bytes(data, first_offset + position, max_records=max_records)
+        if scan.end:
+            blocks.append(scan.units)
+            position, want = position + scan.end, _CHUNK_BYTES
             if max_records is not None:
                 break
             continue
@@ -84,31 +101,79 @@ def scan_units(
     return Scan(np.concatenate(blocks) if blocks else np.empty(0, UNIT_DTYPE), position)
 
 
-def scan_bytes(data: bytes, first_offset: int) -> Scan:
+def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:
     """As scan_units, of bytes in memory whose first one is at `first_offset` of the partition."""
-    starts, end = _walk(memoryview(data), None)
-    return Scan(_units_of(data, starts, end, first_offset) if starts else np.empty(0, UNIT_DTYPE), end)
-
-
-def _walk(data: memoryview, max_records: int | None) -> tuple[list[int], int]:
-    """Starts of the good records at the front of `data` and the end of the last one. Every statement counts here."""
-    starts: list[int] = []
-    add, unpack, crc = starts.append, HEADER.unpack_from, crc32
-    position, end = 0, len(data)
-    last = end - HEADER_BYTES
-    while position <= last:
-        length, checksum, message_id, flag = unpack(data, position)
-        body = position + 20
-        stop = body + length
-        if length < 0 or stop > end or crc(data[body:stop]) & 0x7FFFFFFF != checksum:
+    blocks, end = [], 0
+    for run in _runs(data, max_records):
+        units, good = _units_of(data, run, first_offset)
+        blocks.append(units)
+        end = run.starts[good] if good < len(run.starts) else run.end
+        if good < len(run.starts):
             break
-        if not (length or message_id or flag):
+    return Scan(np.concatenate(blocks) if blocks else np.empty(0, UNIT_DTYPE), end)
+
+
+class _Run(NamedTuple):
+    """Records back to back, as their length fields say. size: bytes of each, header included; 0 if they differ."""
+
+    starts: Sequence[int]
+    end: int
+    size: int
+
+
+def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
+    """What follows each other by its length fields, up to what is cut off or cannot be a record; nothing is checked."""
+    position = 0
+    left = len(data) if max_records is None else max_records
+    while left:
+        size = _announced_size(data[position : position + HEADER_BYTES])
+        count = _same_sizes(data, position, size, left) if size > HEADER_BYTES else 0
+        if count >= _MIN_RUN:
+            run = _Run(range(position, position + count * size, size), position + count * size, size)
+        else:
+            run = _mixed(data, position, min(left, _MIXED_RECORDS))
+        if not run.starts:
+            break
+        yield run
+        position = run.end
+        left -= len(run.starts)
+
+
+def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
+    """How many records of `size` bytes begin at `position`: looks at few first, so that mixed sizes cost little."""
+    available = min(limit, (len(data) - position) // size)
+    for count in (min(available, _MIN_RUN), available):
+        lengths = np.ndarray((count,), ">i4", data, position, (size,))
+        other = lengths != size - HEADER_BYTES
+        if other.any():
+            return int(other.argmax())
+    return available
+
+
+def _mixed(data: bytes, position: int, limit: int) -> _Run:
+    starts: list[int] = []
+    add, unpack = starts.append, _LENGTH.unpack_from
+    last = len(data) - HEADER_BYTES
+    while position <= last and len(starts) < limit:
+        (length,) = unpack(data, position)
+        end = position + HEADER_BYTES + length
+        if length < 0 or end > len(data) or (not length and not any(data[position:end])):
             break
         add(position)
-        position = stop
-        if len(starts) == max_records:
-            break
-    return starts, position
+        position = end
+    return _Run(starts, position, 0)
+
+
+def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
+    """Of the bodies; no bytecode runs per record."""
+    bodies: Iterable[Buffer]
+    if run.size:
+        records = memoryview(data)[run.starts[0] : run.end]
+        bodies = chain.from_iterable(Struct(f"{HEADER_BYTES}x{run.size - HEADER_BYTES}s").iter_unpack(records))
+    else:
+        ends = [*run.starts[1:], run.end]
+        bodies = map(memoryview(data).__getitem__, map(slice, [start + HEADER_BYTES for start in run.starts], ends))
+    return np.fromiter(map(crc32, bodies), np.uint32, len(run.starts)) & np.uint32(0x7FFFFFFF)
 
 
 def _announced_size(data: bytes) -> int:
@@ -119,19 +184,29 @@ def _announced_size(data: bytes) -> int:
     return HEADER_BYTES + length if length >= 0 else 0
 
 
-def _units_of(data: bytes, starts: list[int], end: int, base: int) -> UnitArray:
-    at = np.array(starts, dtype=np.int64)
-    headers = headers_at(data, at)
-    units = np.zeros(len(at), UNIT_DTYPE)
+def _headers(data: bytes, run: _Run, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    if run.size:
+        return np.ndarray((len(at),), HEADER_DTYPE, data, run.starts[0], (run.size,))
+    return headers_at(data, at)
+
+
+def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
+    """Units of the good records at the front of the run, and how many those are."""
+    at = np.array(run.starts, dtype=np.int64)
+    headers = _headers(data, run, at)
+    wrong = headers["checksum"] != _checksums(data, run)
+    good = int(wrong.argmax()) if wrong.any() else len(at)
+    at, headers = at[:good], headers[:good]
+    units = np.zeros(good, UNIT_DTYPE)
     units["offset"] = at + base
     units["id"] = ids = headers["id"].astype(np.int64)
     units["time_ms"] = np.where(ids > 0, (ids >> _ID_TIME_SHIFT) + ID_EPOCH_MS, 0)
     units["size"] = headers["length"] + HEADER_BYTES
     view = memoryview(data)
     for i in np.flatnonzero(headers["flag"] & ATTRIBUTE_FLAG).tolist():
-        body = starts[i] + HEADER_BYTES
-        units["tag"][i] = tag_hash_of_body(view[body : starts[i] + int(units["size"][i])], int(headers["flag"][i]))
-    return units
+        body = run.starts[i] + HEADER_BYTES
+        units["tag"][i] = tag_hash_of_body(view[body : run.starts[i] + int(units["size"][i])], int(headers["flag"][i]))
+    return units, good
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:

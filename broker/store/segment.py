@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,9 +17,9 @@ __all__ = [
     "INDEX_SUFFIX",
     "Segment",
     "SegmentFile",
+    "check_contiguous",
     "create_segment",
     "data_name",
-    "list_segments",
     "segment_files",
 ]
 
@@ -114,9 +115,8 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     return sorted(found, key=lambda file: file.first_offset)
 
 
-def list_segments(files: Files, directory: str) -> list[SegmentFile]:
-    """As segment_files; raises StoreError too for a gap or an overlap between neighbours, naming both."""
-    found = segment_files(files, directory)
+def check_contiguous(found: Sequence[SegmentFile]) -> None:
+    """Raise StoreError for a gap or an overlap between neighbours, naming both."""
     for before, after in pairwise(found):
         if before.end != after.first_offset:
             what = "gap" if before.end < after.first_offset else "overlap"
@@ -124,7 +124,6 @@ def list_segments(files: Files, directory: str) -> list[SegmentFile]:
                 f"{what} of {abs(after.first_offset - before.end)} bytes: {before.path} ends at {before.end}, but "
                 f"{after.path} follows: restore the missing data, or move one side's files elsewhere"
             )
-    return found
 
 
 def create_segment(open_files: OpenFiles, directory: str, first_offset: int) -> Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -52,6 +53,33 @@ def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarnes
     assert log.message_count == 4
     assert log.offset_at_time(NOW_MS) == 0
     check_invariants(log)
+
+
+@pytest.mark.parametrize("full_disk", [False, True])
+def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, *, full_disk: bool
+) -> None:
+    monkeypatch.setattr("metaq.broker.store.recovery._UNITS_IN_MEMORY", 2)
+    harness.append(*THREE)
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    harness.append(*THREE)
+    if full_disk:
+        monkeypatch.setattr(FaultyFiles, "pwritev", _no_space)
+    log = harness.kill()
+    monkeypatch.undo()
+    index = log.segments[-1].index
+    assert index is not None
+    assert index.unstored == (3 if full_disk else 0)
+    assert log.message_count == 6
+    harness.append(b"and on")
+    check_invariants(harness.kill())
+    assert harness.bodies() == [*THREE, *THREE, b"and on"]
+    assert harness.files.open_descriptors == 1 + 1, "the lock, and the data that was read"
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
