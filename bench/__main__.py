@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from .compare import HIDDEN, Plan, latency_topic, measure_latency, measure_rates
+from .compare import HIDDEN, Plan
+from .environment import environment
 from .javapeer import JavaUnavailable
-from .plot import write_plots
+from .measured import OtherMachine, Results
+from .names import SYSTEMS
 from .processes import ProcessFailed
-from .report import markdown, results, unmet_bars
+from .report import failed, missed
 from .scenarios import SCENARIOS
-from .systems import JAVA, MIXED, OURS, PEERS, start_systems
+from .session import Session, touch_free_memory
+from .special import SPECIALS, SpecialFailed, run_special
 
 HERE = Path(__file__).parent
-SYSTEMS = {"java": JAVA, "ours": OURS, "mixed": MIXED, **{name: name for name in PEERS}}
-NAMES = [*(scenario.name for scenario in SCENARIOS), "latency"]
+NAMES = [*(scenario.name for scenario in SCENARIOS), *SPECIALS]
 
 
 def _say(line: str) -> None:
@@ -34,24 +35,45 @@ def _require_extra() -> None:
 
 
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds a scenario.")
+@click.option("--rounds", type=click.IntRange(1), default=Plan.rounds, show_default=True, help="Measured, a scenario.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="Length of a measured send run."
+    "--seconds", type=click.FloatRange(0.1), default=Plan.seconds, show_default=True, help="Length of a measured run."
 )
 @click.option(
-    "--warm-up", type=click.FloatRange(0.1), default=6.0, show_default=True, help="Seconds of the run before those."
+    "--warm-up",
+    type=click.FloatRange(0.1),
+    default=Plan.warm_up_seconds,
+    show_default=True,
+    help="Seconds of the run before those.",
 )
 @click.option(
     "--backlog",
     type=click.IntRange(HIDDEN + 1),
-    default=400_000,
+    default=Plan.backlog,
     show_default=True,
     help="Messages to consume, once for each broker.",
 )
-@click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--latency-seconds",
+    type=click.FloatRange(0.1),
+    default=Plan.latency_seconds,
+    show_default=True,
+    help="Length of a measured latency run.",
+)
+@click.option(
+    "--scenario",
+    "names",
+    type=click.Choice(NAMES),
+    multiple=True,
+    help=f"Only this one; may be repeated. Default: all but {' and '.join(SPECIALS)}, which take long.",
+)
 @click.option(
     "--system", "systems", type=click.Choice(list(SYSTEMS)), multiple=True, help="Only this one; may be repeated."
 )
+@click.option(
+    "--merge", is_flag=True, help="Keep the other scenarios of results.json, of the same machine and versions."
+)
+@click.option("--cold-memory", is_flag=True, help="Do not touch free memory first.")
 @click.option("--zk", metavar="HOST:PORT", help="Use this ZooKeeper instead of starting one; its root must be empty.")
 @click.option(
     "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
@@ -64,35 +86,47 @@ def main(
     seconds: float,
     warm_up: float,
     backlog: int,
+    latency_seconds: float,
     names: tuple[str, ...],
     systems: tuple[str, ...],
+    merge: bool,
+    cold_memory: bool,
     zk: str | None,
     directory: Path | None,
     output: Path,
 ) -> None:
-    """Compare metaq with Java metaq 1.4.6.2, Kafka and RocketMQ on this machine. Exit code 1 when a bar is missed."""
+    """Compare metaq with Java metaq 1.4.6.2, Kafka and RocketMQ on this machine. Exit code 1 when a bar is missed.
+
+    Results are written after each scenario. With --merge they are added to those that are there.
+    """
     _require_extra()
-    plan = Plan(rounds, seconds, warm_up, backlog)
-    names, chosen = names or tuple(NAMES), [SYSTEMS[key] for key in systems or SYSTEMS]
-    topics = {"bench": 1, "backlog": 1}
-    topics |= {latency_topic(system, number): 1 for system in range(len(chosen)) for number in range(rounds)}
-    with tempfile.TemporaryDirectory(prefix="metaq-bench-", dir=directory) as data:
-        try:
-            with start_systems(chosen, Path(data), topics, zk) as running:
-                scenarios = [scenario for scenario in SCENARIOS if scenario.name in names]
-                rates = measure_rates(scenarios, running, plan, _say)
-                latency = measure_latency(running, rounds, _say) if "latency" in names else None
-        except (JavaUnavailable, ProcessFailed) as error:
-            sys.exit(f"bench: {error}")
-    plots = write_plots([*rates, *([latency] if latency else [])], output / "plots")
-    page = markdown(rates, latency, rounds, [plot.relative_to(output).as_posix() for plot in plots])
-    (output / "RESULTS.md").write_text(page, "utf-8")
-    (output / "results.json").write_text(json.dumps(results(rates, latency), indent=1) + "\n", "utf-8")
-    click.echo(page)
-    missed = unmet_bars(rates, latency)
-    for line in missed:
-        click.echo(f"missed: {line}")
-    sys.exit(1 if missed else 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
+    plan = Plan(rounds, seconds, warm_up, backlog, latency_seconds)
+    wanted = names or tuple(scenario.name for scenario in SCENARIOS)
+    try:
+        results = Results.read(output / "results.json", environment()) if merge else Results(environment())
+        session = Session(
+            scenarios=[scenario for scenario in SCENARIOS if scenario.name in wanted],
+            systems=[SYSTEMS[key] for key in systems or SYSTEMS],
+            plan=plan,
+            results=results,
+            output=output,
+            log=_say,
+            zk=zk,
+            directory=directory,
+        )
+        if not cold_memory:
+            touch_free_memory(_say)
+        session.run()
+        for special in (SPECIALS[name] for name in SPECIALS if name in wanted):
+            results.put(run_special(special, _say))
+        click.echo(session.publish())
+    except (JavaUnavailable, OtherMachine, ProcessFailed, SpecialFailed) as error:
+        sys.exit(f"bench: {error}")
+    lines = [*(f"missed: {line}" for line in missed(results)), *(f"failed: {line}" for line in failed(results))]
+    for line in lines:
+        click.echo(line)
+    sys.exit(1 if lines else 0)
 
 
 if __name__ == "__main__":

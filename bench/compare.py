@@ -1,133 +1,182 @@
-"""Runs the scenarios: every system warmed up first, then rounds in which the systems take turns."""
+"""Runs a scenario: every system warmed up first, then rounds in which the systems take turns."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .scenarios import LATENCY, MESSAGE_BYTES, Scenario
-from .systems import JAVA, MIXED, System
+from .measured import Measured
+from .memory import reset_peak, resident_mb
+from .names import JAVA, MIXED
+from .processes import ProcessFailed
+from .scenarios import (
+    LATENCY_PER_SECOND,
+    WIDE_WINDOW,
+    Run,
+    Scenario,
+    Stage,
+    Topic,
+    batch_command,
+    pipelined_command,
+)
+from .systems import Running, System
 
-__all__ = ["Measured", "Plan", "measure_latency", "measure_rates"]
+__all__ = ["HIDDEN", "Comparison", "Plan", "stage_topics"]
 
-PROBE = 5_000
+PROBE = 2_000
 HIDDEN = 2_000
 """So many messages of a backlog are not consumed, since the Java broker hides what it has not flushed yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How long everything takes. rounds: measured, of each scenario; seconds: of a measured send run; warm_up_seconds:
-    of the unmeasured one before; backlog: messages that `consume` finds, more than HIDDEN.
-    """
-
-    rounds: int = 5
-    seconds: float = 3.0
-    warm_up_seconds: float = 6.0
-    backlog: int = 400_000
-
-    @property
-    def consumed(self) -> int:
-        return self.backlog - HIDDEN
-
+BACKLOG_BYTES = 1024
 
 Log = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class Measured:
-    """All runs of one scenario: system name -> the generators' answers, in order."""
+@dataclass(frozen=True)
+class Plan:
+    """How long everything takes.
 
-    scenario: str
-    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    rounds: measured, of each scenario; seconds: of a measured run; warm_up_seconds: of the unmeasured one before;
+    backlog: messages that there are to consume, more than HIDDEN; latency_seconds: of a measured latency run, behind a
+    third as much that is not counted.
+    """
 
-    def add(self, system: str, answer: dict[str, Any]) -> None:
-        """Append one run."""
-        self.runs.setdefault(system, []).append(answer)
+    rounds: int = 5
+    seconds: float = 1.5
+    warm_up_seconds: float = 3.0
+    backlog: int = 1_000_000
+    latency_seconds: float = 3.0
 
-    def median(self, system: str, figure: str = "rate") -> float | None:
-        """The median of a figure over the rounds; None when the system was not measured."""
-        runs = self.runs.get(system)
-        return median(run[figure] for run in runs) if runs else None
+    @property
+    def consumed(self) -> int:
+        """The most that one consumer reads."""
+        return self.backlog - HIDDEN
 
-    def ratio(self, system: str, to: str) -> float | None:
-        """The median over the rounds of a system's rate relative to another's of the same round.
 
-        Rounds are short and the two take turns in them, so a machine that is slow for a while slows both.
+def stage_topics(stage: Stage, scenarios: list[Scenario], plan: Plan) -> dict[str, Topic]:
+    """The topics of a stage with those of its latency runs: new each, so that a run's first message is the topic's."""
+    more = {
+        _latency_topic(scenario, label, number): Topic()
+        for scenario in scenarios
+        if scenario.has_latency
+        for label in scenario.runs
+        for number in range(plan.rounds)
+    }
+    return {**stage.topics, **more}
+
+
+class Comparison:
+    """Scenarios on the running systems of one stage, one after the other."""
+
+    def __init__(
+        self, stage: Stage, running: Running, plan: Plan, log: Log, settle: Callable[[], None] = os.sync
+    ) -> None:
+        """settle: called before each measured run; by default everything that was written before reaches the disk, so
+        that nobody pays for another's writes.
         """
-        pairs = list(zip(self.runs.get(system, []), self.runs.get(to, []), strict=False))
-        return median(ours["rate"] / theirs["rate"] for ours, theirs in pairs) if pairs else None
+        self._stage = stage
+        self._running = running
+        self._plan = plan
+        self._log = log
+        self._settle = settle
+        self._prepared: set[tuple[str, str]] = set()
+
+    def measure(self, scenario: Scenario) -> Measured:
+        """Run one scenario. A system that fails is left out from then on; why is among the failures."""
+        measured = Measured(scenario.name)
+        for broker in self._brokers(scenario):
+            reset_peak(self._running.brokers[broker].pid)
+        sizes: dict[str, int] = {}
+        for label, run in scenario.runs.items():
+            if run.system in self._running.failures:
+                measured.failures[label] = self._running.failures[run.system]
+            elif run.system in self._running.systems:
+                size = self._attempt(measured, label, partial(self._warm_up, scenario, run))
+                if size is not None:
+                    sizes[label] = size
+        for number in range(self._plan.rounds):
+            self._round(scenario, number, sizes, measured)
+        for broker in self._brokers(scenario):
+            there = self._running.brokers[broker]
+            measured.memory[broker] = {"rest_mb": there.rest_mb, "peak_mb": resident_mb(there.pid)[1]}
+        measured.at = time.strftime("%Y-%m-%d %H:%M")
+        return measured
+
+    def _brokers(self, scenario: Scenario) -> list[str]:
+        taking_part = (self._running.systems.get(run.system) for run in scenario.runs.values())
+        return sorted({system.broker for system in taking_part if system is not None})
+
+    def _round(self, scenario: Scenario, number: int, sizes: dict[str, int], measured: Measured) -> None:
+        labels = list(sizes)
+        for label in labels if number % 2 == 0 else reversed(labels):
+            run, count = scenario.runs[label], sizes[label]
+            self._settle()
+            name = f"round-{number}"
+            answer = self._attempt(measured, label, partial(self._run, scenario, run, label, count, name))
+            if answer is None:
+                del sizes[label]
+                continue
+            measured.add(label, answer)
+            if "rate" in answer:
+                sizes[label] = self._size(scenario, answer["rate"])
+            figures = ", ".join(f"{name} {answer[name]:,.{0 if name == 'rate' else 2}f}" for name in scenario.figures)
+            self._log(f"{scenario.name} round {number + 1}: {label}: {figures}")
+
+    def _attempt(self, measured: Measured, label: str, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except ProcessFailed as failure:
+            self._log(f"{measured.scenario}: {label} failed: {failure}")
+            measured.failures[label] = str(failure).splitlines()[0]
+            return None
+
+    def _warm_up(self, scenario: Scenario, run: Run) -> int:
+        """Run unmeasured, long enough for a JVM to compile its hot paths; return the size of a measured run."""
+        label = run.system
+        if scenario.has_latency:
+            return int(LATENCY_PER_SECOND * self._plan.latency_seconds)
+        self._prepare(scenario, self._running.systems[run.system])
+        rate = self._run(scenario, run, label, min(PROBE, self._plan.consumed), "probe")["rate"]
+        count = self._size(scenario, rate * self._plan.warm_up_seconds / self._plan.seconds)
+        rate = self._run(scenario, run, label, count, "warm-up")["rate"]
+        self._log(f"{scenario.name} warm-up: {label} {rate:,.0f}/s")
+        return self._size(scenario, rate)
+
+    def _size(self, scenario: Scenario, rate: float) -> int:
+        """Messages of a run at that rate, a number that every batch size divides unless they are consumed."""
+        whole = max(1, round(rate * self._plan.seconds / 1000)) * 1000
+        return min(whole, self._plan.consumed) if scenario.consumes else whole
+
+    def _prepare(self, scenario: Scenario, system: System) -> None:
+        """Once for each broker: send what is to be consumed, or a message to every partition."""
+        topic = "backlog" if scenario.consumes else scenario.touches
+        if topic is None or (topic, system.broker) in self._prepared:
+            return
+        if scenario.consumes:
+            count = -(-self._plan.backlog // 1000) * 1000
+            singly = system.name in (JAVA, MIXED)  # 1.x's client has no batches
+            command = (pipelined_command if singly else batch_command)(topic)
+        else:
+            count, command = 2 * self._stage.topics[topic].partitions, pipelined_command(topic, WIDE_WINDOW)
+        self._log(f"{scenario.name}: {system.name} sends {count:,} messages to {topic} first")
+        system.generator.call(*command.format(count=count, size=BACKLOG_BYTES).split())
+        self._prepared.add((topic, system.broker))
+
+    def _run(self, scenario: Scenario, run: Run, label: str, count: int, name: str) -> dict[str, Any]:
+        number = name.rpartition("-")[2]
+        words = run.command.format(
+            count=count,
+            group=f"{scenario.name}-{name}-{label}".replace(" ", "-").replace(",", ""),
+            topic=_latency_topic(scenario, label, int(number)) if scenario.has_latency else "",
+            size=scenario.size,
+            per_second=LATENCY_PER_SECOND,
+            warm_up=count // 3,
+        )
+        return self._running.systems[run.system].generator.call(*words.split())
 
 
-def measure_rates(scenarios: list[Scenario], systems: list[System], plan: Plan, log: Log) -> list[Measured]:
-    """Measure every scenario; a run is sized from the warm-up to last about `plan.seconds`."""
-    if any(scenario.name == "consume" for scenario in scenarios):
-        fill_backlogs(systems, plan.backlog, log)
-    return [_measure(scenario, systems, plan, log) for scenario in scenarios]
-
-
-def fill_backlogs(systems: list[System], backlog: int, log: Log) -> None:
-    """Send the messages that `consume` reads, once for each broker."""
-    filled = set()
-    for system in systems:
-        if system.broker not in filled:
-            log(f"filling the backlog of the {system.broker} broker with {backlog:,} messages")
-            system.generator.call("send_async", "backlog", 256, backlog, MESSAGE_BYTES)
-            filled.add(system.broker)
-
-
-def _measure(scenario: Scenario, systems: list[System], plan: Plan, log: Log) -> Measured:
-    able = [system for system in systems if scenario.java_command is None or system.name != MIXED]
-    counts = {system.name: _warm_up(scenario, system, plan, log) for system in able}
-    measured = Measured(scenario.name)
-    for number in range(plan.rounds):
-        for system in able if number % 2 == 0 else reversed(able):
-            answer = _run(scenario, system, counts[system.name], f"round-{number}")
-            measured.add(system.name, answer)
-            log(f"{scenario.name} round {number + 1}: {system.name} {answer['rate']:,.0f}/s")
-    return measured
-
-
-def _warm_up(scenario: Scenario, system: System, plan: Plan, log: Log) -> int:
-    """Run unmeasured, long enough for a JVM to compile its hot paths; return the size of a measured run."""
-    if scenario.name == "consume":
-        for again in range(2):
-            _run(scenario, system, plan.consumed, f"warm-up-{again}")
-        return plan.consumed
-    rate = float(_run(scenario, system, PROBE, "probe")["rate"])
-    rate = float(_run(scenario, system, _whole(rate * plan.warm_up_seconds), "warm-up")["rate"])
-    log(f"{scenario.name} warm-up: {system.name} {rate:,.0f}/s")
-    return _whole(rate * plan.seconds)
-
-
-def _whole(count: float) -> int:
-    """A number of messages that every batch size divides."""
-    return max(1, round(count / 1000)) * 1000
-
-
-def _run(scenario: Scenario, system: System, count: int, run: str) -> dict[str, Any]:
-    group = f"{scenario.name}-{run}-{system.name}".replace(" ", "-").replace(",", "")
-    command = scenario.java_command or scenario.command if system.name == JAVA else scenario.command
-    return system.generator.call(*command.format(count=count, group=group, size=MESSAGE_BYTES).split())
-
-
-def measure_latency(systems: list[System], rounds: int, log: Log) -> Measured:
-    """Send-to-listener latency of every system, on topics of their own named latency-<system>-<round>."""
-    measured = Measured("latency")
-    for number in range(rounds):
-        for position, system in enumerate(systems):
-            topic = latency_topic(position, number)
-            answer = system.generator.call(
-                "latency", topic, topic, LATENCY.per_second, LATENCY.warm_up, LATENCY.count, MESSAGE_BYTES
-            )
-            measured.add(system.name, answer)
-            figures = f"p50 {answer['p50_ms']:.2f} ms, p99 {answer['p99_ms']:.2f} ms"
-            log(f"latency round {number + 1}: {system.name} {figures}")
-    return measured
-
-
-def latency_topic(system: int, round_number: int) -> str:
-    """The topic of one latency run: new each time, so that the first message is the first of the run."""
-    return f"latency_{system}_{round_number}"
+def _latency_topic(scenario: Scenario, label: str, number: int) -> str:
+    return f"latency_{list(scenario.runs).index(label)}_{number}"

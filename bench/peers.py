@@ -1,7 +1,7 @@
 """Apache Kafka (one KRaft node) and RocketMQ (name server and broker), with their Java clients, as processes.
 
-Maven builds bench/java once; servers run straight from its class paths, with asynchronous flush, their default, and the
-heap that Kafka's own start script gives a broker.
+Maven builds bench/java once; servers run straight from its class paths, with asynchronous flush, their default, unless
+synchronous flush is asked for, and the heap that Kafka's own start script gives a broker.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
@@ -30,6 +30,7 @@ __all__ = [
 
 PROJECT = Path(__file__).resolve().parent / "java"
 HEAP = ("-Xms1G", "-Xmx1G")
+FLUSHED = "create_flushed_topics"
 
 
 def peer_versions() -> dict[str, str]:
@@ -77,8 +78,13 @@ def kafka_properties(port: int, controller_port: int, data: Path) -> str:
     )
 
 
-def start_kafka(directory: Path, topics: Mapping[str, int], stack: ExitStack) -> str:
-    """Format the storage, start the node, create the topics; the bootstrap address."""
+def start_kafka(
+    directory: Path, topics: Mapping[str, int], flushed: Collection[str], stack: ExitStack
+) -> tuple[str, Server]:
+    """Format the storage, start the node, create the topics; the bootstrap address and the node.
+
+    topics: name -> partitions; flushed: those of them that are flushed before each acknowledgement.
+    """
     port, config = free_port(), directory / "server.properties"
     config.write_text(kafka_properties(port, free_port(), directory / "data"))
     cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
@@ -90,11 +96,12 @@ def start_kafka(directory: Path, topics: Mapping[str, int], stack: ExitStack) ->
     if formatted.returncode:
         raise ProcessFailed("formatting Kafka's storage failed", log)
     server = _java("kafka", "kafka.Kafka", str(config), options=HEAP)
-    stack.enter_context(Server(server, directory / "broker.log", "Kafka Server started", directory))
+    node = stack.enter_context(Server(server, directory / "broker.log", "Kafka Server started", directory))
     address = f"127.0.0.1:{port}"
     with kafka_client(address, directory / "topics.log") as client:
-        _create_topics(client, topics)
-    return address
+        _create_topics(client, {name: number for name, number in topics.items() if name not in flushed})
+        _create_topics(client, {name: number for name, number in topics.items() if name in flushed}, FLUSHED)
+    return address, node
 
 
 def kafka_client(address: str, log: Path) -> Worker:
@@ -102,15 +109,16 @@ def kafka_client(address: str, log: Path) -> Worker:
     return Worker(_java("kafka", "metaq.bench.kafka.KafkaPeer", address), log, log.parent)
 
 
-def _create_topics(client: Worker, topics: Mapping[str, int]) -> None:
-    client.call("create_topics", *(f"{name}:{partitions}" for name, partitions in topics.items()))
+def _create_topics(client: Worker, topics: Mapping[str, int], command: str = "create_topics") -> None:
+    if topics:
+        client.call(command, *(f"{name}:{partitions}" for name, partitions in topics.items()))
 
 
 # --- RocketMQ -------------------------------------------------------------------------------------------------------
 
 
-def rocketmq_properties(name_server: str, port: int, data: Path) -> str:
-    """broker.conf of one master; what is not named has RocketMQ's default."""
+def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bool) -> str:
+    """broker.conf of one master; what is not named has RocketMQ's default. synchronous: flush before acknowledging."""
     return _properties(
         {
             # both names become topics of the system, so they must not be those of the benchmark
@@ -125,27 +133,29 @@ def rocketmq_properties(name_server: str, port: int, data: Path) -> str:
             "storePathCommitLog": data / "commitlog",
             # the default refuses what waited 200 ms, as it does while the JVM is cold; here every send must succeed
             "waitTimeMillsInSendQueue": 10_000,
-            "flushDiskType": "ASYNC_FLUSH",
+            "flushDiskType": "SYNC_FLUSH" if synchronous else "ASYNC_FLUSH",
             "brokerRole": "ASYNC_MASTER",
         }
     )
 
 
-def start_rocketmq(directory: Path, topics: Mapping[str, int], stack: ExitStack) -> str:
-    """Start name server and broker, create the topics; the name server's address."""
+def start_rocketmq(
+    directory: Path, topics: Mapping[str, int], synchronous: bool, stack: ExitStack
+) -> tuple[str, Server]:
+    """Start name server and broker, create the topics; the name server's address and the broker."""
     name_port, broker_port = free_port(), free_port()
     address = f"127.0.0.1:{name_port}"
     home = (f"-Drocketmq.home.dir={directory}", f"-Duser.home={directory}", *HEAP)
     name_config, broker_config = directory / "namesrv.conf", directory / "broker.conf"
     name_config.write_text(_properties({"listenPort": name_port}))
-    broker_config.write_text(rocketmq_properties(address, broker_port, directory / "data"))
+    broker_config.write_text(rocketmq_properties(address, broker_port, directory / "data", synchronous))
     name_server = _java("rocketmq", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(name_config), options=home)
     stack.enter_context(Server(name_server, directory / "namesrv.log", "boot success", directory))
-    broker = _java("rocketmq", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker_config), options=home)
-    stack.enter_context(Server(broker, directory / "broker.log", "boot success", directory))
+    command = _java("rocketmq", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker_config), options=home)
+    broker = stack.enter_context(Server(command, directory / "broker.log", "boot success", directory))
     with rocketmq_client(address, directory / "topics.log") as client:
         _create_topics(client, topics)
-    return address
+    return address, broker
 
 
 def rocketmq_client(address: str, log: Path) -> Worker:

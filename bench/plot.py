@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from .compare import Measured
+from .measured import Measured, Results
+from .names import BROKER_OF, OUR_BROKER, OURS
+from .scenarios import SCENARIOS, Scenario
 
 __all__ = ["write_plots"]
 
 LATENCY_FIGURES = ("p50_ms", "p99_ms")
 LEAST_MS = 0.1
-WIDTH_INCHES, BAR_INCHES, MARGIN_INCHES = 8.0, 0.45, 1.2
+WIDTH_INCHES, BAR_INCHES, MARGIN_INCHES, DPI = 8.0, 0.36, 1.1, 100
+OURS_COLOR, OUR_BROKER_COLOR, OTHER_COLOR = "#d95f02", "#f2b98a", "#9aa5b1"
 
 
-def write_plots(scenarios: Sequence[Measured], directory: Path) -> list[Path]:
-    """Write `<scenario>.png` for each that has runs into `directory`, which is created; the files, in order."""
+def write_plots(results: Results, directory: Path) -> dict[str, Path]:
+    """Write `<scenario>.png` for each scenario that has runs into `directory`, which is created; scenario -> file."""
     directory.mkdir(exist_ok=True)
-    return [_write(measured, directory / f"{measured.scenario}.png") for measured in scenarios if measured.runs]
+    written = {}
+    for scenario in SCENARIOS:
+        measured = results.scenarios.get(scenario.name)
+        if measured is not None and measured.runs:
+            written[scenario.name] = _write(scenario, measured, directory / f"{scenario.name}.png")
+    return written
 
 
-def _write(measured: Measured, path: Path) -> Path:
+def _write(scenario: Scenario, measured: Measured, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figures = LATENCY_FIGURES if measured.scenario == "latency" else ("rate",)
-    bars = [(system, figure) for system in measured.runs for figure in figures]
-    figure = Figure((WIDTH_INCHES, MARGIN_INCHES + BAR_INCHES * len(bars)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for place, (system, name) in enumerate(bars):
-        values = [run[name] for run in measured.runs[system]]
-        middle = measured.median(system, name) or 0.0
-        errors = [[middle - min(values)], [max(values) - middle]]
-        axes.barh(place, middle, xerr=errors, color="tab:blue" if system.startswith("our") else "tab:gray")
-    labels = [system if name == "rate" else f"{system}, {name.removesuffix('_ms')}" for system, name in bars]
-    axes.set_yticks(range(len(bars)), labels)
+    figures = LATENCY_FIGURES if scenario.has_latency else ("rate",)
+    bars = [(label, figure) for label in measured.runs for figure in figures]
+    picture = Figure((WIDTH_INCHES, MARGIN_INCHES + BAR_INCHES * len(bars)), layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.add_subplot()
+    for place, (label, figure) in enumerate(bars):
+        _draw(axes, place, scenario, measured, label, figure)
+    names = [label if figure == "rate" else f"{label}, {figure.removesuffix('_ms')}" for label, figure in bars]
+    axes.set_yticks(range(len(bars)), names)
     axes.invert_yaxis()
-    if measured.scenario == "latency":
+    if scenario.has_latency:
         axes.set_xscale("log")
         axes.set_xlim(left=LEAST_MS)  # bars on a logarithmic scale need a beginning in common
-    axes.set_xlabel("ms" if measured.scenario == "latency" else "messages/s")
-    axes.set_title(measured.scenario)
-    figure.savefig(path)
+        axes.xaxis.set_major_formatter("{x:g}")
+    else:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.margins(x=0.14)  # room for the figures behind the bars
+    axes.set_xlabel("ms, less is better" if scenario.has_latency else "messages a second")
+    axes.set_title(f"{scenario.title}, {scenario.size:,} bytes a message", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    picture.savefig(path, dpi=DPI)
     return path
+
+
+def _draw(axes: Any, place: int, scenario: Scenario, measured: Measured, label: str, figure: str) -> None:
+    values = [run[figure] for run in measured.runs[label]]
+    middle = measured.median(label, figure) or 0.0
+    errors = [[middle - min(values)], [max(values) - middle]]
+    system = scenario.runs[label].system
+    ours = OURS_COLOR if system == OURS else OUR_BROKER_COLOR
+    color = ours if BROKER_OF[system] == OUR_BROKER else OTHER_COLOR
+    axes.barh(place, middle, xerr=errors, color=color, ecolor="#444444", error_kw={"elinewidth": 1, "capsize": 2})
+    text = f" {middle:,.2f}" if scenario.has_latency else f" {middle:,.0f}"
+    axes.annotate(text, (max(values), place), xytext=(3, 0), textcoords="offset points", va="center", fontsize="small")

@@ -1,187 +1,136 @@
-"""The figures as a page and as JSON: medians, ratios within the rounds of the same run, and the bars."""
+"""The page bench/RESULTS.md: every bar with its verdict, then each scenario's figures, memory and plot."""
 
 from __future__ import annotations
 
-import platform
-import subprocess
-from collections.abc import Iterable, Sequence
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from .compare import Measured
-from .peers import peer_versions
-from .scenarios import LATENCY, MESSAGE_BYTES, SCENARIOS, Scenario
-from .systems import JAVA, MIXED, OURS, PEERS
+from .bars import Verdict, judge, judge_memory
+from .measured import Measured, Results
+from .names import BROKER_OF, OUR_BROKER, OURS
+from .scenarios import SCENARIOS, Scenario
+from .special import SPECIALS, Special
 
-__all__ = ["environment", "markdown", "results", "unmet_bars"]
+__all__ = ["failed", "markdown", "missed", "verdicts"]
 
-LIBRARIES = ("metaq", "twisted", "kazoo", "numpy", "simplejson", "isal", "kafka-python", "aiokafka", "confluent-kafka")
-
-
-def environment() -> dict[str, str]:
-    """Machine and versions, as printed with the figures."""
-    return {
-        "processor": f"{_processor()}, {_cores()} cores",
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "java": _java(),
-        "java metaq": "1.4.6.2",
-        **peer_versions(),
-        **{name: version(name) for name in LIBRARIES},
-    }
+INTRODUCTION = """\
+Made by `make bench` (bench/README.md says how): brokers, load generators and ZooKeeper on one machine, every system
+with the settings and in the way its users have it, free memory touched once before, everything warmed up; medians of
+short rounds in which the systems take turns, forwards and backwards. "Ours relative to it" is the median over the
+rounds of our figure relative to the system's in the same round. Memory is the resident memory of the broker's process
+in 10⁶ bytes with mapped files, at rest before its first command and at its highest in the scenario; systems with the
+same broker share it. Kafka and RocketMQ have a heap of 1 GiB, as Kafka's own script gives it, Java metaq the JVM's
+default."""
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+def verdicts(results: Results) -> list[Verdict]:
+    """Of every bar that could be judged, in the order of the scenarios."""
+    found = []
+    bars = {each.name: each.bars for each in SCENARIOS} | {each.name: each.bars for each in SPECIALS.values()}
+    for name in bars:
+        if measured := results.scenarios.get(name):
+            found += [*judge(measured, bars[name]), *judge_memory(measured, OUR_BROKER)]
+    return found
 
 
-def _cores() -> int:
-    return Path("/proc/cpuinfo").read_text().count("processor\t")
-
-
-def _java() -> str:
-    first = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
-    return first.split('"')[1]
-
-
-def results(rates: list[Measured], latency: Measured | None) -> dict[str, Any]:
-    """Everything measured, for machines."""
-    measured = [*rates, *([latency] if latency else [])]
-    return {"environment": environment(), "runs": {each.scenario: each.runs for each in measured}}
-
-
-def _scenario(name: str) -> Scenario:
-    return next(scenario for scenario in SCENARIOS if scenario.name == name)
-
-
-def _ratios(rates: list[Measured]) -> Iterable[tuple[Scenario, str, float, float | None]]:
-    """(scenario, system, ratio to Java, bar) for every measured pair that has a Java figure."""
-    for measured in rates:
-        scenario = _scenario(measured.scenario)
-        for system, bar in ((OURS, scenario.own_bar), (MIXED, scenario.broker_bar)):
-            ratio = measured.ratio(system, JAVA)
-            if ratio is not None:
-                yield scenario, system, ratio, bar
-
-
-def _peer_ratios(rates: list[Measured]) -> Iterable[tuple[Scenario, str, float, float | None]]:
-    """(scenario, peer, our rate relative to it, bar) for every measured peer."""
-    for measured in rates:
-        scenario = _scenario(measured.scenario)
-        for peer in PEERS:
-            ratio = measured.ratio(OURS, peer)
-            if ratio is not None:
-                yield scenario, peer, ratio, scenario.peer_bars.get(peer)
-
-
-def unmet_bars(rates: list[Measured], latency: Measured | None) -> list[str]:
-    """One line for each bar that was measured and missed."""
-    missed = [
-        f"{scenario.name}: {system} reaches {ratio:.2f} of Java's rate, the bar is {bar}"
-        for scenario, system, ratio, bar in _ratios(rates)
-        if bar is not None and ratio < bar
+def missed(results: Results) -> list[str]:
+    """One line for each bar that was not reached."""
+    return [
+        f"{each.scenario}: {each.who}: {each.reached}, the bar is {each.bar}"
+        for each in verdicts(results)
+        if not each.met
     ]
-    missed += [
-        f"{scenario.name}: {OURS} reaches {ratio:.2f} of {peer}'s rate, the bar is {bar}"
-        for scenario, peer, ratio, bar in _peer_ratios(rates)
-        if bar is not None and ratio < bar
-    ]
-    for figure, bar in (("p50_ms", LATENCY.p50_bar_ms), ("p99_ms", LATENCY.p99_bar_ms)):
-        ours = latency.median(OURS, figure) if latency else None
-        if ours is not None and ours >= bar:
-            missed.append(f"latency: {figure} is {ours:.2f}, the bar is below {bar}")
-    return missed
 
 
-def markdown(rates: list[Measured], latency: Measured | None, rounds: int, plots: Sequence[str] = ()) -> str:
-    """The page bench/RESULTS.md. plots: paths of the images relative to it."""
-    lines = [
-        "# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ",
-        "",
-        f"Made by `make bench`: {MESSAGE_BYTES}-byte messages, one partition, asynchronous flush (metaq: 1,000",
-        "messages or 10 s; Kafka and RocketMQ: their default), each load generator in a process of its own, everything",
-        f"warmed up first; medians of {rounds} rounds in which the systems take turns. Rates are messages a second; in",
-        "brackets the median of the rounds' ratios, in metaq's own table to the Java broker with the Java client.",
-        "",
-        *(f"- {name}: {value}" for name, value in environment().items()),
-        "",
+def failed(results: Results) -> list[str]:
+    """One line for each system that did not get through a scenario."""
+    return [
+        f"{measured.scenario}: {label}: {why}"
+        for measured in results.scenarios.values()
+        for label, why in measured.failures.items()
     ]
-    if rates:
-        lines += [*_rate_table(rates), *_peer_table(rates)]
-    if latency:
-        lines += _latency_table(latency)
-    if plots:
-        lines += [*(f"![{Path(plot).stem}]({plot})" for plot in plots), ""]
+
+
+def markdown(results: Results, plots: Mapping[str, str]) -> str:
+    """The page. plots: scenario -> path of its image relative to the page."""
+    lines = ["# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ", "", INTRODUCTION, ""]
+    lines += [*(f"- {name}: {value}" for name, value in results.environment.items()), ""]
+    lines += _bar_table(verdicts(results))
+    for scenario in SCENARIOS:
+        if measured := results.scenarios.get(scenario.name):
+            lines += _section(scenario, measured, plots.get(scenario.name))
+    for special in SPECIALS.values():
+        if measured := results.scenarios.get(special.name):
+            lines += _figures(special, measured)
     return "\n".join(lines)
 
 
-def _rate_table(rates: list[Measured]) -> list[str]:
-    if not any(system in measured.runs for measured in rates for system in (JAVA, OURS, MIXED)):
+def _bar_table(judged: Sequence[Verdict]) -> list[str]:
+    if not judged:
         return []
-    ratios = {(scenario.name, system): ratio for scenario, system, ratio, _ in _ratios(rates)}
+    reached = sum(each.met for each in judged)
     rows = [
-        "| scenario | Java broker, Java client | our broker, our client | bar | our broker, Java client | bar |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for measured in rates:
-        scenario = _scenario(measured.scenario)
-        cells = [
-            scenario.title,
-            _figure(measured.median(JAVA)),
-            _figure(measured.median(OURS), ratios.get((scenario.name, OURS))),
-            _bar(scenario.own_bar),
-            _figure(measured.median(MIXED), ratios.get((scenario.name, MIXED))),
-            _bar(scenario.broker_bar),
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return [*rows, "", "1.x has no batches: in their rounds Java sends pipelined single messages, its fastest way.", ""]
-
-
-def _peer_table(rates: list[Measured]) -> list[str]:
-    ratios = {(scenario.name, peer): (ratio, bar) for scenario, peer, ratio, bar in _peer_ratios(rates)}
-    peers = [peer for peer in PEERS if any(peer in measured.runs for measured in rates)]
-    if not peers:
-        return []
-    rows = [
-        "Other systems; in brackets how many times their rate our broker with our client reaches, and the bar for it.",
-        "`kafka` is its Java client; the other three are Kafka's clients in Python.",
+        "## Bars",
         "",
-        f"| scenario | our broker, our client | {' | '.join(peers)} |",
-        f"|---|---:|{'---:|' * len(peers)}",
+        f"{reached} of {len(judged)} are reached.",
+        "",
+        "| scenario | who | bar | reached | |",
+        "|---|---|---|---|---|",
     ]
-    for measured in rates:
-        scenario = _scenario(measured.scenario)
-        cells = [scenario.title, _figure(measured.median(OURS))]
-        for peer in peers:
-            ratio, bar = ratios.get((scenario.name, peer), (None, None))
-            cells.append(_figure(measured.median(peer), ratio) + ("" if bar is None else f" {_bar(bar)}"))
+    for each in judged:
+        cells = (each.scenario, each.who, each.bar, each.reached, "yes" if each.met else "**missed**")
         rows.append(f"| {' | '.join(cells)} |")
     return [*rows, ""]
 
 
-def _figure(rate: float | None, ratio: float | None = None) -> str:
-    if rate is None:
-        return "–"
-    return f"{rate:,.0f}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
-
-
-def _bar(bar: float | None) -> str:
-    return "–" if bar is None else f"≥ {bar}×"
-
-
-def _latency_table(latency: Measured) -> list[str]:
-    rows = [
-        f"End-to-end latency, send call to listener, at {LATENCY.per_second:,} messages a second, in ms; the bars",
-        f"for ours are p50 < {LATENCY.p50_bar_ms:g} and p99 < {LATENCY.p99_bar_ms:g}:",
+def _section(scenario: Scenario, measured: Measured, plot: str | None) -> list[str]:
+    rounds = max((len(runs) for runs in measured.runs.values()), default=0)
+    measuring = f"{rounds} round{'s' * (rounds != 1)}, {measured.at}"
+    heads = ["system", *_heads(scenario), "ours relative to it", "memory at rest", "at most"]
+    lines = [
+        f"## {scenario.title}",
         "",
-        "| system | p50 | p99 | max |",
-        "|---|---:|---:|---:|",
+        f"`{scenario.name}`: {scenario.about} {scenario.size:,} bytes a message, {measuring}.",
+        "",
+        f"| {' | '.join(heads)} |",
+        f"|---|{'---:|' * (len(heads) - 1)}",
+        *(f"| {' | '.join(_row(scenario, measured, label))} |" for label in measured.runs),
+        "",
     ]
-    for system in latency.runs:
-        figures = (latency.median(system, name) or 0.0 for name in ("p50_ms", "p99_ms", "max_ms"))
-        rows.append(f"| {system} | {' | '.join(f'{figure:,.2f}' for figure in figures)} |")
-    return [*rows, ""]
+    lines += [f"{label} failed: {why}" + "\n" for label, why in measured.failures.items()]
+    if plot:
+        lines += [f"![{scenario.name}]({plot})", ""]
+    return lines
+
+
+def _heads(scenario: Scenario) -> list[str]:
+    if scenario.has_latency:
+        return [f"{figure.removesuffix('_ms')}, ms" for figure in scenario.figures]
+    return ["messages/s", "lowest–highest"]
+
+
+def _row(scenario: Scenario, measured: Measured, label: str) -> list[str]:
+    figure = scenario.figures[0]
+    middles = [measured.median(label, each) or 0.0 for each in scenario.figures]
+    if scenario.has_latency:
+        cells = [f"{middle:,.2f}" for middle in middles]
+    else:
+        rates = [run[figure] for run in measured.runs[label]]
+        cells = [f"{middles[0]:,.0f}", f"{min(rates):,.0f}–{max(rates):,.0f}"]
+    ours = next(iter(each for each, run in scenario.runs.items() if BROKER_OF[run.system] == OUR_BROKER), None)
+    ratio = measured.ratio(ours, label, figure) if ours is not None and ours != label else None
+    memory = measured.memory.get(BROKER_OF[scenario.runs[label].system], {})
+    held = [f"{memory[name]:,.0f}" if name in memory else "–" for name in ("rest_mb", "peak_mb")]
+    return [label, *cells, "–" if ratio is None else f"{ratio:.2f} ×", *held]
+
+
+def _figures(special: Special, measured: Measured) -> list[str]:
+    return [
+        f"## {special.title}",
+        "",
+        f"`{special.name}`: {special.about} Once, {measured.at}.",
+        "",
+        "| figure | |",
+        "|---|---:|",
+        *(f"| {name} | {value:,.4g} |" for run in measured.runs[OURS] for name, value in run.items()),
+        "",
+    ]

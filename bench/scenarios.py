@@ -1,86 +1,283 @@
-"""What is measured: each scenario as one command of the load generators, and the bar it has to reach."""
+"""What is measured: stages of brokers that run together, scenarios in them, and the bars they have to reach."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["LATENCY", "MESSAGE_BYTES", "SCENARIOS", "Latency", "Scenario"]
+from .bars import Bar
+from .names import AIOKAFKA, CONFLUENT, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, ROCKETMQ
 
-MESSAGE_BYTES = 1024
+__all__ = [
+    "LATENCY_PER_SECOND",
+    "SCENARIOS",
+    "STAGES",
+    "WIDE_WINDOW",
+    "Run",
+    "Scenario",
+    "Stage",
+    "Topic",
+    "batch_command",
+    "pipelined_command",
+]
+
+LATENCY_PER_SECOND = 1000
+WINDOW = 256
+WIDE_WINDOW = 4096
+"""Sends under way where there are many partitions, of a user who wants throughput and keeps some megabytes for it."""
+BATCH = 500
+
+JAVA_THREADS = "java, 256 threads"
+OURS_ASYNCHRONOUS = "ours, asynchronous"
+OURS_ONE_PARTITION = "ours, one partition"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """partitions: how many; synchronous: whether its messages are on the disk before they are acknowledged; None: as
+    the brokers of its stage are set.
+    """
+
+    partitions: int = 1
+    synchronous: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Brokers that are started together. java_partitions: the most that a topic has on the Java broker."""
+
+    name: str
+    title: str
+    topics: Mapping[str, Topic]
+    synchronous: bool = False
+    java_partitions: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one system does in a round. command: words with {count}, {group}, {topic}, {size}, {per_second} and
+    {warm_up} to fill in.
+    """
+
+    system: str
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A rate, in messages a second.
+    """One comparison.
 
-    command: words with {count}, {group} and {size} to fill in; java_command: what the Java pair does in its turns where
-    its client cannot do the same (our broker is then not measured under it); own_bar: what our broker and client must
-    reach relative to the Java pair; broker_bar: the same for our broker, Java's client; peer_bars: what our broker and
-    client must reach relative to other systems, by their names in systems.PEERS.
+    runs: label -> who does what; figures: what is reported of their answers; touches: a topic whose partitions all get
+    a message before the warm-up, because the first one creates a partition's files.
     """
 
     name: str
     title: str
-    command: str
-    java_command: str | None = None
-    own_bar: float | None = None
-    broker_bar: float | None = None
-    peer_bars: Mapping[str, float] = field(default_factory=dict)
+    about: str
+    stage: str
+    runs: Mapping[str, Run]
+    bars: tuple[Bar, ...]
+    size: int = 1024
+    figures: tuple[str, ...] = ("rate",)
+    touches: str | None = None
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it reads a backlog, which then has to be there."""
+        return any(run.command.startswith("consume") for run in self.runs.values())
+
+    @property
+    def has_latency(self) -> bool:
+        return "p50_ms" in self.figures
+
+
+STAGES = (
+    Stage("one", "one partition, asynchronous flush", {"bench": Topic(), "backlog": Topic()}),
+    Stage(
+        "one-sync",
+        "one partition, synchronous flush",
+        {"bench": Topic(), "loose": Topic(synchronous=False)},
+        synchronous=True,
+    ),
+    Stage("1024", "1,024 partitions, asynchronous flush", {"many": Topic(1024), "one": Topic()}),
+    Stage("1024-sync", "1,024 partitions, synchronous flush", {"many": Topic(1024), "one": Topic()}, synchronous=True),
+    Stage(
+        "10240", "10,240 partitions, asynchronous flush", {"many": Topic(10_240), "one": Topic()}, java_partitions=8192
+    ),
+    Stage(
+        "10240-sync",
+        "10,240 partitions, synchronous flush",
+        {"many": Topic(10_240), "one": Topic()},
+        synchronous=True,
+        java_partitions=8192,
+    ),
+)
+
+
+def _same(command: str, *systems: str) -> dict[str, Run]:
+    return {system: Run(system, command) for system in systems}
+
+
+def batch_command(topic: str) -> str:
+    """Sending in bulk, as the system's users do."""
+    return f"send_batch {topic} {BATCH} {{count}} {{size}}"
+
+
+def pipelined_command(topic: str, window: int = WINDOW) -> str:
+    """Single sends, `window` of them under way."""
+    return f"send_async {topic} {window} {{count}} {{size}}"
+
+
+LATENCY = "latency {topic} {topic} {per_second} {warm_up} {count} {size}"
+CONSUME = "consume backlog {group} {count} 120"
+BROKER_BAR = Bar(MIXED, least=1.2, of=JAVA)
+
+
+def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) -> tuple[Scenario, Scenario]:
+    """Singles and batches over many partitions of one topic."""
+    suffix, flush = ("-sync", "synchronous") if synchronous else ("", "asynchronous")
+    stage = f"{partitions}{suffix}"
+    java = " Java has 8,192 partitions, as many as it was known to start with." if partitions > 8192 else ""
+    return (
+        Scenario(
+            f"partitions-{partitions}{suffix}",
+            f"{partitions:,} partitions, {size} B, single sends, {flush} flush",
+            f"One thread, {WIDE_WINDOW:,} sends under way, in turn to all partitions of a topic.{java}",
+            stage,
+            _same(pipelined_command("many", WIDE_WINDOW), JAVA, OURS, MIXED),
+            (*bars, BROKER_BAR),
+            size,
+            touches="many",
+        ),
+        Scenario(
+            f"batch-{partitions}{suffix}",
+            f"{partitions:,} partitions, {size} B, batches, {flush} flush",
+            f"Batches of {BATCH}, in turn to all partitions of a topic, beside the same to a topic of one partition.",
+            stage,
+            {
+                OURS: Run(OURS, batch_command("many")),
+                OURS_ONE_PARTITION: Run(OURS, batch_command("one")),
+            },
+            (Bar(OURS, least=0.8, of=OURS_ONE_PARTITION),),
+            size,
+            touches="many",
+        ),
+    )
 
 
 SCENARIOS = (
     Scenario(
         "blocking-1",
         "one thread, blocking sends",
-        "send_blocking bench 1 {count} {size}",
-        own_bar=0.6,
-        broker_bar=0.9,
-        peer_bars={"rocketmq": 2.0},
+        "One thread that waits for each of its sends.",
+        "one",
+        _same("send_blocking bench 1 {count} {size}", JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, least=0.9, of=JAVA), Bar(OURS, least=2.0, of=ROCKETMQ), BROKER_BAR),
     ),
     Scenario(
         "blocking-64",
         "64 threads, blocking sends",
-        "send_blocking bench 64 {count} {size}",
-        broker_bar=0.9,
-        peer_bars={"rocketmq": 2.0},
+        "64 threads, each waits for each of its sends.",
+        "one",
+        _same("send_blocking bench 64 {count} {size}", JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, least=0.8, of=JAVA), Bar(OURS, least=2.0, of=ROCKETMQ), BROKER_BAR),
     ),
     Scenario(
         "pipelined",
-        "pipelined single sends, window 256",
-        "send_async bench 256 {count} {size}",
-        own_bar=1.0,
-        broker_bar=0.9,
-        peer_bars={"rocketmq": 2.0},
+        "pipelined single sends",
+        f"One thread, at most {WINDOW} sends without an acknowledgement.",
+        "one",
+        _same(pipelined_command("bench"), JAVA, OURS, MIXED, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, least=1.5, of=JAVA), Bar(OURS, least=2.0, of=ROCKETMQ), BROKER_BAR),
+    ),
+    Scenario(
+        "pipelined-128",
+        "pipelined single sends, 128 B",
+        f"One thread, at most {WINDOW} sends without an acknowledgement.",
+        "one",
+        _same(pipelined_command("bench"), JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        (BROKER_BAR,),
+        size=128,
     ),
     Scenario(
         "batch",
-        "batch sends, 500 a batch",
-        "send_batch bench 500 {count} {size}",
-        java_command="send_async bench 256 {count} {size}",
-        own_bar=4.0,
-        peer_bars={"confluent-kafka": 2.0},
+        "batched sends",
+        "In bulk, as the system's users do it (bench/README.md); 1.x has no batches, its client sends pipelined.",
+        "one",
+        {
+            JAVA: Run(JAVA, pipelined_command("bench")),
+            **_same(batch_command("bench"), OURS, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, ROCKETMQ),
+        },
+        (Bar(OURS, least=2.0, of=CONFLUENT),),
+    ),
+    Scenario(
+        "batch-128",
+        "batched sends, 128 B",
+        "In bulk, as the system's users do it (bench/README.md); 1.x has no batches, its client sends pipelined.",
+        "one",
+        {
+            JAVA: Run(JAVA, pipelined_command("bench")),
+            **_same(batch_command("bench"), OURS, KAFKA, CONFLUENT, ROCKETMQ),
+        },
+        (Bar(OURS, least=1.3, of=CONFLUENT),),
+        size=128,
     ),
     Scenario(
         "consume",
         "consuming a backlog",
-        "consume backlog {group} {count} 120",
-        own_bar=1.5,
-        broker_bar=0.9,
-        peer_bars={"confluent-kafka": 1.2},
+        "A new group reads a backlog; the first messages start the clock, and every payload is taken.",
+        "one",
+        _same(CONSUME, JAVA, OURS, MIXED, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, least=1.2, of=CONFLUENT), BROKER_BAR),
     ),
+    Scenario(
+        "consume-arrow",
+        "consuming a backlog as Arrow",
+        "The same, as Arrow record batches with ours; confluent-kafka has messages only.",
+        "one",
+        {OURS: Run(OURS, CONSUME.replace("consume", "consume_arrow", 1)), CONFLUENT: Run(CONFLUENT, CONSUME)},
+        (Bar(OURS, least=3.0, of=CONFLUENT),),
+    ),
+    Scenario(
+        "latency",
+        "end-to-end latency, asynchronous flush",
+        f"{LATENCY_PER_SECOND:,} messages a second, from the send call to the listener or the poll that returns it.",
+        "one",
+        _same(LATENCY, JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, most=1.0, figure="p50_ms"), Bar(OURS, most=4.0, figure="p99_ms")),
+        figures=("p50_ms", "p99_ms", "max_ms"),
+    ),
+    Scenario(
+        "sync-256",
+        "256 sends in flight, synchronous flush",
+        f"One thread with {WINDOW} sends under way; {JAVA_THREADS} waits for each send in {WINDOW} threads; "
+        f"{OURS_ASYNCHRONOUS} is another topic of the same broker.",
+        "one-sync",
+        {
+            **_same(pipelined_command("bench"), JAVA),
+            JAVA_THREADS: Run(JAVA, f"send_blocking bench {WINDOW} {{count}} {{size}}"),
+            **_same(pipelined_command("bench"), OURS),
+            OURS_ASYNCHRONOUS: Run(OURS, pipelined_command("loose")),
+            **_same(pipelined_command("bench"), MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        },
+        (
+            Bar(OURS, least=2.0, of=JAVA),
+            Bar(OURS, least=2.0, of=JAVA_THREADS),
+            Bar(OURS, least=0.85, of=OURS_ASYNCHRONOUS),
+            BROKER_BAR,
+        ),
+    ),
+    Scenario(
+        "latency-sync",
+        "end-to-end latency, synchronous flush",
+        f"{LATENCY_PER_SECOND:,} messages a second, from the send call to the listener or the poll that returns it.",
+        "one-sync",
+        _same(LATENCY, JAVA, OURS, CONFLUENT, ROCKETMQ),
+        (Bar(OURS, most=8.0, figure="p99_ms"),),
+        figures=("p50_ms", "p99_ms", "max_ms"),
+    ),
+    *_many(1024, 128, False, (Bar(OURS, least=53_000),)),
+    *_many(1024, 128, True, (Bar(OURS, least=39_000), Bar(OURS, least=4.0, of=JAVA))),
+    *_many(10_240, 512, False, (Bar(OURS, least=36_000),)),
+    *_many(10_240, 512, True, (Bar(OURS, least=28_000),)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """End-to-end latency, send call to listener, at `per_second` messages a second; bars in milliseconds."""
-
-    per_second: int = 1000
-    warm_up: int = 3000
-    count: int = 5000
-    p50_bar_ms: float = 2.0
-    p99_bar_ms: float = 10.0
-
-
-LATENCY = Latency()

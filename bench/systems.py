@@ -1,48 +1,41 @@
-"""The systems side by side: metaq in Java, ours, ours under the Java client, Kafka with four clients, RocketMQ."""
+"""Starts the brokers of a stage and a load generator for each system that takes part in it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kazoo.client import KazooClient
 
 from .javapeer import JavaBroker, JavaClient
+from .memory import resident_mb
+from .names import AIOKAFKA, BROKER_OF, CONFLUENT, KAFKA, KAFKA_PYTHON, OUR_BROKER, OURS, ROCKETMQ
 from .peers import kafka_client, rocketmq_client, start_kafka, start_rocketmq
-from .processes import Server, Worker, free_port
+from .processes import ProcessFailed, Server, Worker, free_port
+from .scenarios import Stage, Topic
 from .server_ini import server_ini
 
-__all__ = ["BROKER_OF", "JAVA", "MIXED", "OURS", "PEERS", "System", "start_systems"]
-
-JAVA = "java"
-OURS = "ours"
-MIXED = "our broker, java client"
-KAFKA = "kafka"
-ROCKETMQ = "rocketmq"
-KAFKA_CLIENTS = {
-    "kafka-python": ["bench.kafka_workers", "kafka-python"],
-    "aiokafka": ["bench.aiokafka_worker"],
-    "confluent-kafka": ["bench.kafka_workers", "confluent-kafka"],
-}
-"""Name -> module and first words of a Python client's load generator."""
-PEERS = (KAFKA, *KAFKA_CLIENTS, ROCKETMQ)
-"""The systems that are no metaq, in the order of the report."""
-BROKER_OF = {
-    JAVA: "java",
-    OURS: "ours",
-    MIXED: "ours",
-    KAFKA: "kafka",
-    **dict.fromkeys(KAFKA_CLIENTS, "kafka"),
-    ROCKETMQ: "rocketmq",
-}
-"""Name of a system -> name of its broker; systems with the same one share a running broker."""
+__all__ = ["Broker", "Running", "System", "start_stage"]
 
 ROOT = Path(__file__).resolve().parents[1]
-# 1.x's asynchronous flush: fsync after 1,000 messages or 10 s; nobody waits for it
-ASYNC_FLUSH: dict[str, object] = {"unflushThreshold": 1000, "unflushInterval": 10_000}
+PYTHON_CLIENTS = {
+    OURS: ["bench.worker"],
+    KAFKA_PYTHON: ["bench.kafka_workers", "kafka-python"],
+    AIOKAFKA: ["bench.aiokafka_worker"],
+    CONFLUENT: ["bench.kafka_workers", "confluent-kafka"],
+}
+"""System -> module and first words of its load generator."""
+
+# 1.x's keys: fsync after 1,000 messages or 10 s, nobody waits for it; or before the answer, shared by all that wait
+FLUSH: Mapping[bool, Mapping[str, object]] = {
+    False: {"unflushThreshold": 1000, "unflushInterval": 10_000},
+    True: {"unflushThreshold": 0, "unflushInterval": 10_000},
+}
+
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +47,105 @@ class System:
     generator: Worker
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A running broker: what its clients connect to, its process, and its resident memory before any command."""
+
+    address: str
+    pid: int
+    rest_mb: float
+
+
+@dataclass(slots=True)
+class Running:
+    """What a stage has running. failures: system -> why it is not among them."""
+
+    systems: dict[str, System] = field(default_factory=dict)
+    brokers: dict[str, Broker] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
 @contextmanager
-def start_systems(names: list[str], directory: Path, topics: dict[str, int], zk: str | None) -> Iterator[list[System]]:
+def start_stage(
+    stage: Stage, topics: Mapping[str, Topic], names: Iterable[str], directory: Path, zk: str | None, log: Log
+) -> Iterator[Running]:
     """Start the named systems, and of brokers only theirs; all processes are gone at the end.
 
-    directory: for data and logs; topics: name -> partitions; zk: host:port of a running server, None to start one.
+    topics: the stage's, and more of the caller's; directory: for data and logs; zk: host:port of a running server, None
+    to start one. A system that does not start is among the failures.
     """
+    names = list(names)
+    running = Running()
     with ExitStack() as stack:
-        addresses = _start_brokers({BROKER_OF[name] for name in names}, directory, topics, zk, stack)
-        yield [
-            System(name, BROKER_OF[name], stack.enter_context(_generator(name, addresses[BROKER_OF[name]], directory)))
-            for name in names
-        ]
+        brokers = {BROKER_OF[name] for name in names}
+        address = ""
+        if brokers & {"java", OUR_BROKER}:
+            address = zk or stack.enter_context(_zookeeper(directory))
+            _create_chroots(address, [_chroot(stage, broker) for broker in sorted(brokers & {"java", OUR_BROKER})])
+        for broker in sorted(brokers):
+            try:
+                where = f"{address}{_chroot(stage, broker)}"
+                running.brokers[broker] = _start_broker(broker, stage, topics, directory, where, stack)
+            except ProcessFailed as failure:
+                log(f"the {broker} broker does not start: {failure}")
+                why = f"its broker does not start: {_first_line(failure)}"
+                running.failures |= {name: why for name in names if BROKER_OF[name] == broker}
+        for name in names:
+            if name not in running.failures:
+                worker = stack.enter_context(_generator(name, running.brokers[BROKER_OF[name]].address, directory))
+                running.systems[name] = System(name, BROKER_OF[name], worker)
+        yield running
 
 
-def _start_brokers(
-    names: set[str], directory: Path, topics: dict[str, int], zk: str | None, stack: ExitStack
-) -> dict[str, str]:
-    """Only the named brokers; what their clients connect to."""
-    addresses: dict[str, str] = {}
-    if chroots := sorted(names & {"java", "ours"}):
-        address = zk or stack.enter_context(_zookeeper(directory))
-        _create_chroots(address, chroots)
-        addresses |= {name: f"{address}/{name}" for name in chroots}
-    if "java" in names:
-        stack.enter_context(JavaBroker(_subdirectory(directory, "java"), addresses["java"], topics, ASYNC_FLUSH))
-    if "ours" in names:
-        stack.enter_context(_our_broker(_subdirectory(directory, "ours"), addresses["ours"], topics))
-    if "kafka" in names:
-        addresses["kafka"] = start_kafka(_subdirectory(directory, "kafka"), topics, stack)
-    if "rocketmq" in names:
-        addresses["rocketmq"] = start_rocketmq(_subdirectory(directory, "rocketmq"), topics, stack)
-    return addresses
+def _chroot(stage: Stage, broker: str) -> str:
+    return f"/{stage.name}-{broker}"
 
 
-def _subdirectory(directory: Path, name: str) -> Path:
-    path = directory / name
-    path.mkdir()
-    return path
+def _first_line(failure: ProcessFailed) -> str:
+    return str(failure).splitlines()[0]
+
+
+def _start_broker(
+    name: str, stage: Stage, topics: Mapping[str, Topic], directory: Path, zk_connect: str, stack: ExitStack
+) -> Broker:
+    """zk_connect: used by metaq's brokers; the stack ends what was started."""
+    home = directory / name
+    home.mkdir()
+    if name == "kafka":
+        address, server = start_kafka(home, _partitions(topics), _flushed(stage, topics), stack)
+    elif name == "rocketmq":
+        address, server = start_rocketmq(home, _partitions(topics), stage.synchronous, stack)
+    elif name == "java":
+        limited = {
+            topic: Topic(min(each.partitions, stage.java_partitions), each.synchronous)
+            for topic, each in topics.items()
+        }
+        sections = _sections(stage, limited)
+        server = stack.enter_context(JavaBroker(home, zk_connect, sections, FLUSH[stage.synchronous]))
+        address = zk_connect
+    else:
+        server = stack.enter_context(_our_broker(home, zk_connect, stage, topics))
+        address = zk_connect
+    return Broker(address, server.pid, resident_mb(server.pid)[0])
+
+
+def _partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
+    return {name: topic.partitions for name, topic in topics.items()}
+
+
+def _flushed(stage: Stage, topics: Mapping[str, Topic]) -> set[str]:
+    """The topics whose messages are on the disk before they are acknowledged."""
+    return {
+        name
+        for name, topic in topics.items()
+        if (stage.synchronous if topic.synchronous is None else topic.synchronous)
+    }
+
+
+def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[str, object]]:
+    """server.ini's keys of each topic."""
+    flushed = _flushed(stage, topics)
+    return {name: {"numPartitions": topic.partitions, **FLUSH[name in flushed]} for name, topic in topics.items()}
 
 
 @contextmanager
@@ -102,30 +156,28 @@ def _zookeeper(directory: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
-def _create_chroots(address: str, names: list[str]) -> None:
+def _create_chroots(address: str, paths: list[str]) -> None:
     client = KazooClient(address)
     client.start()
     try:
-        for name in names:
-            client.create(f"/{name}")
+        for path in paths:
+            client.create(path)
     finally:
         client.stop()
         client.close()
 
 
-def _our_broker(directory: Path, zk_connect: str, topics: dict[str, int]) -> Server:
-    port = free_port()
+def _our_broker(directory: Path, zk_connect: str, stage: Stage, topics: Mapping[str, Topic]) -> Server:
     config = directory / "server.ini"
-    config.write_text(server_ini(port, zk_connect, topics, {"dataPath": directory / "data", **ASYNC_FLUSH}))
+    settings = {"dataPath": directory / "data", **FLUSH[stage.synchronous]}
+    config.write_text(server_ini(free_port(), zk_connect, _sections(stage, topics), settings))
     return Server([*_metaq(), "broker", "-f", str(config)], directory / "broker.log", "metaq broker 0 serving")
 
 
 def _generator(name: str, address: str, directory: Path) -> Worker:
     log = directory / f"{name.replace(' ', '-').replace(',', '')}-client.log"
-    if name == OURS:
-        return Worker([sys.executable, "-m", "bench.worker", address], log, ROOT)
-    if name in KAFKA_CLIENTS:
-        return Worker([sys.executable, "-m", *KAFKA_CLIENTS[name], address], log, ROOT)
+    if name in PYTHON_CLIENTS:
+        return Worker([sys.executable, "-m", *PYTHON_CLIENTS[name], address], log, ROOT)
     if name == KAFKA:
         return kafka_client(address, log)
     if name == ROCKETMQ:

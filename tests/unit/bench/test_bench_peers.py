@@ -10,12 +10,11 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from bench.compare import Measured
 from bench.loops import STAMP, Generator, answer, serve
+from bench.measured import Measured, Results
+from bench.names import OURS
 from bench.peers import kafka_properties, peer_versions, rocketmq_properties
 from bench.plot import write_plots
-from bench.report import markdown, unmet_bars
-from bench.systems import BROKER_OF, JAVA, OURS, PEERS
 
 
 def measured(scenario: str, **rates: float) -> Measured:
@@ -124,10 +123,6 @@ def test_a_generator_without_an_address_says_how_it_is_used(module, monkeypatch)
 # --- what is started ------------------------------------------------------------------------------------------------
 
 
-def test_every_peer_has_a_broker():
-    assert {BROKER_OF[peer] for peer in PEERS} == {"kafka", "rocketmq"}
-
-
 def test_versions_are_those_of_the_maven_project():
     assert all(version[0].isdigit() for version in peer_versions().values())
 
@@ -140,40 +135,24 @@ def test_kafka_is_one_node_that_votes_for_itself():
 
 
 def test_rocketmq_keeps_everything_below_its_directory():
-    lines = rocketmq_properties("127.0.0.1:1", 9001, Path("/data")).splitlines()
+    lines = rocketmq_properties("127.0.0.1:1", 9001, Path("/data"), False).splitlines()
     assert {"storePathRootDir=/data", "storePathCommitLog=/data/commitlog", "listenPort=9001"} <= set(lines)
+    assert "flushDiskType=ASYNC_FLUSH" in lines
+    assert "flushDiskType=SYNC_FLUSH" in rocketmq_properties("127.0.0.1:1", 9001, Path("/data"), True)
 
 
-# --- what is concluded ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scenario", "peer", "bar"),
-    [("pipelined", "rocketmq", 2.0), ("batch", "confluent_kafka", 2.0), ("consume", "confluent_kafka", 1.2)],
-)
-def test_bar_of_a_peer_is_the_least_ratio_of_ours_to_it(scenario, peer, bar):
-    assert unmet_bars([measured(scenario, ours=bar * 100, **{peer: 100.0})], None) == []
-    (line,) = unmet_bars([measured(scenario, ours=bar * 99, **{peer: 100.0})], None)
-    assert peer.replace("_", "-") in line
-
-
-def test_page_has_a_column_for_each_measured_peer_and_no_empty_table():
-    page = markdown([measured("batch", ours=300.0, kafka=200.0)], None, 1, ["plots/batch.png"])
-    assert "| scenario | our broker, our client | kafka |" in page
-    assert "| batch sends, 500 a batch | 300 | 200 (1.50×) |" in page
-    assert "![batch](plots/batch.png)" in page
-    only = markdown([measured("batch", rocketmq=200.0)], None, 1)
-    assert "Java broker, Java client |" not in only
-    assert "| batch sends, 500 a batch | – | 200 |" in only
-    assert "rocketmq |" not in markdown([Measured("batch", {JAVA: [{"rate": 1.0}]})], None, 1)
+# --- pictures and lines ---------------------------------------------------------------------------------------------
 
 
 def test_each_scenario_gets_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="of the extra [bench]")
     latency = Measured("latency", {OURS: [{"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0}]})
-    written = write_plots([measured("batch", ours=1.0, kafka=2.0), latency, Measured("consume")], tmp_path / "plots")
-    assert [path.name for path in written] == ["batch.png", "latency.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    scenarios = {each.scenario: each for each in (measured("batch", ours=1.0, kafka=2.0), latency, Measured("consume"))}
+    written = write_plots(Results({}, scenarios), tmp_path / "plots")
+    assert {name: path.name for name, path in written.items()} == {"batch": "batch.png", "latency": "latency.png"}
+    for path in written.values():
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size < 60_000  # they are committed
 
 
 def test_answers_are_json(monkeypatch, capsys):

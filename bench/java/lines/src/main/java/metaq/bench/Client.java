@@ -16,8 +16,11 @@ public interface Client extends AutoCloseable {
         void received(byte[] data);
     }
 
-    /** Creates topics that do not exist yet; returns when messages can be sent to them. */
-    void createTopics(Map<String, Integer> partitions) throws Exception;
+    /**
+     * Creates topics that do not exist yet; returns when messages can be sent to them. `flushed`: their messages reach the
+     * disk before they are acknowledged, as the system has it per topic.
+     */
+    void createTopics(Map<String, Integer> partitions, boolean flushed) throws Exception;
 
     /** Sends and waits for the acknowledgement. */
     void send(String topic, byte[] data) throws Exception;

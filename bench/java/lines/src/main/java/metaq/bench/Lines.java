@@ -57,7 +57,9 @@ public final class Lines {
     private Map<String, Object> run(final String name, final String[] words) throws Exception {
         switch (name) {
             case "create_topics":
-                return this.measurements.createTopics(partitions(words));
+                return this.measurements.createTopics(partitions(words), false);
+            case "create_flushed_topics":
+                return this.measurements.createTopics(partitions(words), true);
             case "send_blocking":
                 return this.measurements.sendBlocking(words[0], number(words, 1), number(words, 2), number(words, 3));
             case "send_async":

@@ -24,8 +24,8 @@ final class Measurements {
         this.client = client;
     }
 
-    Map<String, Object> createTopics(final Map<String, Integer> partitions) throws Exception {
-        this.client.createTopics(partitions);
+    Map<String, Object> createTopics(final Map<String, Integer> partitions, final boolean flushed) throws Exception {
+        this.client.createTopics(partitions, flushed);
         return Map.of("topics", partitions.size());
     }
 

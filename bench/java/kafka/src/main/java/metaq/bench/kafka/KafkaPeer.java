@@ -57,9 +57,10 @@ public final class KafkaPeer implements Client {
     }
 
     @Override
-    public void createTopics(final Map<String, Integer> partitions) throws Exception {
+    public void createTopics(final Map<String, Integer> partitions, final boolean flushed) throws Exception {
+        final Map<String, String> settings = flushed ? Map.of("flush.messages", "1") : Map.of();
         final List<NewTopic> topics = new ArrayList<>();
-        partitions.forEach((name, number) -> topics.add(new NewTopic(name, number, (short) 1)));
+        partitions.forEach((name, number) -> topics.add(new NewTopic(name, number, (short) 1).configs(settings)));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", this.bootstrap))) {
             admin.createTopics(topics).all().get();
         }

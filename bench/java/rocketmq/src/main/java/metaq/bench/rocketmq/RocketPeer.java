@@ -52,7 +52,10 @@ public final class RocketPeer implements Client {
     }
 
     @Override
-    public void createTopics(final Map<String, Integer> partitions) throws Exception {
+    public void createTopics(final Map<String, Integer> partitions, final boolean flushed) throws Exception {
+        if (flushed) {
+            throw new UnsupportedOperationException("when to flush is a setting of the broker, not of a topic");
+        }
         for (final Map.Entry<String, Integer> topic : partitions.entrySet()) {
             this.producer.createTopic(DEFAULT_TOPIC, topic.getKey(), topic.getValue(), Map.of());
         }

@@ -1,0 +1,85 @@
+"""What was measured: the runs of each scenario, kept as JSON so that a result can be made in several sittings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+__all__ = ["Measured", "OtherMachine", "Results"]
+
+Answer = dict[str, Any]
+
+
+class OtherMachine(ValueError):
+    """Results of another machine or of other versions are not mixed; the message names the differences."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """One scenario.
+
+    runs: label -> the generators' answers, in the order of the rounds; memory: broker -> `rest_mb` before the first
+    command of its brokers' lives and `peak_mb` during this scenario, in 10^6 bytes; failures: label -> why it has no
+    (further) runs; at: when it ended, local time.
+    """
+
+    scenario: str
+    runs: dict[str, list[Answer]] = field(default_factory=dict)
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    at: str = ""
+
+    def add(self, label: str, answer: Answer) -> None:
+        """Append one run."""
+        self.runs.setdefault(label, []).append(answer)
+
+    def median(self, label: str, figure: str = "rate") -> float | None:
+        """The median of a figure over the rounds; None when the label was not measured."""
+        runs = self.runs.get(label)
+        return median(run[figure] for run in runs) if runs else None
+
+    def ratio(self, label: str, to: str, figure: str = "rate") -> float | None:
+        """The median over the rounds of a figure relative to another label's of the same round.
+
+        Rounds are short and the systems take turns in them, so a machine that is slow for a while slows both.
+        """
+        pairs = list(zip(self.runs.get(label, []), self.runs.get(to, []), strict=False))
+        return median(ours[figure] / theirs[figure] for ours, theirs in pairs) if pairs else None
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything measured on one machine with one set of versions. environment: as environment.py describes both."""
+
+    environment: Mapping[str, str]
+    scenarios: dict[str, Measured] = field(default_factory=dict)
+
+    def put(self, measured: Measured) -> None:
+        """Add a scenario, or replace what there was of it."""
+        self.scenarios[measured.scenario] = measured
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        scenarios = [asdict(measured) for measured in self.scenarios.values()]
+        path.write_text(json.dumps({"environment": self.environment, "scenarios": scenarios}, indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def read(cls, path: Path, environment: Mapping[str, str]) -> Results:
+        """What write() left there, to be added to; empty if nothing is there. Raises OtherMachine."""
+        if not path.exists():
+            return cls(environment)
+        content = json.loads(path.read_text("utf-8"))
+        before = content["environment"]
+        different = [
+            f"{name} was {before.get(name)!r} and is {environment.get(name)!r}"
+            for name in sorted({*before, *environment})
+            if before.get(name) != environment.get(name)
+        ]
+        if different:
+            raise OtherMachine(f"{path} is of another machine or of other versions: {'; '.join(different)}")
+        measured = [Measured(**fields) for fields in content["scenarios"]]
+        return cls(environment, {each.scenario: each for each in measured})

@@ -1,0 +1,42 @@
+"""Names of the systems under measurement, and which of them share a broker."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AIOKAFKA",
+    "BROKER_OF",
+    "CONFLUENT",
+    "JAVA",
+    "KAFKA",
+    "KAFKA_PYTHON",
+    "MIXED",
+    "OURS",
+    "OUR_BROKER",
+    "ROCKETMQ",
+    "SYSTEMS",
+]
+
+JAVA = "java"
+OURS = "ours"
+MIXED = "our broker, java client"
+KAFKA = "kafka"
+KAFKA_PYTHON = "kafka-python"
+AIOKAFKA = "aiokafka"
+CONFLUENT = "confluent-kafka"
+ROCKETMQ = "rocketmq"
+
+OUR_BROKER = "ours"
+BROKER_OF = {
+    JAVA: "java",
+    OURS: OUR_BROKER,
+    MIXED: OUR_BROKER,
+    KAFKA: "kafka",
+    KAFKA_PYTHON: "kafka",
+    AIOKAFKA: "kafka",
+    CONFLUENT: "kafka",
+    ROCKETMQ: "rocketmq",
+}
+"""Name of a system -> name of its broker; systems with the same one share a running broker."""
+
+SYSTEMS = {"mixed" if name == MIXED else name: name for name in BROKER_OF}
+"""What `--system` takes -> name of the system."""

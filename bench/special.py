@@ -1,0 +1,82 @@
+"""Scenarios of our broker alone that are programs of their own, because they take long or need gigabytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .bars import Bar
+from .measured import Measured
+from .names import OURS
+
+__all__ = ["SPECIALS", "Special", "SpecialFailed", "figures", "run_special"]
+
+
+class SpecialFailed(RuntimeError):
+    """A program ended with an error or printed no figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """`python -m <module>` prints one JSON object; its numbers are the figures, inner objects' names join with dots."""
+
+    name: str
+    title: str
+    about: str
+    module: str
+    bars: tuple[Bar, ...]
+
+
+SPECIALS = {
+    special.name: special
+    for special in (
+        Special(
+            "startup",
+            "start after kill -9, 10,240 partitions",
+            "Our broker is killed with 10 GB in 10,240 partitions and started again; then its indexes are rebuilt.",
+            "bench.startup",
+            (
+                Bar(OURS, most=5.0, figure="seconds_to_serving"),
+                Bar(OURS, least=500.0, figure="rebuild_mb_per_second"),
+            ),
+        ),
+        Special(
+            "backlog",
+            "a backlog larger than memory",
+            "Cold consumers read a backlog larger than memory while others produce and read what is new.",
+            "bench.backlog",
+            (Bar(OURS, least=0.8, figure="producing_ratio"), Bar(OURS, most=20.0, figure="hot_p99_ms")),
+        ),
+    )
+}
+
+
+def run_special(special: Special, log: Callable[[str], None]) -> Measured:
+    """Run the program, its messages on stderr shown as they come. Raises SpecialFailed."""
+    log(f"{special.name}: {special.about}")
+    command = [sys.executable, "-m", special.module]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    found = figures(done.stdout)
+    if not found:
+        raise SpecialFailed(f"{' '.join(command)} ended with code {done.returncode} and without figures")
+    return Measured(special.name, {OURS: [found]}, at=time.strftime("%Y-%m-%d %H:%M"))
+
+
+def figures(output: str) -> dict[str, float]:
+    """The numbers of the one JSON object that a program printed; none if it printed nothing."""
+    return dict(_numbers("", json.loads(output))) if output.strip() else {}
+
+
+def _numbers(prefix: str, content: dict[str, Any]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in content.items():
+        if isinstance(value, dict):
+            found += _numbers(f"{prefix}{name}.", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append((f"{prefix}{name}", float(value)))
+    return found
