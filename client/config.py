@@ -161,6 +161,9 @@ class ConsumerConfig:
     """Asked for per pull; the broker returns the first record whole, whatever its size."""
     max_buffered_bytes: int = 4 << 20
     """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
+    check_crcs: bool = True
+    """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). The
+    broker has checked it when the message came; here it shows what a disk or memory has changed since."""
     long_poll_ms: int = 15_000
     """How long a broker may park a pull when there is nothing to return."""
     text_idle_step_ms: int = 50

@@ -145,7 +145,7 @@ class PartitionReader:
         self._fetcher = Fetcher(
             READER_GROUP, None, self._pool, lambda _: self._endpoint, self._arrivals, config, self._timers, clock
         )
-        self._handout = Handout(self._arrivals, self._fetcher, None, accept)
+        self._handout = Handout(self._arrivals, self._fetcher, None, accept, config.check_crcs)
         self._state = PartitionState(partition, Backoff(config.error_min_seconds, config.error_max_seconds))
         self._fetcher.open(self._state, start_position(start).offset)
 

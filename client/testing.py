@@ -42,6 +42,7 @@ from metaq.protocol.remoting import (
     StatsRequest,
     TransactionRequest,
     encode_runs,
+    encode_sizes,
     split_batch,
 )
 from metaq.protocol.requests import Request, RequestReader
@@ -470,7 +471,7 @@ class FakeBroker:
     def _answer_pull(self, session: _Session, opaque: int, request: PullRequest, last: bool) -> bool:
         """Answer if there is something to say, or it is the last chance; True if answered."""
         log = self._log(request.topic, request.partition)
-        offset, code, body, runs = request.offset, ResponseCode.SUCCESS, b"", 0
+        offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
         if not log.first <= offset <= log.end:
             offset = log.first if offset < log.first else log.end
             code = ResponseCode.PULL_OFFSET_MOVED
@@ -479,14 +480,17 @@ class FakeBroker:
             code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
         else:
             body = log.slice(offset, request.max_bytes, whole_first=True)
-            body = body[: max((each.end for each in iter_headers(body)), default=0)]
+            sizes = [HEADER_BYTES + each.length for each in iter_headers(body)]
+            body = body[: sum(sizes)]
             offset += len(body)
             code = ResponseCode.SUCCESS if body else ResponseCode.PULL_NOT_FOUND
         if code == ResponseCode.PULL_NOT_FOUND and not last:
             return False
         behind = len(log.starts) - log.before(offset)
-        reply = PullReply(offset, log.first, log.end, behind, request.sequence, runs)
-        self._reply(session, opaque, code, reply.to_ext(), body)
+        records = len(sizes) if request.sizes else 0
+        reply = PullReply(offset, log.first, log.end, behind, request.sequence, runs, records)
+        table = encode_sizes(np.array(sizes, np.int32)) if records else b""
+        self._reply(session, opaque, code, reply.to_ext(), table + body)
         return True
 
     def _filtered(self, log: MemoryLog, request: PullRequest) -> tuple[int, bytes, int]:

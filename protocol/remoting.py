@@ -39,6 +39,7 @@ __all__ = [
     "TransactionRequest",
     "decode_runs",
     "encode_runs",
+    "encode_sizes",
     "split_batch",
 ]
 
@@ -161,7 +162,11 @@ class SendBatchRequest(NamedTuple):
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """Record sizes and records of a SEND_BATCH body. Raises RemoteProtocolError if the sizes do not fill the body."""
+    """Record sizes and records of a SEND_BATCH body, or of an answer to PULL with `records`.
+
+    Raises RemoteProtocolError if the sizes do not fill the body. Whether they are those that the records have in their
+    headers is not looked at.
+    """
     table = 4 * count
     if len(body) < table:
         raise RemoteProtocolError(f"batch of {count} records has a body of {len(body)} bytes only")
@@ -178,6 +183,7 @@ class PullRequest(NamedTuple):
     tags: only records with one of these tags (compared by hash; the client checks again), empty = all.
     wait_ms: how long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS.
     sequence: the client's own number, echoed.
+    sizes: whether the answer may begin with a table of record sizes (PullReply.records).
     """
 
     topic: str
@@ -188,6 +194,7 @@ class PullRequest(NamedTuple):
     tags: tuple[str, ...] = ()
     wait_ms: int = 0
     sequence: int = 0
+    sizes: bool = False
 
     def to_ext(self) -> dict[str, str | int]:
         ext: dict[str, str | int] = {
@@ -201,6 +208,8 @@ class PullRequest(NamedTuple):
         }
         if self.tags:
             ext["tags"] = TAG_SEPARATOR.join(self.tags)
+        if self.sizes:
+            ext["sizes"] = 1
         return ext
 
     @classmethod
@@ -215,6 +224,7 @@ class PullRequest(NamedTuple):
             tuple(tags.split(TAG_SEPARATOR)) if tags else (),
             _int(ext, "waitMs", 0, MAX_WAIT_MS, 0),
             _int(ext, "sequence", 0, INT64_MAX, 0),
+            _int(ext, "sizes", 0, 1, 0) == 1,
         )
 
 
@@ -223,7 +233,8 @@ class PullReply(NamedTuple):
 
     next_offset: where to go on (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds of
     the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the log
-    from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`).
+    from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n = the body
+    begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, though they were asked for.
     """
 
     next_offset: int
@@ -232,9 +243,10 @@ class PullReply(NamedTuple):
     behind: int
     sequence: int = 0
     runs: int = 0
+    records: int = 0
 
     def to_ext(self) -> dict[str, str | int]:
-        return {
+        ext: dict[str, str | int] = {
             "nextOffset": self.next_offset,
             "minOffset": self.min_offset,
             "maxOffset": self.max_offset,
@@ -242,6 +254,9 @@ class PullReply(NamedTuple):
             "sequence": self.sequence,
             "runs": self.runs,
         }
+        if self.records:
+            ext["records"] = self.records
+        return ext
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
@@ -252,11 +267,17 @@ class PullReply(NamedTuple):
             _int(ext, "behind", 0, INT64_MAX),
             _int(ext, "sequence", 0, INT64_MAX, 0),
             _int(ext, "runs", 0, INT32_MAX, 0),
+            _int(ext, "records", 0, MAX_BATCH_RECORDS, 0),
         )
 
 
 _RUN = Struct(">QI")
 RUN_BYTES = _RUN.size
+
+
+def encode_sizes(sizes: npt.NDArray[np.int32]) -> bytes:
+    """The table in front of records back to back: the size of each with its header, u32."""
+    return sizes.astype(">u4").tobytes()
 
 
 def encode_runs(runs: list[tuple[int, int]]) -> bytes:

@@ -16,8 +16,9 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
 from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.record import Buffer, tag_hash
-from metaq.protocol.remoting import PullReply, PullRequest, encode_runs
+from metaq.protocol.remoting import PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.statuses import ResponseCode
 
 from ..answers import Bytes, answer_frame
@@ -33,6 +34,10 @@ _SCAN_BYTES = 64 << 20
 _SCAN_RECORDS = 1 << 16
 """Index units looked at in one step of a filtered pull: less than a millisecond."""
 _MAX_RUNS = 4096
+_MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
+"""Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
+_TABLE_RECORDS = 16
+"""An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
 _SPAN_BYTES = 1 << 20
 """Runs that lie this close together are read at once."""
 
@@ -78,7 +83,7 @@ class Pull:
     @property
     def max_bytes(self) -> int:
         """How much data an answer may carry; one record may be larger."""
-        return min(self._request.max_bytes, self._broker.config.max_transfer_size)
+        return min(self._request.max_bytes, self._broker.config.max_transfer_size, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
         """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
@@ -136,16 +141,18 @@ class Pull:
         units = log.units(self._offset, self.max_bytes)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
-        last = units[-1]
-        span = _Span(self._offset, int(last["offset"]) + int(last["size"]))
+        sizes = units["size"]
+        span = _Span(self._offset, self._offset + int(sizes.sum()))
+        table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
         data = log.read(span.start, span.end - span.start)
         if data is None:
             cold = self._broker.in_thread(partial(log.read_blocking, span.start, span.end - span.start))
-            return cold.addCallbacks(partial(self._slice, log, span), self._gone)
-        return self._slice(log, span, data)
+            return cold.addCallbacks(partial(self._slice, log, span, table), self._gone)
+        return self._slice(log, span, table, data)
 
-    def _slice(self, log: PartitionLog, span: _Span, data: bytes) -> Bytes:
-        return [self._reply(ResponseCode.SUCCESS, self._progress(log, span.end), len(data)), data]
+    def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: bytes) -> Bytes:
+        progress = self._progress(log, span.end)._replace(records=len(table) // 4)
+        return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
 
     def _gone(self, failure: Failure) -> Bytes:
         failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read

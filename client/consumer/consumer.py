@@ -139,7 +139,7 @@ class Consumer:
             clock,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
         )
-        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept)
+        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept, config.check_crcs)
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )

@@ -19,7 +19,7 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolE
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, iter_headers
-from metaq.protocol.remoting import PullReply, PullRequest, decode_runs
+from metaq.protocol.remoting import PullReply, PullRequest, decode_runs, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
@@ -31,7 +31,8 @@ from ..replies import frame_error, text_error
 from ..timers import Timers
 from ..values import TopicPartition
 from .arrivals import Arrivals
-from .partition_state import Chunk, PartitionState
+from .chunk import Chunk
+from .partition_state import PartitionState
 
 __all__ = ["LATEST", "Fetcher"]
 
@@ -184,7 +185,14 @@ class Fetcher:
         topic, _, number = state.partition
         config = self._config
         request = PullRequest(
-            topic, number, state.fetch_offset, config.fetch_max_bytes, self._group, self._tags, config.long_poll_ms
+            topic,
+            number,
+            state.fetch_offset,
+            config.fetch_max_bytes,
+            self._group,
+            self._tags,
+            config.long_poll_ms,
+            sizes=True,
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
 
@@ -243,6 +251,9 @@ class Fetcher:
             self._moved(state, generation, reply.next_offset, endpoint)
         elif reply.runs:
             self._add_runs(state, generation, reply, frame.body)
+        elif reply.records:
+            sizes, records = split_batch(frame.body, reply.records)
+            self._add(state, generation, Chunk.of(records, state.fetch_offset, reply.next_offset, sizes))
         elif frame.body or reply.next_offset != state.fetch_offset:
             self._add(state, generation, Chunk.of(frame.body, state.fetch_offset, reply.next_offset))
         return 0

@@ -10,9 +10,10 @@ from metaq.protocol.errors import CorruptRecord
 
 from ..message import Message
 from .arrivals import Arrivals
-from .delivery import take_messages
+from .chunk import Chunk
+from .decoding import WRONG_LENGTH
 from .fetcher import Fetcher
-from .partition_state import Chunk, PartitionState
+from .partition_state import PartitionState
 
 __all__ = ["DAMAGE_TRIES", "Accept", "Handout", "take_next"]
 
@@ -28,15 +29,22 @@ class Handout:
 
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
     accept: the user's filter; what it refuses is passed over and counts as consumed; `take` raises what it raises.
+    check: whether checksums are compared.
     """
 
     def __init__(
-        self, arrivals: Arrivals, fetcher: Fetcher, tags: frozenset[str] | None, accept: Accept | None = None
+        self,
+        arrivals: Arrivals,
+        fetcher: Fetcher,
+        tags: frozenset[str] | None,
+        accept: Accept | None = None,
+        check: bool = True,
     ) -> None:
         self._arrivals = arrivals
         self._fetcher = fetcher
         self._tags = tags
         self._accept = accept
+        self._check = check
         self._current: PartitionState | None = None
         self._handed: dict[PartitionState, tuple[int, int]] = {}
         self._held: set[PartitionState] = set()
@@ -113,18 +121,19 @@ class Handout:
         if chunk is None:  # lost, or moved by a seek
             self._current = None
             return []
-        first, offset = chunk.start, chunk.offset
-        messages, state.position = take_next(state, chunk, limit, self._tags)
-        if messages:
-            last_id = messages[-1].id
+        taken, position = take_next(state, chunk, limit, self._tags, self._check)
+        messages = taken
+        if taken:
             if self._accept is not None:
                 try:
-                    messages = list(filter(self._accept, messages))
+                    messages = list(filter(self._accept, taken))
                 except BaseException:
-                    chunk.start, chunk.offset, state.position = first, offset, offset
+                    chunk.give_back(taken)
+                    state.position = chunk.offset
                     raise
-            state.last_id = last_id
+            state.last_id = taken[-1].id
             state.damage = 0
+        state.position = position
         if not chunk.bytes_left:
             state.drop_chunk(chunk)
             self._current = None
@@ -146,10 +155,10 @@ class Handout:
 
 
 def take_next(
-    state: PartitionState, chunk: Chunk, limit: int, tags: frozenset[str] | None
+    state: PartitionState, chunk: Chunk, limit: int, tags: frozenset[str] | None, check: bool
 ) -> tuple[list[Message], int]:
     """At most `limit` messages of the chunk, and the position behind what was passed. Raises CorruptRecord."""
-    messages = take_messages(chunk, state.partition, limit, tags)
-    if len(messages) < limit and chunk.bytes_left and not messages:
-        raise CorruptRecord(f"{state.partition.topic}-{state.partition}", chunk.offset, "its length cannot be right")
+    messages = chunk.take(state.partition, limit, tags, check)
+    if chunk.bytes_left and not messages:
+        raise CorruptRecord(f"{state.partition.topic}-{state.partition}", chunk.offset, WRONG_LENGTH)
     return messages, chunk.offset if chunk.bytes_left else chunk.end_offset

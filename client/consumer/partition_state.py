@@ -15,52 +15,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..backoff import Backoff
 from ..values import TopicPartition
+from .chunk import Chunk
 
-__all__ = ["UNKNOWN_MESSAGE_ID", "Chunk", "PartitionState"]
+__all__ = ["UNKNOWN_MESSAGE_ID", "PartitionState"]
 
 UNKNOWN_MESSAGE_ID = -1
-
-
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """Fetched records that lie back to back in the partition; nothing is checked yet.
-
-    They are data[start:end], where `data` is what was received and is never copied; start moves with each record handed
-    out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
-    where the broker skipped others (tag filter).
-    """
-
-    data: bytes
-    start: int
-    end: int
-    offset: int
-    end_offset: int
-
-    @classmethod
-    def of(cls, records: memoryview | bytes, offset: int, end_offset: int) -> Chunk:
-        """The chunk of these records, which begin at `offset`. A view into bytes is not copied."""
-        if isinstance(records, bytes):
-            return cls(records, 0, len(records), offset, end_offset)
-        whole = records.obj
-        if not isinstance(whole, bytes) or not records.contiguous:
-            return cls.of(bytes(records), offset, end_offset)
-        start = _address(records) - _address(whole)
-        return cls(whole, start, start + len(records), offset, end_offset)
-
-    @property
-    def bytes_left(self) -> int:
-        """Bytes not handed out yet."""
-        return self.end - self.start
-
-
-def _address(buffer: memoryview | bytes) -> int:
-    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
-    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
-    return address
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ..inquiry import Asked, read_bytes
 from ..message import Message
 from ..values import TopicPartition
-from .delivery import take_messages
-from .partition_state import Chunk
+from .chunk import Chunk
 
 __all__ = ["read_messages"]
 
@@ -20,4 +19,4 @@ def read_messages(
     BrokerUnavailable, RequestTimedOut, RequestRefused.
     """
     data = read_bytes(connection, partition, offset, max_bytes, timeout)
-    return take_messages(Chunk.of(data, offset, offset + len(data)), partition, len(data))
+    return Chunk.of(data, offset, offset + len(data)).take(partition, len(data))

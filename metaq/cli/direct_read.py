@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from metaq.client.cluster import Cluster
-from metaq.client.consumer.delivery import take_messages
-from metaq.client.consumer.partition_state import Chunk
+from metaq.client.consumer.chunk import Chunk
 from metaq.client.inquiry import partition_bounds, read_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
@@ -88,7 +87,7 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
     Raises CorruptRecord for a first record with a wrong checksum (a later one ends the list: the next read begins with
     it), and for bytes without one complete record, because brokers send the first whole.
     """
-    messages = take_messages(Chunk.of(data, offset, offset + len(data)), partition, len(data))
+    messages = Chunk.of(data, offset, offset + len(data)).take(partition, len(data))
     if data and not messages:
         where = f"topic {partition.topic}, partition {partition}"
         raise CorruptRecord(where, offset, f"no complete message in {len(data)} bytes: does one begin there?")

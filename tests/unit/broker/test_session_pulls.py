@@ -6,7 +6,7 @@ from metaq.broker.handlers import pull as pull_module
 from metaq.broker.session import MAX_PARKED_PULLS
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import iter_headers
-from metaq.protocol.remoting import PullReply, decode_runs
+from metaq.protocol.remoting import PullReply, decode_runs, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import batch, pull, put
 
@@ -45,6 +45,27 @@ def test_a_record_larger_than_asked_for_comes_whole(peer):
     peer.ask(put("t", 0, b"x" * 5000))
     frame = peer.ask_frame(pull("t", 0, 0, 1))
     assert len(frame.body) == 5020
+
+
+@pytest.mark.parametrize("count", [15, 16, 40])
+def test_an_answer_begins_with_the_sizes_of_its_records_if_that_is_wanted_and_worth_it(peer, count):
+    peer.send(b"".join(put("t", 0, b"x" * (number % 7)) for number in range(count)))
+    peer.received()
+    plain, sized = peer.ask_frame(pull("t", 0, 0)), peer.ask_frame(pull("t", 0, 0, sizes=True))
+    if count < 16:
+        assert (reply(sized), sized.body) == (reply(plain), plain.body)
+        return
+    assert reply(sized) == reply(plain)._replace(records=count)
+    sizes, records = split_batch(sized.body, count)
+    assert sizes.tolist() == [20 + number % 7 for number in range(count)]
+    assert records == plain.body
+
+
+def test_a_filtered_answer_has_no_sizes(peer):
+    peer.send(batch("t", 0, [b"a"] * 20, tag="x"))
+    peer.received()
+    answer = reply(peer.ask_frame(pull("t", 0, 0, tags=("x",), sizes=True)))
+    assert (answer.runs, answer.records) == (1, 0)
 
 
 def test_no_pull_gives_more_than_max_transfer_size(peer):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from metaq.client.backoff import Backoff
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.arrow import SCHEMA, record_batch
-from metaq.client.consumer.delivery import take_messages
+from metaq.client.consumer.chunk import Chunk
+from metaq.client.consumer.decoding import decode_sized, decode_walking
 from metaq.client.consumer.handout import Handout
-from metaq.client.consumer.partition_state import Chunk, PartitionState
+from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
@@ -39,7 +41,7 @@ def damaged(raw):
 def test_every_message_comes_once_in_order_with_its_offset(payloads, limit):
     chunk = chunk_of(*(record(payload, number) for number, payload in enumerate(payloads)))
     messages = []
-    while got := take_messages(chunk, HERE, limit):
+    while got := chunk.take(HERE, limit):
         assert len(got) <= limit
         messages += got
     assert [(message.id, message.payload) for message in messages] == list(enumerate(payloads))
@@ -47,16 +49,62 @@ def test_every_message_comes_once_in_order_with_its_offset(payloads, limit):
     assert (chunk.bytes_left, chunk.offset) == (0, chunk.end_offset)
 
 
+def sized(*records, offset=1000):
+    """The chunk of an answer with a table of sizes, behind what else was received."""
+    data = b"header" + b"".join(records)
+    return Chunk.of(memoryview(data)[6:], offset, offset + len(data) - 6, np.array([len(each) for each in records]))
+
+
+PAYLOADS = st.one_of(
+    st.lists(st.binary(max_size=40), min_size=1),
+    st.builds(lambda payload, count: [payload] * count, st.binary(max_size=5), st.integers(60, 200)),
+)
+
+
+@given(PAYLOADS, st.data())
+def test_records_with_a_table_of_sizes_are_found_as_those_without(payloads, data):
+    records = [
+        record(payload, number - 3, tag="x" if number % 5 == 0 else None) for number, payload in enumerate(payloads)
+    ]
+    for number in data.draw(st.sets(st.integers(0, len(records) - 1), max_size=2)):
+        position = data.draw(st.integers(0, 7))  # in the length or the checksum: each byte counts
+        raw = bytearray(records[number])
+        raw[position] ^= data.draw(st.integers(1, 255))
+        records[number] = bytes(raw)
+    tags = data.draw(st.sampled_from([None, {"x"}]))
+    walked, tabled = chunk_of(*records), sized(*records)
+    assert decode_sized(tabled, HERE, tags)[:2] == decode_walking(walked, HERE, tags)[:2]
+
+
+def test_a_wrong_length_in_a_table_is_damage_at_its_record_and_checksums_need_not_be_looked_at():
+    good, bad = record(b"good"), damaged(record(b"bad!"))
+    assert [message.payload for message in sized(good, bad).take(HERE, 10, check=False)] == [b"good", b"bad "]
+    chunk = sized(good, bad, b"\x00\x00\x00\x09" + good[4:], good)
+    assert len(chunk.take(HERE, 10, check=False)) == 2
+    with pytest.raises(CorruptRecord) as caught:
+        chunk.take(HERE, 10, check=False)
+    assert caught.value.position == 1048
+
+
+def test_what_is_given_back_comes_again():
+    chunk = sized(*(record(b"%d" % number) for number in range(5)))
+    chunk.take(HERE, 2)
+    taken = chunk.take(HERE, 2)
+    chunk.give_back(taken)
+    assert (chunk.offset, chunk.bytes_left) == (1042, 63)
+    assert [message.payload for message in chunk.take(HERE, 10)] == [b"2", b"3", b"4"]
+
+
 def test_records_inside_a_larger_buffer_are_read_where_they_are():
     raw = b"in front" + record(b"a") + record(b"b") + record(b"of another answer")
     view = memoryview(raw)[8 : 8 + 42]
     chunk = Chunk.of(view, 1000, 1042)
     assert chunk.data is raw
-    assert [(message.offset, message.payload) for message in take_messages(chunk, HERE, 10)] == [
+    assert [(message.offset, message.payload) for message in chunk.take(HERE, 10)] == [
         (1000, b"a"),
         (1021, b"b"),
     ]
-    assert [m.payload for m in take_messages(Chunk.of(memoryview(bytearray(raw))[8:50], 0, 42), HERE, 10)] == [
+    assert [m.payload for m in Chunk.of(memoryview(bytearray(raw))[8:50], 0, 42).take(HERE, 10)] == [
         b"a",
         b"b",
     ]
@@ -65,21 +113,21 @@ def test_records_inside_a_larger_buffer_are_read_where_they_are():
 def test_a_cut_last_record_is_left_out():
     whole, cut = record(b"a"), record(b"bbbb")
     for length in range(len(cut)):
-        assert [m.payload for m in take_messages(chunk_of(whole, cut[:length]), HERE, 10)] == [b"a"]
+        assert [m.payload for m in chunk_of(whole, cut[:length]).take(HERE, 10)] == [b"a"]
 
 
 def test_what_is_good_in_front_of_a_damaged_record_is_given_first():
     chunk = chunk_of(record(b"good"), damaged(record(b"bad")), record(b"after"))
-    assert [message.payload for message in take_messages(chunk, HERE, 10)] == [b"good"]
+    assert [message.payload for message in chunk.take(HERE, 10)] == [b"good"]
     with pytest.raises(CorruptRecord) as caught:
-        take_messages(chunk, HERE, 10)
+        chunk.take(HERE, 10)
     assert caught.value.position == 1024
     assert caught.value.file == "t-0-1"
 
 
 def test_a_negative_length_is_damage():
     with pytest.raises(CorruptRecord):
-        take_messages(chunk_of(b"\xff\xff\xff\xff" + bytes(40)), HERE, 10)
+        chunk_of(b"\xff\xff\xff\xff" + bytes(40)).take(HERE, 10)
 
 
 def test_only_messages_with_a_wanted_tag_are_given():
@@ -90,14 +138,14 @@ def test_only_messages_with_a_wanted_tag_are_given():
         record(b"4", tag="c", keys=["a"]),
         record(b"5", tag="a"),
     )
-    assert [message.payload for message in take_messages(chunk, HERE, 10, {"a", "c"})] == [b"1", b"4", b"5"]
+    assert [message.payload for message in chunk.take(HERE, 10, {"a", "c"})] == [b"1", b"4", b"5"]
     assert chunk.bytes_left == 0
 
 
 def test_an_arrow_batch_has_one_row_per_message():
     identity = message_id(counter_at(1_700_000_000_123), 1)
     chunk = chunk_of(record(b"p", identity, tag="x", keys=["k1", "k2"]), record(b"q", -5))
-    batch = record_batch(take_messages(chunk, HERE, 10))
+    batch = record_batch(chunk.take(HERE, 10))
     assert batch.schema == SCHEMA
     first, second = batch.to_pylist()
     assert first.pop("timestamp").timestamp() == 1_700_000_000.123

@@ -1,0 +1,96 @@
+"""Fetched records that wait to be handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.errors import CorruptRecord
+
+from ..message import Message
+from ..values import TopicPartition
+from .decoding import Decoded, decode_sized, decode_walking
+
+__all__ = ["Chunk"]
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Records that lie back to back in a partition; nothing is checked before they are handed out.
+
+    They are data[start:end], where `data` is what was received and is never copied; start moves with what is handed
+    out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
+    where the broker skipped others (tag filter). sizes: of all records with their headers, which fill [start, end);
+    None if they are not known. One thread at a time.
+    """
+
+    data: bytes
+    start: int
+    end: int
+    offset: int
+    end_offset: int
+    sizes: npt.NDArray[np.int64] | None = None
+    _decoded: Decoded | None = field(default=None, init=False)
+    _taken: int = field(default=0, init=False)
+    """Messages of `_decoded` that were handed out."""
+
+    @classmethod
+    def of(
+        cls,
+        records: memoryview | bytes,
+        offset: int,
+        end_offset: int,
+        sizes: npt.NDArray[np.int64] | None = None,
+    ) -> Chunk:
+        """The chunk of these records, which begin at `offset`. A view into bytes is not copied."""
+        if isinstance(records, bytes):
+            return cls(records, 0, len(records), offset, end_offset, sizes)
+        whole = records.obj
+        if not isinstance(whole, bytes) or not records.contiguous:
+            return cls.of(bytes(records), offset, end_offset, sizes)
+        start = _address(records) - _address(whole)
+        return cls(whole, start, start + len(records), offset, end_offset, sizes)
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes not handed out yet."""
+        return self.end - self.start
+
+    def take(
+        self, partition: TopicPartition, limit: int, tags: Container[str] | None = None, check: bool = True
+    ) -> list[Message]:
+        """At most `limit` messages from the front, which moves past them.
+
+        tags: only messages with one of these (the broker compares hashes, so others may be among them). check: whether
+        checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
+        the first one left; before it returns what is good in front of it.
+        """
+        decoded = self._decoded
+        if decoded is None:
+            decode = decode_walking if self.sizes is None else decode_sized
+            decoded = self._decoded = decode(self, partition, tags, check)
+        if decoded.damage and self.offset == decoded.end:
+            raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
+        messages = decoded.messages[self._taken : self._taken + limit]
+        self._taken += len(messages)
+        rest = self._taken < len(decoded.messages)
+        self._move(decoded.messages[self._taken].offset if rest else decoded.end)
+        return messages
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """Undo the `take` that has just returned these."""
+        self._taken -= len(messages)
+        self._move(messages[0].offset)
+
+    def _move(self, offset: int) -> None:
+        self.start += offset - self.offset
+        self.offset = offset
+
+
+def _address(buffer: memoryview | bytes) -> int:
+    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
+    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
+    return address
