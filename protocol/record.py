@@ -45,6 +45,8 @@ __all__ = [
     "encode_record",
     "headers_at",
     "iter_headers",
+    "key_hash",
+    "keys_of_attribute",
     "payload_start",
     "split_bodies",
     "tag_hash",
@@ -66,6 +68,8 @@ PROPERTIES_FLAG = 2
 _ATTRIBUTE_LENGTH = Struct(">i")
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
+_ITEM_END = _VALUE_END.encode()
+_KEYS_ITEM = f"{_VALUE_END}{_KEYS}{_NAME_END}".encode()
 RESERVED_PROPERTIES = frozenset((_TAGS, _KEYS, _ATTR))
 
 
@@ -176,6 +180,21 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
             pairs[name] = value
     keys = pairs.pop(_KEYS, "")
     return Attributes(pairs.pop(_ATTR, None), pairs.pop(_TAGS, None), tuple(keys.split()), pairs)
+
+
+def keys_of_attribute(attribute: bytes) -> list[str]:
+    """The keys of a property list, as `decode_attribute` gives them, without decoding the rest."""
+    start = attribute.rfind(_KEYS_ITEM) + 1  # of a name that is there twice the last one counts
+    if not start and not attribute.startswith(_KEYS_ITEM[1:]):
+        return []
+    start += len(_KEYS_ITEM) - 1
+    end = attribute.find(_ITEM_END, start)
+    return attribute[start : end if end >= 0 else None].decode("utf-8", "replace").split()
+
+
+def key_hash(key: str) -> int:
+    """The number by which a key is found: the CRC-32 of its UTF-8 bytes."""
+    return crc32(key.encode("utf-8"))
 
 
 def tag_hash(tag: str) -> int:

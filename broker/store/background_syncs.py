@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from .flush import DATA, INDEX
@@ -16,7 +17,9 @@ _MAX_BACKGROUND_JOBS = 16
 class BackgroundSyncs:
     """The dirty logs of a store and what is to be done with them. Owning thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_job_end: Callable[[PartitionLog], None] = lambda log: None) -> None:
+        """on_job_end: called after each sync or checkpoint of a log, whoever asked for it."""
+        self._on_job_end = on_job_end
         self._dirty: dict[PartitionLog, None] = {}  # dictionaries as ordered sets
         self._pending: dict[PartitionLog, int] = {}
         self._background: set[PartitionLog] = set()
@@ -59,3 +62,4 @@ class BackgroundSyncs:
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
+        self._on_job_end(log)

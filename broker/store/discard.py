@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from .files import Files
 from .retention import Action
-from .segment import DATA_SUFFIX, INDEX_SUFFIX
+from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
 
 __all__ = ["discard"]
 
@@ -17,7 +17,8 @@ _COPY_BYTES = 4 << 20
 
 
 def discard(files: Files, directory: str, paths: Sequence[str], action: Action) -> tuple[int, OSError | None]:
-    """Delete or archive segment files, oldest first, and their indexes; stop at the first error so that no gap arises.
+    """Delete or archive segment files, oldest first, with what lies beside them; stop at the first error:
+    no gap may arise.
 
     Any thread. Returns how many are gone and what stopped it.
     """
@@ -39,8 +40,9 @@ def _discard_one(files: Files, path: str, action: Action) -> None:
         if action is Action.COMPRESS:
             _zip(files, path)
         files.unlink(path)
-    with suppress(FileNotFoundError):
-        files.unlink(path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX)
+    for suffix in (INDEX_SUFFIX, KEYS_SUFFIX):
+        with suppress(FileNotFoundError):
+            files.unlink(path.removesuffix(DATA_SUFFIX) + suffix)
 
 
 def _zip(files: Files, path: str) -> None:

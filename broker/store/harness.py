@@ -37,6 +37,7 @@ class StoreHarness:
         self.max_segment_size = 1 << 20
         self.delete_policy: DeletePolicy | None = None
         self.next_id = (NOW_MS - ID_EPOCH_MS) << 22
+        self.key_block_bytes = 1 << 20
         self.opened: Store | None = None
 
     def config(self, topic: str) -> TopicStoreConfig:
@@ -51,6 +52,7 @@ class StoreHarness:
             files=self.files,
             clock=lambda: self.wall,
             monotonic=lambda: self.now,
+            key_block_bytes=self.key_block_bytes,
         )
         self.opened.open()
         return self.opened

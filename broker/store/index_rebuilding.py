@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from .files import OpenFiles
@@ -21,7 +21,14 @@ _log = logging.getLogger(__name__)
 class IndexRebuilding:
     """The closed segments without an index. Owning thread; they are read by `run_in_thread`."""
 
-    def __init__(self, open_files: OpenFiles, run_in_thread: RunInThread) -> None:
+    def __init__(
+        self,
+        open_files: OpenFiles,
+        run_in_thread: RunInThread,
+        on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
+    ) -> None:
+        """on_rebuilt: called when a segment of the log has its index again."""
+        self._on_rebuilt = on_rebuilt
         self._open_files = open_files
         self._run_in_thread = run_in_thread
         self._unindexed: list[tuple[PartitionLog, Segment]] = []
@@ -61,4 +68,5 @@ class IndexRebuilding:
             for damage in result.damage:
                 _log.error("%s is damaged in [%d, %d)", segment.path, damage.start, damage.end)
             log.adopt_index(segment, Index(self._open_files.file(segment.index_path), result.count, result.max_id))
+            self._on_rebuilt(log)
         self._rebuild_next()

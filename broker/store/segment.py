@@ -11,10 +11,12 @@ from metaq.protocol.errors import StoreError
 
 from .files import Files, OpenFile, OpenFiles
 from .index import Index
+from .key_index import KeyBlock
 
 __all__ = [
     "DATA_SUFFIX",
     "INDEX_SUFFIX",
+    "KEYS_SUFFIX",
     "Segment",
     "SegmentFile",
     "check_contiguous",
@@ -25,6 +27,7 @@ __all__ = [
 
 DATA_SUFFIX = ".meta"
 INDEX_SUFFIX = ".index"
+KEYS_SUFFIX = ".keys"
 
 
 def data_name(first_offset: int) -> str:
@@ -48,15 +51,20 @@ class SegmentFile(NamedTuple):
     def index_path(self) -> str:
         return self.path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX
 
+    @property
+    def keys_path(self) -> str:
+        return self.path.removesuffix(DATA_SUFFIX) + KEYS_SUFFIX
+
 
 class Segment:
     """A segment in use. Lives on the owning thread.
 
     `index` is None while the index of a closed segment is being rebuilt. `synced` and `checkpointed` are byte offsets
-    up to which the data, and the data with its index, are known to be on the disk.
+    up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks of its key file,
+    None as long as nobody has looked.
     """
 
-    __slots__ = ("checkpointed", "data", "first_offset", "index", "path", "size", "synced")
+    __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "size", "synced")
 
     def __init__(self, path: str, first_offset: int, size: int, data: OpenFile, index: Index | None) -> None:
         self.path = path
@@ -64,6 +72,7 @@ class Segment:
         self.size = size
         self.data = data
         self.index = index
+        self.keys: tuple[KeyBlock, ...] | None = None
         self.synced = self.checkpointed = first_offset
 
     @property
@@ -89,6 +98,10 @@ class Segment:
     @property
     def index_path(self) -> str:
         return self.path.removesuffix(DATA_SUFFIX) + INDEX_SUFFIX
+
+    @property
+    def keys_path(self) -> str:
+        return self.path.removesuffix(DATA_SUFFIX) + KEYS_SUFFIX
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -15,11 +15,13 @@ from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
 from .journal import Journal, journal_number
+from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import read_entries, sync_recovered
 from .partition_log import PartitionLog
 from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
+from .searching import Searching
 from .segment import create_segment
 from .topic_config import TopicStoreConfig
 
@@ -42,11 +44,12 @@ class Store:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         max_open_files: int | None = None,
+        key_block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
         clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files: descriptors kept
-        open between uses, by default a share of the process's limit.
+        open between uses, by default a share of the process's limit. key_block_bytes: see key_building.py.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
@@ -58,8 +61,10 @@ class Store:
         self.files = files
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
-        self._syncs = BackgroundSyncs()
-        self._rebuilding = IndexRebuilding(self._open_files, run_in_thread)
+        self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
+        self.searching = Searching(self.key_building)
+        self._syncs = BackgroundSyncs(self.key_building.consider)
+        self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
         self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
         self._journal = Journal(self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon)
         self._logs: dict[tuple[str, int], PartitionLog] = {}
@@ -82,6 +87,7 @@ class Store:
             self._release()
             raise
         self._rebuilding.start()
+        self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
@@ -115,6 +121,7 @@ class Store:
         self._closed = True
         self._syncs.stop()
         self._rebuilding.stop()
+        self.key_building.stop()
         self._journal.stop()
         for log in self._logs.values():
             log.close()
@@ -235,6 +242,7 @@ class Store:
         """Start the syncs and checkpoints whose time has come. To be called about four times a second."""
         self._syncs.tick(self._monotonic())
         self._journal.tick()
+        self.key_building.tick(self._monotonic())
 
     # --- retention ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,198 @@
+"""Writing key files in the background: a block for every 64 MiB of records, and the rest when a segment is closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from .files import Files
+from .flush import RunInThread
+from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
+from .partition_log import PartitionLog
+from .segment import Segment
+from .unit_reader import UnitReader
+
+__all__ = ["BLOCK_BYTES", "KeyBuilding", "Unfinished", "extend_keys"]
+
+_log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 64 << 20
+"""Data that one block is for; so much at the end of a growing segment has none and is read by those who search."""
+
+_BLOCK_RECORDS = 1 << 19
+"""Most records of a block: their units take 16 MiB while it is built."""
+
+_BYTES_PER_SECOND = 256 << 20
+"""Data read for blocks at most, so that catching up after an upgrade leaves the disk to others."""
+
+_LEAST_COST_BYTES = 1 << 20
+"""What a job counts as at least: it opens and syncs files."""
+
+_RETRY_SECONDS = 60.0
+"""After a failed write."""
+
+
+class Unfinished(NamedTuple):
+    """A segment whose key file may lack blocks, as it was on the owning thread. `stored`: units in its index file."""
+
+    path: str
+    index_path: str
+    keys_path: str
+    first_offset: int
+    end: int
+    stored: int
+    closed: bool
+    known: tuple[KeyBlock, ...] | None
+    block_bytes: int = BLOCK_BYTES
+
+
+def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None] = time.sleep) -> tuple[KeyBlock, ...]:
+    """The blocks of the segment after one more was written, if enough for one is there. Any thread. Raises OSError."""
+    blocks = segment.known
+    if blocks is None:
+        blocks = read_blocks(files, segment.keys_path, segment.path, segment.first_offset, segment.end)
+    start = blocks[-1].end if blocks else segment.first_offset
+    with UnitReader(files, segment.index_path, segment.stored) as reader:
+        first = reader.starting_before(start) if blocks else 0
+        units = reader.units(first, first + _BLOCK_RECORDS)
+    ends = units["offset"] + units["size"]
+    fitting = max(1, int(np.searchsorted(ends, start + segment.block_bytes, "right")))
+    full = fitting < len(units) or len(units) == _BLOCK_RECORDS
+    units = units[:fitting]
+    at_end = segment.closed and first + len(units) == segment.stored
+    if not len(units) or not (full or at_end):
+        return blocks
+    end = segment.end if at_end else int(units[-1]["offset"]) + int(units[-1]["size"])
+    data_fd = files.open(segment.path, os.O_RDONLY)
+    try:
+        entries = scan_keys(files, data_fd, units, segment.first_offset, pause)
+        position = blocks[-1].next_position if blocks else 0
+        covered = Covered(start, end, units)
+        block = append_block(files, segment.keys_path, data_fd, covered, entries, segment.first_offset, position)
+    finally:
+        files.close(data_fd)
+    return (*blocks, block)
+
+
+class KeyBuilding:
+    """Which logs' key files lack something. Owning thread; the work is done by `run_in_thread`, a block at a time."""
+
+    def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = BLOCK_BYTES) -> None:
+        self._files = files
+        self._run_in_thread = run_in_thread
+        self._block_bytes = block_bytes
+        self._waiting: dict[PartitionLog, None] = {}  # as an ordered set
+        self._busy = False
+        self._closed = False
+        self._credit = 0.0
+        self._last_tick: float | None = None
+        self._retry_at = float("-inf")
+
+    def __len__(self) -> int:
+        """Logs that are still to be looked at."""
+        return len(self._waiting)
+
+    def start(self, logs: Iterable[PartitionLog]) -> None:
+        """Look at what an earlier life, or a Java broker, has left; no file is opened before the next tick."""
+        for log in logs:
+            if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:
+                self._waiting[log] = None
+
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self._closed = True
+        self._waiting.clear()
+
+    def consider(self, log: PartitionLog) -> None:
+        """After a checkpoint: have the log's next block written if there is enough for one. O(1)."""
+        segments = log.segments
+        if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
+            self._waiting[log] = None
+
+    def revisit(self, log: PartitionLog) -> None:
+        """Look at all segments of the log: an index has been rebuilt, or a key file is not what it was."""
+        self._waiting[log] = None
+
+    def tick(self, now: float) -> None:
+        """Go on, at monotonic time `now` in seconds; a few times a second."""
+        if self._last_tick is not None:
+            self._credit = min(_BYTES_PER_SECOND, self._credit + (now - self._last_tick) * _BYTES_PER_SECOND)
+        self._last_tick = now
+        if now >= self._retry_at:
+            self._next()
+
+    def _lacks(self, segment: Segment, *, closed: bool) -> bool:
+        index = segment.index
+        if index is None or not index.stored:
+            return False  # being rebuilt, or nothing is safe yet
+        if closed and not segment.finished:
+            return False
+        covered = segment.keys[-1].end if segment.keys else segment.first_offset
+        if closed:
+            return segment.keys is None or covered < segment.end
+        return segment.checkpointed - covered > self._block_bytes and len(index) > 1
+
+    def _next(self) -> None:
+        while self._waiting and not self._busy and self._credit >= 0 and not self._closed:
+            log = next(iter(self._waiting))
+            segment = self._choose(log)
+            if segment is None:
+                del self._waiting[log]
+                continue
+            self._busy = True
+            self._run_in_thread(
+                partial(extend_keys, self._files, self._task(log, segment)), partial(self._done, log, segment)
+            )
+
+    def _choose(self, log: PartitionLog) -> Segment | None:
+        """The newest segment that lacks something: what came last is asked for most, and still in memory."""
+        *closed, active = log.segments
+        if self._lacks(active, closed=False):
+            return active
+        return next((segment for segment in reversed(closed) if self._lacks(segment, closed=True)), None)
+
+    def _task(self, log: PartitionLog, segment: Segment) -> Unfinished:
+        assert segment.index is not None
+        closed = segment is not log.segments[-1]
+        return Unfinished(
+            segment.path,
+            segment.index_path,
+            segment.keys_path,
+            segment.first_offset,
+            segment.end,
+            segment.index.stored,
+            closed,
+            segment.keys,
+            self._block_bytes,
+        )
+
+    def _done(self, log: PartitionLog, segment: Segment, result: tuple[KeyBlock, ...] | BaseException) -> None:
+        self._busy = False
+        if isinstance(result, BaseException):
+            self._failed(log, segment, result)
+            return
+        before = segment.keys
+        segment.keys = result
+        covered = before[-1].end if before else segment.first_offset
+        fresh = result[-1].end - covered if result else 0
+        self._credit -= max(_LEAST_COST_BYTES, fresh if before is not None else min(fresh, self._block_bytes))
+        if result == before:  # nothing can be done about it: damaged bytes alone
+            self._waiting.pop(log, None)
+        self._next()
+
+    def _failed(self, log: PartitionLog, segment: Segment, error: BaseException) -> None:
+        del self._waiting[log]
+        if isinstance(error, FileNotFoundError):  # retention was faster, or somebody has deleted the key file
+            segment.keys = None
+            if segment not in log.segments:
+                self._next()
+                return
+        _log.error("%s cannot be written, searches for keys read the segment instead: %s", segment.keys_path, error)
+        self._waiting[log] = None  # behind the others
+        self._retry_at = (self._last_tick or 0.0) + _RETRY_SECONDS

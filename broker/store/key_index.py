@@ -1,0 +1,316 @@
+"""The keys beside a segment: blocks of a hash table that is written once and never changed. Derived from the data.
+
+    <20-digit first offset>.keys, little-endian: blocks back to back, for records that follow each other
+    off size header of a block                             off size entry (96 + 8 * i), sorted as one u64
+      0    8 magic "metaqkey"                                0    4 position of the record in the segment, bytes
+      8    4 version 1                                       4    4 CRC-32 of the key's UTF-8 bytes
+     12    4 number of entries
+     16    8 byte offset in the partition where its records begin
+     24    8 and where they end
+     32    8 lowest message id of its records, of all, with keys or without
+     40    8 highest message id
+     48    4 1 if each id is higher than the one before it, else 0
+     52    4 checksum of the last record, as its header has it
+     56    8 message id of the last record
+     64    8 byte offset of the last record
+     72    4 CRC-32 of the entries
+     76   16 zero
+     92    4 CRC-32 of bytes 0…91
+
+Hashes are as good as random, so the place of one in a sorted block can be guessed: a search reads two pages or three.
+What it finds are candidates: whoever asks compares the record's own keys. The last record tells whether the segment is
+still the one that was indexed: a Java broker may have cut and rewritten it in between. A block is synced before its
+header is written, so after a crash its header is whole and true, or not there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from math import isqrt
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    PROPERTIES_FLAG,
+    attribute_of,
+    headers_at,
+    key_hash,
+    keys_of_attribute,
+)
+
+from .files import Files, read_exactly, write_all
+from .index import UnitArray
+
+__all__ = [
+    "ENTRY_BYTES",
+    "BlockEntries",
+    "Covered",
+    "Entries",
+    "KeyBlock",
+    "append_block",
+    "hash_bounds",
+    "position_of",
+    "read_blocks",
+    "scan_keys",
+]
+
+Entries = npt.NDArray[np.uint64]
+ENTRY_BYTES = 8
+_HEADER = Struct("<8sIIqqqqIIqqI16x")
+_HEADER_CRC = Struct("<I")
+BLOCK_HEADER_BYTES = _HEADER.size + _HEADER_CRC.size
+_MAGIC, _VERSION = b"metaqkey", 1
+_POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record begins behind it
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+
+_WINDOW_BYTES = 4 << 20
+_LARGEST_BYTES = 2 * MAX_BODY_BYTES
+"""Of a larger record, which only a Java producer can have sent, so much is looked at."""
+_SLICE_RECORDS = 512
+_SLICE_PAUSE_SECONDS = 0.00005
+"""Between slices other threads get the interpreter: half a millisecond is the longest that one has to wait for it."""
+_PAGE_ENTRIES = 512
+_MAX_PAGES = 64
+
+
+class KeyBlock(NamedTuple):
+    """One block: records in [start, end) of the partition; `position` is where its entries begin in the file."""
+
+    start: int
+    end: int
+    entries: int
+    lowest_id: int
+    highest_id: int
+    ascending: bool
+    position: int
+
+    @property
+    def next_position(self) -> int:
+        """Where the next block begins in the file."""
+        return self.position + self.entries * ENTRY_BYTES
+
+
+# --- reading records --------------------------------------------------------------------------------------------------
+
+
+def scan_keys(
+    files: Files, fd: int, units: UnitArray, first_offset: int, pause: Callable[[float], None] = time.sleep
+) -> Entries:
+    """Entries of the records that `units` describe, unsorted, read from the segment that begins at `first_offset`.
+
+    Any thread; reads windows of 4 MiB and leaves the interpreter to others in between. Raises OSError.
+    """
+    found: list[Entries] = [np.empty(0, np.uint64)]
+    positions = units["offset"] - first_offset
+    ends = positions + units["size"]
+    number = 0
+    while number < len(units):
+        start = int(positions[number])
+        stop = max(number + 1, int(np.searchsorted(ends, start + _WINDOW_BYTES, "right")))
+        size = min(int(ends[stop - 1]) - start, _LARGEST_BYTES)
+        data = memoryview(read_exactly(files, fd, size, start))
+        found.append(_entries_in(data, positions[number:stop] - start, ends[number:stop] - start, start, pause))
+        number = stop
+    return np.concatenate(found)
+
+
+def _entries_in(
+    data: memoryview,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    base: int,
+    pause: Callable[[float], None],
+) -> Entries:
+    whole = int(np.searchsorted(starts, len(data) - HEADER_BYTES, "right"))
+    flags = headers_at(data, starts[:whole])["flag"].astype(np.int64)
+    wanted = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+    with_keys = np.flatnonzero((flags & wanted) == wanted)
+    entries: list[int] = []
+    for first in range(0, len(with_keys), _SLICE_RECORDS):
+        chosen = with_keys[first : first + _SLICE_RECORDS]
+        for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
+            attribute = attribute_of(data[start + HEADER_BYTES : end], ATTRIBUTE_FLAG)
+            if attribute:
+                position = base + start
+                entries += [key_hash(key) << _POSITION_BITS | position for key in keys_of_attribute(attribute)]
+        pause(_SLICE_PAUSE_SECONDS)
+    return np.array(entries, np.uint64)
+
+
+# --- searching --------------------------------------------------------------------------------------------------------
+
+
+def hash_bounds(key: int, low: int, high: int) -> tuple[int, int]:
+    """The entries of hash `key` with a position in [low, high) are those from the first number up to the second."""
+    return key << _POSITION_BITS | low, (key << _POSITION_BITS) + high
+
+
+class BlockEntries(Sequence[int]):
+    """The entries of one block, read by the page as they are looked at. Any one thread."""
+
+    def __init__(self, files: Files, fd: int, block: KeyBlock) -> None:
+        self._files = files
+        self._fd = fd
+        self._block = block
+        self._pages: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return self._block.entries
+
+    def __getitem__(self, number: Any) -> Any:
+        page, place = divmod(number, _PAGE_ENTRIES)
+        if page not in self._pages:
+            self._pages[page] = self._read(page)
+        return self._pages[page][place]
+
+    def _read(self, page: int) -> list[int]:
+        if len(self._pages) >= _MAX_PAGES:
+            self._pages.clear()
+        size = min(_PAGE_ENTRIES, self._block.entries - page * _PAGE_ENTRIES) * ENTRY_BYTES
+        position = self._block.position + page * _PAGE_ENTRIES * ENTRY_BYTES
+        data = read_exactly(self._files, self._fd, size, position)
+        if len(data) < size:
+            raise OSError(f"the key file ends before byte {position + size}")
+        entries: list[int] = np.frombuffer(data, "<u8").tolist()
+        return entries
+
+    def of_hash(self, key: int, low: int, high: int) -> range:
+        """The numbers of the entries of hash `key` at a position in [low, high) of the segment."""
+        lower, upper = hash_bounds(key, low, high)
+        guess, width = len(self) * key >> 32, 64 + 2 * isqrt(len(self))  # four standard deviations
+        first = self._place(lower, 0, guess - width, guess + width)
+        return range(first, self._place(upper, first, first, first + _PAGE_ENTRIES))
+
+    def _place(self, wanted: int, least: int, low: int, high: int) -> int:
+        """Number of the entries below `wanted`, at least `least`; looked for in [low, high) first."""
+        low, high = max(low, least), min(high, len(self))
+        outside = low >= high or (low > least and self[low - 1] >= wanted)
+        if outside or (high < len(self) and self[high] < wanted):
+            low, high = least, len(self)
+        return bisect_left(self, wanted, low, high)
+
+
+def position_of(entry: int) -> int:
+    """Where in the segment the record of an entry begins."""
+    return entry & _POSITION_MASK
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_blocks(files: Files, path: str, data_path: str, first_offset: int, end: int) -> tuple[KeyBlock, ...]:
+    """The good blocks of a key file that describe the segment [first_offset, end); () if there is no such file.
+
+    Any thread. Blocks behind a torn or foreign one, or whose last record is no longer there, are left out: they are to
+    be written again. Raises OSError.
+    """
+    try:
+        fd = files.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ()
+    try:
+        blocks, lasts = _walk_headers(files, fd, files.status(path).size, first_offset, end)
+    finally:
+        files.close(fd)
+    data = files.open(data_path, os.O_RDONLY)
+    try:
+        while blocks and not _is_record(files, data, lasts[-1], first_offset, blocks[-1].end):
+            blocks.pop()
+            lasts.pop()
+    finally:
+        files.close(data)
+    return tuple(blocks)
+
+
+class Covered(NamedTuple):
+    """What a block is for: bytes [start, end) of the partition, and the units of all good records in there."""
+
+    start: int
+    end: int
+    units: UnitArray
+
+
+class _Last(NamedTuple):
+    """The last record of a block."""
+
+    offset: int
+    id: int
+    checksum: int
+
+
+def _walk_headers(files: Files, fd: int, size: int, start: int, end: int) -> tuple[list[KeyBlock], list[_Last]]:
+    blocks: list[KeyBlock] = []
+    lasts: list[_Last] = []
+    position = 0
+    while position + BLOCK_HEADER_BYTES <= size:
+        head = read_exactly(files, fd, BLOCK_HEADER_BYTES, position)
+        unpacked = _unpack_header(head, position + BLOCK_HEADER_BYTES)
+        if unpacked is None:
+            break
+        block, last = unpacked
+        if block.start != start or not start < block.end <= end or block.next_position > size:
+            break
+        blocks.append(block)
+        lasts.append(last)
+        start, position = block.end, block.next_position
+    return blocks, lasts
+
+
+def _unpack_header(head: bytes, position: int) -> tuple[KeyBlock, _Last] | None:
+    if len(head) < BLOCK_HEADER_BYTES or _HEADER_CRC.unpack_from(head, _HEADER.size)[0] != crc32(head[: _HEADER.size]):
+        return None
+    magic, version, count, start, end, low, high, ascending, checksum, last_id, last, _ = _HEADER.unpack_from(head)
+    if (magic, version) != (_MAGIC, _VERSION):
+        return None
+    return KeyBlock(start, end, count, low, high, bool(ascending), position), _Last(last, last_id, checksum)
+
+
+def _is_record(files: Files, fd: int, last: _Last, first_offset: int, end: int) -> bool:
+    header = files.pread(fd, HEADER_BYTES, last.offset - first_offset)
+    if len(header) < HEADER_BYTES:
+        return False
+    length, checksum, message_id, _ = HEADER.unpack(header)
+    ends_before = last.offset + HEADER_BYTES + length <= end  # damaged bytes may follow it
+    return ends_before and (checksum, message_id) == (last.checksum, last.id)
+
+
+def append_block(
+    files: Files, path: str, data_fd: int, covered: Covered, entries: Entries, first_offset: int, position: int
+) -> KeyBlock:
+    """Write the entries of the records in `covered` as a block at `position` of the key file, made if it is missing.
+
+    Any thread, one at a time for each file; what lies behind `position` is cut off first. Raises OSError: the file may
+    then have entries without a header in front, which the next try cuts off.
+    """
+    start, end, units = covered
+    ids = units["id"]
+    last, last_id = int(units["offset"][-1]), int(ids[-1])
+    checksum = HEADER.unpack(read_exactly(files, data_fd, HEADER_BYTES, last - first_offset))[1]
+    rising = bool((ids[1:] > ids[:-1]).all())
+    low, high = int(ids.min()), int(ids.max())
+    block = KeyBlock(start, end, len(entries), low, high, rising, position + BLOCK_HEADER_BYTES)
+    data = np.sort(entries).astype("<u8").tobytes()
+    head = _HEADER.pack(
+        _MAGIC, _VERSION, len(entries), start, end, low, high, rising, checksum, last_id, last, crc32(data)
+    )
+    fd = files.open(path, os.O_RDWR if position else os.O_RDWR | os.O_CREAT)  # somebody may have deleted it
+    try:
+        files.truncate(fd, position)
+        if data:
+            write_all(files, fd, [data], block.position)
+            files.fdatasync(fd)
+        write_all(files, fd, [head + _HEADER_CRC.pack(crc32(head))], position)
+    finally:
+        files.close(fd)
+    return block

@@ -1,0 +1,197 @@
+"""The key file's format: every key is found, whatever the hashes; what is torn, foreign or stale is not believed."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.index import UNIT_DTYPE, UnitArray
+from metaq.broker.store.key_index import (
+    BlockEntries,
+    Covered,
+    Entries,
+    KeyBlock,
+    append_block,
+    hash_bounds,
+    position_of,
+    read_blocks,
+    scan_keys,
+)
+from metaq.broker.store.scan import scan_bytes
+from metaq.protocol.record import (
+    decode_attribute,
+    encode_attributes,
+    encode_body,
+    encode_record,
+    key_hash,
+    keys_of_attribute,
+)
+
+FIRST = 1000
+"""Where the segment of these tests begins in its partition."""
+
+
+def record(number: int, *keys: str, payload: bytes = b"x") -> bytes:
+    flag, attribute = encode_attributes(tag="t", keys=keys)
+    return encode_record(encode_body(payload, flag, attribute), number, flag)
+
+
+class Segment:
+    """A data file of these records and its key file."""
+
+    def __init__(self, directory: Path, records: list[bytes]) -> None:
+        self.path, self.keys = str(directory / "d.meta"), str(directory / "d.keys")
+        self.data = b"".join(records)
+        Path(self.path).write_bytes(self.data)
+        Path(self.keys).unlink(missing_ok=True)
+        self.units: UnitArray = scan_bytes(self.data, FIRST).units
+        self.fd = os.open(self.path, os.O_RDONLY)
+
+    def entries(self, units: UnitArray) -> Entries:
+        return scan_keys(REAL_FILES, self.fd, units, FIRST, lambda seconds: None)
+
+    def write(self, start: int, stop: int, position: int = 0) -> KeyBlock:
+        """A block of the records start … stop-1."""
+        units = self.units[start:stop]
+        ends = np.append(FIRST, self.units["offset"] + self.units["size"])
+        covered = Covered(int(ends[start]), int(ends[stop]), units)
+        return append_block(REAL_FILES, self.keys, self.fd, covered, self.entries(units), FIRST, position)
+
+    def blocks(self) -> tuple[KeyBlock, ...]:
+        return read_blocks(REAL_FILES, self.keys, self.path, FIRST, FIRST + os.path.getsize(self.path))
+
+    def positions(self, block: KeyBlock, hashed: int, low: int = 0, high: int = 1 << 31) -> list[int]:
+        with open(self.keys, "rb") as file:
+            entries = BlockEntries(REAL_FILES, file.fileno(), block)
+            return [position_of(entries[number]) for number in entries.of_hash(hashed, low, high)]
+
+
+@given(st.binary() | st.lists(st.sampled_from(["KEYS", "TAGS", "\x01", "\x02", "a b", " c", "XKEYS"])).map("".join))
+@settings(max_examples=300)
+def test_keys_are_those_that_a_decoded_attribute_has(attribute: bytes | str) -> None:
+    raw = attribute.encode() if isinstance(attribute, str) else attribute
+    assert tuple(keys_of_attribute(raw)) == decode_attribute(raw, 3).keys
+
+
+words = st.text("abcé\u2003x", min_size=1, max_size=3).filter(lambda word: not any(c.isspace() for c in word))
+
+
+@given(st.lists(st.lists(words, max_size=4), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_every_key_of_every_record_is_found(tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]) -> None:
+    segment = Segment(tmp_path_factory.mktemp("k"), [record(n + 1, *each) for n, each in enumerate(keys)])
+    block = segment.write(0, len(keys))
+    expected = defaultdict(set)
+    for unit, each in zip(segment.units, keys, strict=True):
+        for key in each:
+            expected[key_hash(key)].add(int(unit["offset"]) - FIRST)
+    for hashed, positions in expected.items():
+        found = segment.positions(block, hashed)
+        assert set(found) == positions
+        assert found == sorted(found)
+        middle = found[len(found) // 2]
+        assert segment.positions(block, hashed, low=middle) == [each for each in found if each >= middle]
+        assert segment.positions(block, hashed, high=middle) == [each for each in found if each < middle]
+    os.close(segment.fd)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 7, 2**32 - 1]), max_size=3000), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_any_distribution_of_hashes_is_searched_rightly(
+    tmp_path_factory: pytest.TempPathFactory, hashes: list[int], random: object
+) -> None:
+    hashes += [7] * 2000  # one key that half of the records have
+    entries = np.array([hashed << 32 | place for place, hashed in enumerate(hashes)], np.uint64)
+    path = tmp_path_factory.mktemp("h") / "file"
+    path.write_bytes(np.sort(entries).tobytes())
+    block = KeyBlock(0, 1, len(hashes), 0, 0, True, 0)
+    with path.open("rb") as file:
+        found = BlockEntries(REAL_FILES, file.fileno(), block)
+        for hashed in {*hashes[:50], 0, 7, 8, 2**32 - 1}:
+            numbers = found.of_hash(hashed, 0, 1 << 31)
+            assert [position_of(found[n]) for n in numbers] == [n for n, each in enumerate(hashes) if each == hashed]
+
+
+def test_the_bounds_of_a_hash_leave_out_its_neighbours() -> None:
+    assert hash_bounds(2**32 - 1, 0, 2**31) == ((2**32 - 1) << 32, ((2**32 - 1) << 32) + 2**31)
+
+
+def test_a_record_beyond_the_window_is_looked_at_too(tmp_path: Path) -> None:
+    huge = record(2, "big", payload=bytes(6 << 20))
+    segment = Segment(tmp_path, [record(1, "a"), huge, record(3, "b", "c")])
+    found = sorted(segment.entries(segment.units).tolist())
+    assert [position_of(entry) for entry in found] == [
+        place
+        for _, place in sorted(
+            (key_hash(key), int(segment.units["offset"][number]) - FIRST)
+            for number, key in ((0, "a"), (1, "big"), (2, "b"), (2, "c"))
+        )
+    ]
+
+
+def test_blocks_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(n, f"k{n}") for n in (1, 2, 9, 4, 5)])
+    first = segment.write(0, 3)
+    second = segment.write(3, 5, first.next_position)
+    assert segment.blocks() == (first, second)
+    assert first.start == FIRST
+    assert second.end == FIRST + len(segment.data)
+    assert (first.lowest_id, first.highest_id, first.ascending) == (1, 9, True)
+    assert (second.lowest_id, second.highest_id, second.ascending) == (4, 5, True)
+    assert not segment.write(1, 4).ascending
+
+
+@pytest.mark.parametrize("cut", [1, 8, 95, 96, 100, 104, 150, 200, 207])
+def test_a_torn_block_is_not_there(tmp_path: Path, cut: int) -> None:
+    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
+    first = segment.write(0, 2)
+    second = segment.write(2, 4, first.next_position)
+    whole = Path(segment.keys).read_bytes()
+    assert len(whole) == second.next_position == 224
+    Path(segment.keys).write_bytes(whole[:cut])
+    assert segment.blocks() == ((first,) if cut >= first.next_position else ())
+
+
+def test_a_damaged_header_ends_the_file(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
+    first = segment.write(0, 2)
+    segment.write(2, 4, first.next_position)
+    whole = bytearray(Path(segment.keys).read_bytes())
+    whole[first.next_position + 20] ^= 1
+    Path(segment.keys).write_bytes(whole)
+    assert segment.blocks() == (first,)
+
+
+def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(tmp_path: Path) -> None:
+    old = [record(n, f"k{n}") for n in range(1, 5)]
+    segment = Segment(tmp_path, old)
+    first = segment.write(0, 2)
+    segment.write(2, 4, first.next_position)
+    Path(segment.path).write_bytes(b"".join(old[:3]) + record(77, "k9"))  # cut by one record, and written on
+    assert segment.blocks() == (first,)
+    Path(segment.path).write_bytes(b"".join(old[:1]))
+    assert segment.blocks() == ()
+
+
+def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
+    first = segment.write(0, 2)
+    os.unlink(segment.keys)
+    with pytest.raises(FileNotFoundError):
+        segment.write(2, 4, first.next_position)
+
+
+def test_units_without_keys_make_a_block_without_entries(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(1), encode_record(b"plain", 2, 0)])
+    block = segment.write(0, 2)
+    assert block.entries == 0
+    assert segment.blocks() == (block,)
+    assert segment.positions(block, key_hash("a")) == []
+    assert segment.units.dtype == UNIT_DTYPE
