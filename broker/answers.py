@@ -1,4 +1,4 @@
-"""What a handler may answer, and the bytes of the answers that have no handler of their own."""
+"""What a handler may answer, the bytes of the answers that have no handler of their own, and the code of an error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from typing import TypeAlias
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.errors import (
+    ChecksumMismatch,
+    FiltersBusy,
+    InvalidName,
+    LogReadOnly,
+    MessageTooLarge,
+    MetaqError,
+    NotMaster,
+    OffsetOutOfRange,
+    PartitionClosed,
+    PartitionNotFound,
+    RemoteProtocolError,
+    SlaveDisconnected,
+    TopicNotAccepted,
+    WrongPartition,
+)
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import ResponseCode
 
-__all__ = ["Answer", "Bytes", "answer_frame"]
+__all__ = ["Answer", "Bytes", "answer_frame", "response_code"]
 
 Bytes: TypeAlias = bytes | list[Buffer]
 """A whole answer, in one buffer or several (large data is not joined to its header)."""
@@ -29,3 +45,25 @@ def answer_frame(
 ) -> bytes:
     """Prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
+
+
+_RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
+    TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
+    WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionClosed: ResponseCode.NO_PERMISSION,
+    LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
+    SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FiltersBusy: ResponseCode.SYSTEM_BUSY,
+    InvalidName: ResponseCode.MESSAGE_ILLEGAL,
+    RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
+    ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+def response_code(error: MetaqError) -> ResponseCode:
+    """How a frame is told of an error."""
+    return _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)

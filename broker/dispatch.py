@@ -1,4 +1,4 @@
-"""From a request to its answer; the only place where errors become statuses."""
+"""From a request to its answer; with answers.py the only place where errors become statuses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from metaq.protocol.errors import (
-    ChecksumMismatch,
-    FiltersBusy,
-    InvalidName,
-    LogReadOnly,
     MessageTooLarge,
     MetaqError,
-    NotMaster,
-    OffsetOutOfRange,
     PartitionClosed,
-    PartitionNotFound,
-    RemoteProtocolError,
-    SlaveDisconnected,
-    TopicNotAccepted,
     TransactionRefused,
-    WrongPartition,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
@@ -46,7 +35,7 @@ from metaq.protocol.text import (
     encode_result,
 )
 
-from .answers import Answer, Bytes, answer_frame
+from .answers import Answer, Bytes, answer_frame, response_code
 from .broker import Broker
 from .handlers.admin import (
     ADMIN_CODES,
@@ -69,6 +58,7 @@ from .handlers.pull import Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
 from .handlers.replication import answer_replication_status, answer_restart_replication
 from .handlers.send_batch import answer_send_batch
+from .handlers.send_many import answer_send_many
 from .handlers.stats import answer_stats, answer_stats_frame
 from .handlers.sync import answer_sync
 from .handlers.transaction import (
@@ -108,6 +98,7 @@ _TRANSACTIONAL_FRAMES: Mapping[int, Callable[..., Answer]] = {
 
 _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.SEND_BATCH: answer_send_batch,
+    RequestCode.SEND_MANY: answer_send_many,
     RequestCode.MIN_OFFSET: answer_min_offset,
     RequestCode.MAX_OFFSET: answer_max_offset,
     RequestCode.SEARCH_OFFSET_BY_TIME: answer_search_by_time,
@@ -122,22 +113,6 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.COMPLETE_TRANSACTION: answer_complete_transaction,
     RequestCode.REPLICATION_STATUS: answer_replication_status,
     RequestCode.RESTART_REPLICATION: answer_restart_replication,
-}
-
-_RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
-    TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
-    WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
-    PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
-    PartitionClosed: ResponseCode.NO_PERMISSION,
-    LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
-    NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
-    SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
-    FiltersBusy: ResponseCode.SYSTEM_BUSY,
-    InvalidName: ResponseCode.MESSAGE_ILLEGAL,
-    RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
-    ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
-    MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
-    OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 
 _ADMIN_ONLY = "admin requests are taken from the broker's own machine only, unless it runs with --admin-from any"
@@ -268,8 +243,7 @@ class Dispatcher:
         if isinstance(error, TransactionRefused):
             ext = {} if error.xa_code is None else {"xaCode": error.xa_code}
             return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
-        code = _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
-        return answer_frame(opaque, {}, code, str(error))
+        return answer_frame(opaque, {}, response_code(error), str(error))
 
 
 def _capital(error: MetaqError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
@@ -42,11 +42,12 @@ class DirectMetadata:
                 raise ConfigError(f"partitions[{topic!r}]", count, "choose 1 or more")
         self._broker_id = broker_id
         self._endpoints = {broker_id: endpoint}
-        self._counts = dict(partitions)
+        self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}
 
     def view(self, topic: str) -> TopicView:
-        count = self._counts.get(check_topic(topic))
-        numbers = (UNKNOWN,) if count is None else range(count)
+        return self._views.get(topic) or self._made(check_topic(topic), (UNKNOWN,))
+
+    def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
         return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
 
     def on_change(self, listener: Callable[[str], None]) -> None:

@@ -25,9 +25,18 @@ import numpy as np
 
 from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MAX_FRAME_BYTES
+from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, iter_headers, tag_hash, tag_hash_of_body
+from metaq.protocol.record import (
+    HEADER,
+    HEADER_BYTES,
+    Buffer,
+    RecordHeader,
+    checksum,
+    iter_headers,
+    tag_hash,
+    tag_hash_of_body,
+)
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -46,6 +55,7 @@ from metaq.protocol.remoting import (
     split_batch,
 )
 from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     Get,
@@ -113,6 +123,23 @@ class MemoryLog:
         return bytes(self.data[start : start + max_bytes])
 
 
+def _checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
+    """The headers of a batch. Raises RemoteProtocolError as a broker refuses what a client must not send."""
+    found = list(iter_headers(records))
+    if [each.length + HEADER_BYTES for each in found] != sizes:
+        raise RemoteProtocolError("record sizes do not match the records")
+    if any(checksum(records[each.start + HEADER_BYTES : each.end]) != each.checksum or each.id for each in found):
+        raise RemoteProtocolError("a record has a wrong checksum, or an id")
+    return found
+
+
+def _append(log: MemoryLog, records: memoryview, found: list[RecordHeader], ids: list[int]) -> int:
+    start = log.end
+    for each, identity in zip(found, ids, strict=True):
+        log.append(records[each.start + HEADER_BYTES : each.end], identity, each.flag)
+    return start
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     """One accepted connection."""
@@ -135,7 +162,8 @@ class _Parked:
 class FakeBroker:
     """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
 
-    speaks_frames: False = it answers as a Java broker does. silent: it reads and never answers (a hung broker).
+    speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
+    SEND_MANY. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many
     were taken. transactions: those that are open.
@@ -153,6 +181,7 @@ class FakeBroker:
         self.broker_id = broker_id
         self.topics = dict(topics)
         self.speaks_frames = speaks_frames
+        self.takes_many = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[Request], int | None] = lambda request: None
@@ -362,6 +391,7 @@ class FakeBroker:
         handler = {
             RequestCode.SEND: self._send,
             RequestCode.SEND_BATCH: self._send_batch,
+            RequestCode.SEND_MANY: self._send_many,
             RequestCode.PULL: self._pull,
             RequestCode.MIN_OFFSET: self._bounds,
             RequestCode.MAX_OFFSET: self._bounds,
@@ -416,24 +446,36 @@ class FakeBroker:
         if self._refused_partition(session, frame.opaque, request.topic, request.partition):
             return
         sizes, records = split_batch(frame.body, request.records)
+        found = _checked(records, sizes.tolist())
         log = self._log(request.topic, request.partition)
-        found = list(iter_headers(records))
-        if [each.length + HEADER_BYTES for each in found] != sizes.tolist():
-            raise RemoteProtocolError("record sizes do not match the records")
-        bodies = [records[each.start + HEADER_BYTES : each.end] for each in found]
-        if any(checksum(body) != each.checksum or each.id for body, each in zip(bodies, found, strict=True)):
-            raise RemoteProtocolError("a record has a wrong checksum, or an id")
         self.sends += 1
         ids = [self._new_id() for _ in found]
-
-        def append() -> int:
-            start = log.end
-            for body, identity, each in zip(bodies, ids, found, strict=True):
-                log.append(body, identity, each.flag)
-            return start
-
-        reply = SendReply(ids[0], request.partition, self._store(session, request.tx_key, append))
+        offset = self._store(session, request.tx_key, lambda: _append(log, records, found, ids))
+        reply = SendReply(ids[0], request.partition, offset)
         self._reply(session, frame.opaque, ResponseCode.SUCCESS, reply.to_ext())
+
+    def _send_many(self, session: _Session, frame: Frame) -> None:
+        request = SendManyRequest.from_ext(frame.ext)
+        parts = split_many(frame.body, request)
+        found = _checked(parts.records, parts.sizes.tolist())
+        self.sends += 1
+        rows: list[tuple[int, int, int, int]] = []
+        for topic, number, count in zip(parts.topics, parts.partitions, parts.counts.tolist(), strict=True):
+            name = request.topics[topic]
+            partition = self._choose(name, number)
+            here, found = found[:count], found[count:]
+            if not self._has(name, partition):
+                rows.append((0, 0, partition, ResponseCode.TOPIC_NOT_EXIST))
+            elif self._log(name, partition).closed:
+                rows.append((0, 0, partition, ResponseCode.NO_PERMISSION))
+            else:
+                ids = [self._new_id() for _ in here]
+                offset = _append(self._log(name, partition), parts.records, here, ids)
+                rows.append((ids[0], offset, partition, ResponseCode.SUCCESS))
+        first_ids, offsets, partitions, codes = zip(*rows, strict=True)
+        body = encode_rows(np.array(first_ids), list(offsets), list(partitions), list(codes))
+        remark = "refused" if any(codes) else ""
+        self._reply(session, frame.opaque, ResponseCode.SUCCESS, SendManyReply(len(rows)).to_ext(), body, remark)
 
     def _store(self, session: _Session, tx_key: str | None, append: Callable[[], int]) -> int:
         """Append now, or at the commit of a transaction; the offset."""
@@ -531,7 +573,8 @@ class FakeBroker:
 
     def _text(self, session: _Session, request: Request) -> None:
         if isinstance(request, Version):
-            version = f"0.1 {FRAMES_MARK}" if self.speaks_frames else "1.4.6.2"
+            ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
+            version = ours if self.speaks_frames else "1.4.6.2"
             session.out += encode_result(Status.SUCCESS, version, request.opaque)
         elif isinstance(request, Put):
             session.out += self._put(session, request)

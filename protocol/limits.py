@@ -15,6 +15,7 @@ __all__ = [
     "INT32_MAX",
     "INT32_MIN",
     "INT64_MAX",
+    "MANY_MARK",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
     "MAX_FRAME_BYTES",
@@ -31,6 +32,9 @@ DEFAULT_PORT = 8123
 
 FRAMES_MARK = "frames/1"
 """A broker whose `version` answer contains this word speaks frames; a Java broker's answer does not."""
+
+MANY_MARK = "many/1"
+"""A broker whose `version` answer contains this word takes SEND_MANY; our first ones did not."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""

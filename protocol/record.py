@@ -31,6 +31,7 @@ __all__ = [
     "ATTRIBUTE_FLAG",
     "HEADER",
     "HEADER_BYTES",
+    "HEADER_DTYPE",
     "PROPERTIES_FLAG",
     "Attributes",
     "Buffer",
@@ -47,6 +48,7 @@ __all__ = [
     "iter_headers",
     "key_hash",
     "keys_of_attribute",
+    "matching_checksums",
     "payload_start",
     "split_bodies",
     "tag_hash",
@@ -273,7 +275,15 @@ def checksums(bodies: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
 def checksums_match(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
 ) -> bool:
-    """Whether each body data[start:end] has the checksum `expected`; no bytecode runs per record (map over slices)."""
+    """Whether each body data[start:end] has the checksum `expected`."""
+    return bool(matching_checksums(data, starts, ends, expected).all())
+
+
+def matching_checksums(
+    data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """For each body data[start:end] whether it has the checksum `expected`; no bytecode runs per record."""
     slices = map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
     found = np.fromiter(map(crc32, slices), dtype=np.uint32, count=len(starts))
-    return bool(((found & 0x7FFFFFFF) == expected).all())
+    matching: npt.NDArray[np.bool_] = (found & 0x7FFFFFFF) == expected
+    return matching

@@ -40,7 +40,9 @@ __all__ = [
     "decode_runs",
     "encode_runs",
     "encode_sizes",
+    "int_field",
     "split_batch",
+    "text_field",
 ]
 
 Ext = Mapping[str, str]
@@ -52,7 +54,8 @@ TX_KEY = "txKey"
 """The ext field that puts a message into a transaction."""
 
 
-def _int(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
+def int_field(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
+    """A field's integer in [low, high]. Raises RemoteProtocolError; for a missing one only without a default."""
     text = ext.get(name)
     if text is None:
         if default is not None:
@@ -64,7 +67,8 @@ def _int(ext: Ext, name: str, low: int, high: int, default: int | None = None) -
     return int(text)
 
 
-def _text(ext: Ext, name: str, default: str | None = None) -> str:
+def text_field(ext: Ext, name: str, default: str | None = None) -> str:
+    """A field's text. Raises RemoteProtocolError for a missing one without a default."""
     text = ext.get(name, default)
     if text is None:
         raise RemoteProtocolError(f"extFields.{name} is missing")
@@ -103,10 +107,10 @@ class SendRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _text(ext, "topic"),
-            _int(ext, "partition", -1, INT32_MAX),
-            _int(ext, "flag", INT32_MIN, INT32_MAX, 0),
-            _int(ext, "checksum", -1, INT32_MAX, -1),
+            text_field(ext, "topic"),
+            int_field(ext, "partition", -1, INT32_MAX),
+            int_field(ext, "flag", INT32_MIN, INT32_MAX, 0),
+            int_field(ext, "checksum", -1, INT32_MAX, -1),
             _tx_key(ext),
         )
 
@@ -128,9 +132,9 @@ class SendReply(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _int(ext, "msgId", INT64_MIN, INT64_MAX),
-            _int(ext, "partition", 0, INT32_MAX),
-            _int(ext, "offset", -1, INT64_MAX),
+            int_field(ext, "msgId", INT64_MIN, INT64_MAX),
+            int_field(ext, "partition", 0, INT32_MAX),
+            int_field(ext, "offset", -1, INT64_MAX),
         )
 
 
@@ -154,9 +158,9 @@ class SendBatchRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _text(ext, "topic"),
-            _int(ext, "partition", -1, INT32_MAX),
-            _int(ext, "count", 1, MAX_BATCH_RECORDS),
+            text_field(ext, "topic"),
+            int_field(ext, "partition", -1, INT32_MAX),
+            int_field(ext, "count", 1, MAX_BATCH_RECORDS),
             _tx_key(ext),
         )
 
@@ -214,17 +218,17 @@ class PullRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        tags = _text(ext, "tags", "")
+        tags = text_field(ext, "tags", "")
         return cls(
-            _text(ext, "topic"),
-            _int(ext, "partition", 0, INT32_MAX),
-            _int(ext, "offset", INT64_MIN, INT64_MAX),
-            _int(ext, "maxBytes", 1, INT32_MAX),
-            _text(ext, "group", ""),
+            text_field(ext, "topic"),
+            int_field(ext, "partition", 0, INT32_MAX),
+            int_field(ext, "offset", INT64_MIN, INT64_MAX),
+            int_field(ext, "maxBytes", 1, INT32_MAX),
+            text_field(ext, "group", ""),
             tuple(tags.split(TAG_SEPARATOR)) if tags else (),
-            _int(ext, "waitMs", 0, MAX_WAIT_MS, 0),
-            _int(ext, "sequence", 0, INT64_MAX, 0),
-            _int(ext, "sizes", 0, 1, 0) == 1,
+            int_field(ext, "waitMs", 0, MAX_WAIT_MS, 0),
+            int_field(ext, "sequence", 0, INT64_MAX, 0),
+            int_field(ext, "sizes", 0, 1, 0) == 1,
         )
 
 
@@ -261,13 +265,13 @@ class PullReply(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _int(ext, "nextOffset", 0, INT64_MAX),
-            _int(ext, "minOffset", 0, INT64_MAX),
-            _int(ext, "maxOffset", 0, INT64_MAX),
-            _int(ext, "behind", 0, INT64_MAX),
-            _int(ext, "sequence", 0, INT64_MAX, 0),
-            _int(ext, "runs", 0, INT32_MAX, 0),
-            _int(ext, "records", 0, MAX_BATCH_RECORDS, 0),
+            int_field(ext, "nextOffset", 0, INT64_MAX),
+            int_field(ext, "minOffset", 0, INT64_MAX),
+            int_field(ext, "maxOffset", 0, INT64_MAX),
+            int_field(ext, "behind", 0, INT64_MAX),
+            int_field(ext, "sequence", 0, INT64_MAX, 0),
+            int_field(ext, "runs", 0, INT32_MAX, 0),
+            int_field(ext, "records", 0, MAX_BATCH_RECORDS, 0),
         )
 
 
@@ -310,7 +314,7 @@ class PartitionRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        return cls(_text(ext, "topic"), _int(ext, "partition", 0, INT32_MAX))
+        return cls(text_field(ext, "topic"), int_field(ext, "partition", 0, INT32_MAX))
 
 
 class SearchByTimeRequest(NamedTuple):
@@ -326,9 +330,9 @@ class SearchByTimeRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _text(ext, "topic"),
-            _int(ext, "partition", 0, INT32_MAX),
-            _int(ext, "timestamp", 0, INT64_MAX),
+            text_field(ext, "topic"),
+            int_field(ext, "partition", 0, INT32_MAX),
+            int_field(ext, "timestamp", 0, INT64_MAX),
         )
 
 
@@ -356,11 +360,11 @@ class SearchByCountRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _text(ext, "topic"),
-            _int(ext, "partition", 0, INT32_MAX),
-            _int(ext, "offset", 0, INT64_MAX),
-            _int(ext, "messages", 0, INT64_MAX, INT64_MAX),
-            _int(ext, "maxBytes", 0, INT64_MAX, INT64_MAX),
+            text_field(ext, "topic"),
+            int_field(ext, "partition", 0, INT32_MAX),
+            int_field(ext, "offset", 0, INT64_MAX),
+            int_field(ext, "messages", 0, INT64_MAX, INT64_MAX),
+            int_field(ext, "maxBytes", 0, INT64_MAX, INT64_MAX),
         )
 
 
@@ -374,7 +378,7 @@ class OffsetReply(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        return cls(_int(ext, "offset", 0, INT64_MAX))
+        return cls(int_field(ext, "offset", 0, INT64_MAX))
 
 
 class MessageCountsRequest(NamedTuple):
@@ -390,7 +394,9 @@ class MessageCountsRequest(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         return cls(
-            _text(ext, "topic"), _int(ext, "partition", 0, INT32_MAX), _int(ext, "offset", INT64_MIN, INT64_MAX, 0)
+            text_field(ext, "topic"),
+            int_field(ext, "partition", 0, INT32_MAX),
+            int_field(ext, "offset", INT64_MIN, INT64_MAX, 0),
         )
 
 
@@ -413,7 +419,7 @@ class MessageCountsReply(NamedTuple):
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
         names = ("total", "before", "minOffset", "maxOffset")
-        return cls(*(_int(ext, name, 0, INT64_MAX) for name in names))
+        return cls(*(int_field(ext, name, 0, INT64_MAX) for name in names))
 
 
 class StatsRequest(NamedTuple):
@@ -426,7 +432,7 @@ class StatsRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        return cls(_text(ext, "item", ""))
+        return cls(text_field(ext, "item", ""))
 
 
 class TransactionRequest(NamedTuple):
@@ -453,17 +459,17 @@ class TransactionRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        kind = _text(ext, "type")
+        kind = text_field(ext, "type")
         if kind not in TransactionType.__members__:
             raise RemoteProtocolError(
                 f"extFields.type={kind[:40]!r} is none of {', '.join(TransactionType.__members__)}"
             )
         return cls(
-            parse_key(_text(ext, TX_KEY, NULL_KEY)),
+            parse_key(text_field(ext, TX_KEY, NULL_KEY)),
             kind,
-            _text(ext, "sessionId", ""),
-            _int(ext, "timeoutSeconds", 0, INT32_MAX, 0),
-            _text(ext, "qualifier", ""),
+            text_field(ext, "sessionId", ""),
+            int_field(ext, "timeoutSeconds", 0, INT32_MAX, 0),
+            text_field(ext, "qualifier", ""),
         )
 
 
@@ -481,10 +487,10 @@ class CompleteTransactionRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        action = _text(ext, "action")
+        action = text_field(ext, "action")
         if action not in COMPLETE_ACTIONS:
             raise RemoteProtocolError(f"extFields.action={action[:40]!r} is none of {', '.join(COMPLETE_ACTIONS)}")
-        return cls(parse_key(_text(ext, TX_KEY)) or NULL_KEY, action)
+        return cls(parse_key(text_field(ext, TX_KEY)) or NULL_KEY, action)
 
 
 COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
@@ -502,8 +508,8 @@ class ClosePartitionsRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        start = _int(ext, "start", 0, INT32_MAX)
-        return cls(_text(ext, "topic"), start, _int(ext, "end", start, INT32_MAX))
+        start = int_field(ext, "start", 0, INT32_MAX)
+        return cls(text_field(ext, "topic"), start, int_field(ext, "end", start, INT32_MAX))
 
 
 class OpenPartitionsRequest(NamedTuple):
@@ -516,4 +522,4 @@ class OpenPartitionsRequest(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        return cls(_text(ext, "topic"))
+        return cls(text_field(ext, "topic"))

@@ -45,6 +45,8 @@ class RequestCode(IntEnum):
     COMPLETE_TRANSACTION = 1024
     REPLICATION_STATUS = 1025
     RESTART_REPLICATION = 1026
+    # from every client again
+    SEND_MANY = 1030
 
 
 class ResponseCode(IntEnum):

@@ -18,7 +18,7 @@ from ..partitions import ANY
 from ..store.batch import stamp_batch
 from ..store.partition_log import PartitionLog
 
-__all__ = ["answer_send_batch"]
+__all__ = ["answer_send_batch", "puts_of"]
 
 
 def answer_send_batch(broker: Broker, frame: Frame) -> Answer:
@@ -53,7 +53,7 @@ def _append(
     end = base + len(data)
     if log.visible_end >= end and slave is None:
         return answer
-    return _when_safe(log, end, slave, [] if slave is None else _puts_of(data), ids.tolist(), answer)
+    return _when_safe(log, end, slave, [] if slave is None else puts_of(data), ids.tolist(), answer)
 
 
 def _when_safe(
@@ -86,7 +86,8 @@ def _when_safe(
     return deferred
 
 
-def _puts_of(records: memoryview) -> list[tuple[int, int, Buffer]]:
+def puts_of(records: memoryview) -> list[tuple[int, int, Buffer]]:
+    """(flag, checksum, body) of each record, for SyncSlaveLink.replicate."""
     return [
         (header.flag, header.checksum, records[header.start + HEADER_BYTES : header.end])
         for header in iter_headers(records)

@@ -1,8 +1,8 @@
-"""`version`: also the 1.x client's heartbeat, and how our clients learn that this broker speaks frames."""
+"""`version`: also the 1.x client's heartbeat; tells our clients of frames and of SEND_MANY."""
 
 from __future__ import annotations
 
-from metaq.protocol.limits import FRAMES_MARK
+from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Version, encode_result
 
@@ -12,4 +12,4 @@ __all__ = ["answer_version"]
 
 
 def answer_version(broker: Broker, version: Version) -> bytes:
-    return encode_result(Status.SUCCESS, f"{broker.version} {FRAMES_MARK}", version.opaque)
+    return encode_result(Status.SUCCESS, f"{broker.version} {MANY_MARK} {FRAMES_MARK}", version.opaque)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +14,20 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
+    HEADER_DTYPE,
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
-    checksums_match,
     decode_attribute,
     headers_at,
+    matching_checksums,
     tag_hash,
     tag_hash_of_body,
 )
 
 from .index import UNIT, UNIT_DTYPE
 
-__all__ = ["encode_puts", "stamp_batch"]
+__all__ = ["StampedRecords", "encode_puts", "stamp_batch", "stamp_records"]
 
 _ID_POSITION = 8
 _ID_BYTES = 8
@@ -54,16 +56,45 @@ def encode_puts(
     return buffers, b"".join(units)
 
 
+class StampedRecords(NamedTuple):
+    """Whole records with their ids, and their index units.
+
+    data: writable or not, the records back to back. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
+    byte offsets in `data`, so where the records are appended is still to be added. intact: of each record whether its
+    body has its checksum.
+    """
+
+    data: memoryview
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    units: npt.NDArray[np.void]
+    intact: npt.NDArray[np.bool_]
+
+
 def stamp_batch(
     body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64], now_ms: int
 ) -> tuple[memoryview, bytes]:
     """Check a batch of whole records, write their message ids, and make their index units.
 
+    base_offset: the log's end_offset. The rest: as for `stamp_records`. Raises ChecksumMismatch if any body is damaged,
+    and what `stamp_records` raises.
+    """
+    stamped = stamp_records(body, sizes, ids, now_ms)
+    if not stamped.intact.all():
+        raise ChecksumMismatch
+    stamped.units["offset"] += base_offset
+    return stamped.data, stamped.units.tobytes()
+
+
+def stamp_records(
+    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], now_ms: int
+) -> StampedRecords:
+    """Write message ids into whole records, look at their checksums, and make their index units.
+
     body: the records back to back, whatever their ids; stamped in place if it is writable, else in a copy.
-    sizes: of each record in bytes, header included. ids: one for
-    each. base_offset, now_ms: as in encode_puts. numpy over the batch; only records with an attribute are looked at
-    one by one, for their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or the batch is
-    empty; ChecksumMismatch if any body is damaged.
+    sizes: of each record in bytes, header included. ids: one for each. now_ms: as in encode_puts. numpy over all; only
+    records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes, length
+    fields and body do not agree or there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -72,20 +103,32 @@ def stamp_batch(
     ends = np.cumsum(widths)
     starts = ends - widths
     _check_sizes(widths, int(ends[-1]) if len(ends) else 0, len(data))
-    headers = headers_at(data, starts)
+    headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES
     if wrong.any():
         raise RemoteProtocolError(f"record {int(wrong.argmax())} of the batch does not have the announced size")
-    if not checksums_match(data, starts + HEADER_BYTES, ends, headers["checksum"]):
-        raise ChecksumMismatch
-    _write_ids(data, starts, ids)
+    intact = matching_checksums(data, starts + HEADER_BYTES, ends, headers["checksum"])
+    if in_place:
+        headers["id"] = ids
+    else:
+        _write_ids(data, starts, ids)
     units = np.zeros(len(widths), UNIT_DTYPE)
-    units["offset"] = starts + base_offset
+    units["offset"] = starts
     units["id"] = ids
     units["time_ms"] = now_ms
     units["size"] = widths
     _hash_tags(units, data, starts, ends, headers["flag"].astype(np.int64))
-    return data, units.tobytes()
+    return StampedRecords(data, starts, ends, units, intact)
+
+
+def _headers(
+    data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.void], bool]:
+    """The headers, and whether they are the ones in `data` themselves: that needs records of one size."""
+    width = int(widths[0])
+    if (widths == width).all():
+        return np.ndarray(len(widths), HEADER_DTYPE, data, strides=(width,)), True
+    return headers_at(data, starts), False
 
 
 def _check_sizes(widths: npt.NDArray[np.int64], total: int, body_bytes: int) -> None:

@@ -1,0 +1,234 @@
+"""SEND_MANY: parts of several partitions in one frame, each stored or refused on its own, answered together."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import encode_record
+from metaq.protocol.send_many import (
+    PartRow,
+    SendManyRequest,
+    decode_rows,
+    encode_parts,
+    encode_rows,
+    split_many,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.unit.broker.harness import put
+
+OK = ResponseCode.SUCCESS
+
+
+def many(parts, opaque=1, wrong=()):
+    """parts: (topic, partition, [record, …]) of each; wrong: ext fields to send instead."""
+    topics = list(dict.fromkeys(topic for topic, _, _ in parts))
+    records = [record for _, _, records in parts for record in records]
+    table = [(topics.index(topic), partition, len(records)) for topic, partition, records in parts]
+    body = encode_parts(table, list(map(len, records))) + b"".join(records)
+    ext = SendManyRequest(tuple(topics), len(parts), len(records)).to_ext() | dict(wrong)
+    return encode_frame(RequestCode.SEND_MANY, opaque, ext, len(body)) + body
+
+
+def record(body=b"hello", flag=0):
+    return encode_record(body, 0, flag)
+
+
+def rows(frame):
+    assert (frame.code, frame.opaque) == (OK, 1), frame.remark
+    return list(decode_rows(frame.body, int(frame.ext["parts"])))
+
+
+@pytest.fixture
+def appends(monkeypatch):
+    """(topic, partition, units) of each append."""
+    found = []
+    append = PartitionLog.append
+
+    def counted(log, data, units):
+        found.append((log.topic, log.partition, len(units) // 32))
+        return append(log, data, units)
+
+    monkeypatch.setattr(PartitionLog, "append", counted)
+    return found
+
+
+def test_each_part_is_one_append_and_one_row(peer, harness, appends):
+    peer.ask(put("t", 1))
+    answer = peer.ask_frame(
+        many([("t", 1, [record(b"a"), record(b"bc")]), ("wildcat", 0, [record()]), ("t", 0, [record(b"d" * 9, 1)])])
+    )
+    first, second, third = rows(answer)
+    assert [row[1:] for row in (first, second, third)] == [(25, 1, OK), (0, 0, OK), (0, 0, OK)]
+    assert appends[1:] == [("t", 1, 2), ("wildcat", 0, 1), ("t", 0, 1)]
+    assert answer.remark == ""
+    units = harness.store.get("t", 1).units(0, 1000)
+    assert units["offset"].tolist() == [0, 25, 46]
+    assert units["size"].tolist() == [25, 21, 22]
+    assert units["id"].tolist()[1:] == [first.message_id, first.message_id + 1]
+    assert [row.message_id - first.message_id for row in (second, third)] == [2, 3]
+    assert harness.store.get("t", 1).read(46, 100) == encode_record(b"bc", first.message_id + 1, 0)
+    assert harness.store.get("t", 0).read(0, 100) == encode_record(b"d" * 9, third.message_id, 1)
+    assert (harness.broker.metrics.cmd_put, harness.broker.metrics.put_failed) == (5, 0)
+
+
+def test_a_refused_part_leaves_the_others_as_they_are(peer, harness):
+    damaged = record(b"abc")[:-1] + b"X"
+    harness.broker.partitions.close("t", 2, 2)
+    answer = peer.ask_frame(
+        many(
+            [
+                ("t", 0, [record(), damaged]),
+                ("t", 1, [record()]),
+                ("t", 2, [record()]),
+                ("t", 3, [record()]),
+                ("none", 0, [record()]),
+                ("t", 1, [record(b"again")]),
+            ]
+        )
+    )
+    found = rows(answer)
+    assert [row.code for row in found] == [
+        ResponseCode.MESSAGE_ILLEGAL,
+        OK,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.TOPIC_NOT_EXIST,
+        OK,
+    ]
+    assert [(row.partition, row.offset) for row in found if row.code == OK] == [(1, 0), (1, 25)]
+    assert "Checksum failure" in answer.remark
+    assert {log.partition: log.message_count for log in harness.store.logs()} == {1: 2}
+    assert harness.broker.metrics.put_failed == 4  # a closed partition is not counted
+
+
+def test_a_log_that_takes_no_writes_refuses_its_parts_only(peer, harness):
+    peer.ask(put("t", 0))
+    harness.store.get("t", 0).read_only = "disk full"
+    answer = peer.ask_frame(many([("t", 1, [record()]), ("t", 0, [record()]), ("t", 0, [record()])]))
+    assert [row.code for row in rows(answer)] == [
+        OK,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+    ]
+    assert "disk full" in answer.remark
+
+
+def test_the_broker_chooses_a_partition_where_none_is_named(peer, harness):
+    found = rows(peer.ask_frame(many([("t", -1, [record()]) for _ in range(50)])))
+    assert {row.partition for row in found} == {0, 1, 2}
+    assert sum(log.message_count for log in harness.store.logs()) == 50
+    for partition in range(3):
+        offsets = [row.offset for row in found if row.partition == partition]
+        assert offsets == list(range(0, 25 * len(offsets), 25))
+
+
+def test_the_answer_waits_until_all_parts_are_safe(peer, harness):
+    peer.send(many([("t", 0, [record()]), ("safe", 0, [record()]), ("safe", 1, [record(), record()])]))
+    assert peer.received() == b""
+    assert harness.store.get("t", 0).message_count == 1
+    harness.threads.run()
+    (answer,) = peer.frames()
+    assert [row.code for row in rows(answer)] == [OK] * 3
+
+
+def test_a_failed_sync_refuses_the_parts_that_waited_for_it(peer, harness, monkeypatch):
+    peer.send(many([("t", 0, [record()]), ("safe", 0, [record()])]))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(harness.store.files, "fdatasync", fail)
+    harness.threads.run()
+    (answer,) = peer.frames()
+    assert [row.code for row in rows(answer)] == [OK, ResponseCode.SERVICE_NOT_AVAILABLE]
+    assert "read-only" in answer.remark
+
+
+class Slave:
+    """A synchronous slave that refuses what goes to partition 1."""
+
+    def __init__(self):
+        self.got = []
+
+    def check(self):
+        pass
+
+    def replicate(self, log, puts, ids, done):
+        self.got.append((log.partition, [bytes(body) for _, _, body in puts], list(ids)))
+        done([SlaveDisconnected() if log.partition == 1 else None for _ in puts])
+
+
+def test_a_synchronous_master_answers_when_its_slave_has_every_part(peer, harness):
+    slave = harness.broker.sync_slave = Slave()
+    found = rows(peer.ask_frame(many([("t", 0, [record(b"a"), record(b"b")]), ("t", 1, [record(b"c")])])))
+    assert [row.code for row in found] == [OK, ResponseCode.SERVICE_NOT_AVAILABLE]
+    first = found[0].message_id
+    assert slave.got == [(0, [b"a", b"b"], [first, first + 1]), (1, [b"c"], [first + 2])]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        many([("t", 0, [record()])], wrong={"parts": 2}),
+        many([("t", 0, [record()])], wrong={"parts": 0}),
+        many([("t", 0, [record()])], wrong={"count": 2}),
+        many([("t", 0, [record()]), ("t", 1, [])]),
+        many([("t", 0, [record()]), ("u", 1, [record()])], wrong={"topics": "t"}),
+        many([("t", -2, [record()])]),
+        many([("t", 0, [record() + b"x"])]),
+        many([("t", 0, [b"short"])]),
+        encode_frame(RequestCode.SEND_MANY, 1, {"topics": "t", "parts": 1}),
+    ],
+)
+def test_a_frame_whose_tables_do_not_fit_is_refused_as_a_whole(peer, harness, frame):
+    answer = peer.ask_frame(frame)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.remark
+    assert list(harness.store.logs()) == []
+
+
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from([("t", 0), ("t", 1), ("t", 2), ("wildcat", 0)]), st.lists(st.binary(max_size=40), min_size=1)
+    ),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(PARTS)
+def test_every_record_is_where_its_row_says(harness, parts):
+    peer = harness.connect()
+    frame = peer.ask_frame(many([(*where, [record(body) for body in bodies]) for where, bodies in parts]))
+    for ((topic, _), bodies), row in zip(parts, rows(frame), strict=True):
+        log = harness.store.get(topic, row.partition)
+        expected = b"".join(encode_record(body, row.message_id + at, 0) for at, body in enumerate(bodies))
+        stored = b""
+        while len(stored) < len(expected):  # a segment ends somewhere
+            stored += log.read(row.offset + len(stored), len(expected) - len(stored))
+        assert stored == expected
+
+
+@given(st.binary(max_size=200), st.integers(1, 4), st.integers(1, 9))
+def test_any_body_is_split_or_refused(body, parts, records):
+    request = SendManyRequest(("t", "u"), parts, records)
+    try:
+        found = split_many(memoryview(body), request)
+    except RemoteProtocolError:
+        return
+    assert len(found.topics) == len(found.partitions) == len(found.counts) == parts
+    assert int(found.counts.sum()) == len(found.sizes) == records
+    assert int(found.sizes.sum()) == len(found.records)
+
+
+def test_the_rows_of_an_answer_come_back():
+    sent = [PartRow(2**62, 2**40, 7, 0), PartRow(-1, 0, -1, 1010)]
+    columns = list(zip(*sent, strict=True))
+    body = encode_rows(np.array(columns[0]), *map(list, columns[1:]))
+    assert list(decode_rows(body, 2)) == sent
+    with pytest.raises(RemoteProtocolError):
+        decode_rows(body[:-1], 2)
