@@ -118,15 +118,18 @@ class PutGroup:
     def commit(self) -> Answer:
         """Append everything, once per partition. All answers, in the order of the puts, when all may be given."""
         now_ms = self._broker.now_ms()
-        waiting = []
-        for batch in self._batches.values():
-            if batch.puts:
-                self._append(batch, now_ms)
-                if batch.error is None and (batch.log.visible_end < batch.end or self._broker.sync_slave is not None):
-                    waiting.append(batch)
+        batches = [batch for batch in self._batches.values() if batch.puts]
+        store = self._broker.store
+        errors = store.append_many([self._encoded(batch, now_ms) for batch in batches])
+        for batch, error in zip(batches, errors, strict=True):
+            batch.error = error
+        if self._broker.sync_slave is None:
+            waiting = [batch for batch in batches if batch.error is None and batch.log.visible_end < batch.end]
+        else:
+            waiting = [batch for batch in batches if batch.error is None]
         return self._answer_when_safe(waiting) if waiting else self._answers()
 
-    def _append(self, batch: _Batch, now_ms: int) -> None:
+    def _encoded(self, batch: _Batch, now_ms: int) -> tuple[PartitionLog, list[Buffer], bytes]:
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._broker.message_ids.next(count)
@@ -136,15 +139,13 @@ class PutGroup:
         size = sum(map(len, data))
         batch.end = batch.base + size
         self._broker.metrics.put(log.topic, count, size - count * HEADER_BYTES)
-        try:
-            log.append(data, units)
-        except MetaqError as error:
-            batch.error = error
+        return log, data, units
 
     def _answer_when_safe(self, waiting: list[_Batch]) -> Deferred[Bytes]:
         """When all are visible, and a synchronous master's slave has answered."""
         deferred: Deferred[Bytes] = Deferred()
-        missing = 1  # for this call: what is waited for may be there at once
+        slave = self._broker.sync_slave
+        missing = 1 if slave is None else 1 + len(waiting)
 
         def arrived() -> None:
             nonlocal missing
@@ -152,22 +153,19 @@ class PutGroup:
             if not missing:
                 deferred.callback(self._answers())
 
-        def settled(batch: _Batch, error: MetaqError | None) -> None:
-            batch.error = error
+        def settled(errors: Sequence[MetaqError | None]) -> None:
+            for batch, error in zip(waiting, errors, strict=True):
+                batch.error = error
             arrived()
 
         def replicated(batch: _Batch, errors: Sequence[MetaqError | None]) -> None:
             batch.slave_errors = errors
             arrived()
 
-        slave = self._broker.sync_slave
-        for batch in waiting:
-            missing += 1
-            if slave is not None:
-                missing += 1
+        if slave is not None:
+            for batch in waiting:
                 slave.replicate(batch.log, batch.puts, batch.ids, partial(replicated, batch))
-            batch.log.when_visible(batch.end, partial(settled, batch))
-        arrived()
+        self._broker.store.when_all_visible([(batch.log, batch.end) for batch in waiting], settled)
         return deferred
 
     def _answers(self) -> bytes:

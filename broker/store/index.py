@@ -178,9 +178,10 @@ class Index:
         """Largest positive message id, 0 if there is none. O(unstored units)."""
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
-    def extend(self, units: Buffer) -> None:
-        """Add packed units."""
+    def extend(self, units: Buffer) -> int:
+        """Add packed units; the number of units that are only in memory now."""
         self._tail += units
+        return len(self._tail) // UNIT_BYTES
 
     def tail(self) -> bytes:
         """A copy of the units that are only in memory."""

@@ -4,11 +4,7 @@ A put is written to its partition's file through the page cache, and once more t
 while one sync of the journal runs shares the next: the group commit, across partitions and connections. The partition
 files are synced later, by checkpoints; when they cover a journal file, that file goes. So what an acknowledgement costs
 does not grow with the number of partitions. While only one or two of them are busy their files are synced themselves,
-which spares the second write.
-
-Files: `<data path>/metaqjournal/<20-digit number>.journal`. 1.x ignores a directory without `-` in its name.
-An entry, little-endian: magic u32 | CRC-32 of all that follows u32 | data bytes u32 | name bytes u16 | 0 u16 |
-offset of the data in its partition i64 | number of the file u64 | `<topic>-<partition>` UTF-8 | data: whole records.
+which spares the second write. The files' format: journal_format.py.
 
 Invariants: entries of one partition follow each other without a gap, in offset order; a file is removed only when all
 its entries are synced in their partitions; after a failed write or sync nothing is written any more.
@@ -18,55 +14,38 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from struct import Struct
-from typing import Any, NamedTuple, Protocol
-
-from isal.isal_zlib import crc32
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
 
 from metaq.protocol.errors import LogReadOnly, MetaqError
 from metaq.protocol.record import Buffer
 
-from .files import Files, read_exactly, write_all
-from .flush import RunInThread, VisibleCallback
+from .files import Files, write_all
+from .flush import RunInThread, VisibleCallback, call_safely
+from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 
-__all__ = [
-    "JOURNAL_DIRECTORY",
-    "JOURNAL_SUFFIX",
-    "Journal",
-    "JournalEntry",
-    "JournaledLog",
-    "journal_number",
-    "read_journal",
-]
+__all__ = ["Journal", "JournaledLog"]
 
 _log = logging.getLogger(__name__)
-
-JOURNAL_DIRECTORY = "metaqjournal"
-JOURNAL_SUFFIX = ".journal"
 
 MAX_FILE_BYTES = 64 << 20
 """A file that has grown to this is followed by the next, and its partitions are checkpointed."""
 
+MAX_GROUP_BYTES = 16 << 20
+"""What one sync makes safe at most, unless a single append is larger."""
+
 _DIRECT_PARTITIONS = 2
 """Up to so many busy partitions are synced themselves."""
-
-_NAME = re.compile(r"[0-9]{20}\.journal")
-_MAGIC = 0x4A51544D  # "MTQJ"
-_PREFIX = Struct("<II")
-_HEADER = Struct("<IHHqQ")
-_FIXED_BYTES = _PREFIX.size + _HEADER.size
 
 
 class JournaledLog(Protocol):
     """A partition's log, as its journal sees it. Owning thread."""
 
-    topic: str
-    partition: int
+    journal_name: bytes
     visible_end: int
 
     @property
@@ -83,25 +62,11 @@ class JournaledLog(Protocol):
         """Nothing can be made safe any more."""
 
 
-class JournalEntry(NamedTuple):
-    """Where an entry's data lies: bytes [position, position + length) of a journal file. base: its partition offset."""
+_Append: TypeAlias = tuple[JournaledLog, int, int, int, Sequence[Buffer]]
+"""(log, base, end, sequence, data): a plain tuple, one is made per append."""
 
-    base: int
-    length: int
-    path: str
-    position: int
-
-    @property
-    def end(self) -> int:
-        return self.base + self.length
-
-
-class _Append(NamedTuple):
-    log: JournaledLog
-    base: int
-    end: int
-    sequence: int
-    data: Buffer
+_Last: TypeAlias = dict[JournaledLog, tuple[int, int]]
+"""(end, sequence) of each log's last append in a group."""
 
 
 class _File:
@@ -137,7 +102,9 @@ class Journal:
         self._checkpoint = checkpoint
         self._max_file_bytes = max_file_bytes
         self._waiting: list[_Append] = []
-        self._running = False
+        self._callbacks: list[Callable[[], None]] = []  # of those who wait for all of `_waiting`
+        self._running: list[Callable[[], None]] | None = None  # a group is under way, and who waits for it
+        self._held = 0
         self._direct = 0  # direct syncs under way
         self._file: _File | None = None
         self._full: deque[_File] = deque()
@@ -152,26 +119,63 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, log: JournaledLog, base: int, end: int, sequence: int, data: Buffer) -> None:
+    def add(self, log: JournaledLog, base: int, end: int, sequence: int, data: Sequence[Buffer]) -> None:
         """Have what was appended to `log` at [base, end) made safe; `log.journaled` is called then.
 
         sequence: records in the log up to `end`, in its own count. data: the bytes, kept unchanged until then.
         """
-        self._waiting.append(_Append(log, base, end, sequence, data))
-        if not (self._running or self._closed) and self.failure is None:
+        self._waiting.append((log, base, end, sequence, data))
+        if self._running is None and not self._held:
             self._start()
 
+    def hold(self) -> None:
+        """Begin no group before `release` was called as often: what is added in between shares one."""
+        self._held += 1
+
+    def release(self) -> None:
+        """See `hold`."""
+        self._held -= 1
+        if self._running is None and not self._held:
+            self._start()
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once when everything added so far is safe or has failed, which the logs know; at once if it is."""
+        if self._waiting:
+            self._callbacks.append(callback)
+        elif self._running is not None:
+            self._running.append(callback)
+        else:
+            callback()
+
     def _start(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        group = [each for each in waiting if each.log.visible_end < each.end]  # else a checkpoint has covered it
-        if not group:
-            return
-        self._running = True
-        last = {each.log: each for each in group}
+        """Begin the next group unless nothing waits or may be written."""
+        while self._waiting and not self._closed and self.failure is None:
+            waiting, callbacks = self._take_waiting()
+            group = [each for each in waiting if each[0].visible_end < each[2]]  # else a checkpoint has covered it
+            if group:
+                self._running = callbacks
+                self._make_safe(group)
+                return
+            _call_all(callbacks)
+
+    def _take_waiting(self) -> tuple[list[_Append], list[Callable[[], None]]]:
+        waiting = self._waiting
+        size = 0
+        for number, (_, base, end, _, _) in enumerate(waiting):
+            size += end - base
+            if size > MAX_GROUP_BYTES and number:
+                self._waiting = waiting[number:]
+                return waiting[:number], []
+        callbacks, self._callbacks = self._callbacks, []
+        self._waiting = []
+        return waiting, callbacks
+
+    def _make_safe(self, group: Sequence[_Append]) -> None:
+        last: _Last = {log: (end, sequence) for log, _, end, sequence, _ in group}
         if len(last) <= _DIRECT_PARTITIONS:
             self._direct = len(last)
-            for each in last.values():
-                each.log.sync_directly(each.end, self._synced_directly)
+            for log, (end, _) in last.items():
+                log.sync_directly(end, self._synced_directly)
         else:
             self._run_in_thread(partial(self._write, group), partial(self._written, last))
 
@@ -182,9 +186,11 @@ class Journal:
             self._group_ended()
 
     def _group_ended(self) -> None:
-        self._running = False
-        if self._waiting and not self._closed and self.failure is None:
-            self._start()
+        callbacks, self._running = self._running, None
+        if not self._held:
+            self._start()  # first, so that the disk works while the answers are written
+        if callbacks:
+            _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
         """Worker thread: one write, one sync; nothing once the journal is closed. Raises OSError."""
@@ -192,9 +198,11 @@ class Journal:
             if self._closed:
                 return
             file = self._file or self._new_file()
-            buffers = [buffer for each in group for buffer in _encode(each, file.number)]
-            size = sum(map(len, buffers))
-            write_all(self._files, file.fd, buffers, file.size)
+            logs, bases, ends, _, data = zip(*group, strict=True)
+            names = [log.journal_name for log in logs]
+            block = encode_block(file.number, names, bases, ends, list(chain.from_iterable(data)))
+            size = sum(map(len, block))
+            write_all(self._files, file.fd, block, file.size)
             self._files.fdatasync(file.fd)
             file.size += size
 
@@ -209,7 +217,7 @@ class Journal:
         self._files.fsync_directory(os.path.dirname(self.directory))
         return file
 
-    def _written(self, last: dict[JournaledLog, _Append], result: object) -> None:
+    def _written(self, last: _Last, result: object) -> None:
         if self._closed:
             return  # the logs' close has answered everybody
         if isinstance(result, BaseException):
@@ -217,20 +225,26 @@ class Journal:
             return
         file = self._file
         assert file is not None
-        for log, each in last.items():
-            file.ends[log] = each.end
+        for log, (end, _) in last.items():
+            file.ends[log] = end
         if file.size >= self._max_file_bytes:
             self._retire(file)
-        for log, each in last.items():
-            log.journaled(each.end, each.sequence)
+        for log, (end, sequence) in last.items():
+            log.journaled(end, sequence)
         self._group_ended()
 
-    def _fail(self, cause: str, last: dict[JournaledLog, _Append]) -> None:
+    def _fail(self, cause: str, last: _Last) -> None:
         self.failure = LogReadOnly(self.directory, cause)
         _log.error("the journal %s takes no more writes until the broker is restarted: %s", self.directory, cause)
         waiting, self._waiting = self._waiting, []
-        for log in dict.fromkeys((*last, *(each.log for each in waiting))):
+        for log in dict.fromkeys((*last, *(each[0] for each in waiting))):
             log.sync_failed(f"the journal failed: {cause}")
+        self._answer_all()
+
+    def _answer_all(self) -> None:
+        """Tell everybody who waits to ask the logs."""
+        callbacks, self._running, self._callbacks = [*(self._running or ()), *self._callbacks], None, []
+        _call_all(callbacks)
 
     # --- truncation ---------------------------------------------------------------------------------------------------
 
@@ -274,61 +288,15 @@ class Journal:
                 self._files.close(file.fd)
         self._file = None
         self._full.clear()
+        self._waiting = []
+        self._answer_all()
+
+
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        call_safely(callback)
 
 
 def _report_removal(path: str, result: object) -> None:
     if isinstance(result, BaseException):
         _log.error("journal file %s is of no more use but could not be removed: %s", path, result)
-
-
-def _encode(each: _Append, number: int) -> tuple[Buffer, Buffer]:
-    name = f"{each.log.topic}-{each.log.partition}".encode()
-    head = _HEADER.pack(len(each.data), len(name), 0, each.base, number) + name
-    checksum = crc32(each.data, crc32(head))
-    return _PREFIX.pack(_MAGIC, checksum) + head, each.data
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def read_journal(files: Files, data_path: str) -> tuple[dict[str, list[JournalEntry]], list[str]]:
-    """All entries by partition name, in order, and the paths of the files they are in, oldest first.
-
-    A file is read up to its first torn entry: what follows was never acknowledged. Memory: one file's bytes at a time.
-    Raises OSError.
-    """
-    directory = os.path.join(data_path, JOURNAL_DIRECTORY)
-    if not files.is_directory(directory):
-        return {}, []
-    names = (name for name in files.list_directory(directory) if _NAME.fullmatch(name))
-    paths = [os.path.join(directory, name) for name in sorted(names)]
-    found: dict[str, list[JournalEntry]] = {}
-    for path in paths:
-        for partition, entry in _read_file(files, path):
-            found.setdefault(partition, []).append(entry)
-    return found, paths
-
-
-def journal_number(path: str) -> int:
-    """The number in a journal file's name. Raises ValueError."""
-    return int(os.path.basename(path).removesuffix(JOURNAL_SUFFIX))
-
-
-def _read_file(files: Files, path: str) -> Iterator[tuple[str, JournalEntry]]:
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
-    finally:
-        files.close(fd)
-    position = 0
-    number = journal_number(path)
-    while position + _FIXED_BYTES <= len(data):
-        magic, checksum = _PREFIX.unpack_from(data, position)
-        head = position + _PREFIX.size
-        length, name_bytes, _, base, file_number = _HEADER.unpack_from(data, head)
-        start = position + _FIXED_BYTES + name_bytes
-        end = start + length
-        if magic != _MAGIC or file_number != number or end > len(data) or crc32(data[head:end]) != checksum:
-            return
-        yield bytes(data[start - name_bytes : start]).decode(), JournalEntry(base, length, path, start)
-        position = end

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from metaq.protocol.errors import StoreError
 
 from .files import Files
-from .journal import JournalEntry, read_journal
+from .journal_format import JournalEntry, read_journal
 from .partition_log import PartitionLog
 from .segment import Segment
 

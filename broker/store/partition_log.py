@@ -52,6 +52,7 @@ class PartitionLog(LogSyncing):
         journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
         """
         self.topic = topic
+        self.journal_name = f"{topic}-{partition}".encode()
         self.partition = partition
         self._max_segment_size = max_segment_size
         super().__init__(
@@ -71,10 +72,10 @@ class PartitionLog(LogSyncing):
     def append(self, data: Sequence[Buffer], units: Buffer) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
 
-        data: the records' bytes, in buffers cut anywhere. units: one packed UNIT for each record, with absolute byte
-        offsets from `end_offset` on. All or nothing: what a failed write left is cut back, the log turns read-only and
-        LogReadOnly is raised. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
-        written, if data and units do not belong together.
+        data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
+        packed UNIT for each record, with absolute byte offsets from `end_offset` on. All or nothing: what a failed
+        write left is cut back, the log turns read-only and LogReadOnly is raised. Rolls afterwards if the segment has
+        reached its size. Raises ValueError, with nothing written, if data and units do not belong together.
         """
         if self.read_only is not None:
             raise LogReadOnly(self.directory, self.read_only)
@@ -83,15 +84,13 @@ class PartitionLog(LogSyncing):
             self.sync_failed(str(journal.failure))
             raise journal.failure
         base = self.end_offset
-        size = sum(map(len, data))
+        size = len(data[0]) if len(data) == 1 else sum(map(len, data))
         self._check_units(units, base, size)
-        if journal is not None and len(data) > 1:
-            data = (b"".join(data),)  # it is written twice
         self._write(data)
         active = self._active
         active.size += size
-        self._active_index.extend(units)
-        self.end_offset = base + size
+        unstored = self._active_index.extend(units)
+        self.end_offset = end = base + size
         count = len(units) // UNIT_BYTES
         self._written += count
         self._unsynced_records += count
@@ -101,14 +100,14 @@ class PartitionLog(LogSyncing):
             self._roll()
         # an entry can be replayed only if everything before it is safe: not so just after asynchronous flush
         if journal is not None and (self._journal_end == base or self.synced_end >= base):
-            self._journal_end = self.end_offset
-            journal.add(self, base, self.end_offset, self._written, data[0])
+            self._journal_end = end
+            journal.add(self, base, end, self._written, data)
         elif self._policy.due_after_append(self._unsynced_records):
             self._flusher.request(DATA)
-        if self._active_index.unstored > MAX_UNSTORED_UNITS and not self._flusher.writes_index:
+        if unstored > MAX_UNSTORED_UNITS and not self._flusher.writes_index:
             self._flusher.request(INDEX)
         if not self._waits:
-            self._show(self.end_offset, self._written)
+            self._show(end, self._written)
         return base
 
     def use(self, policy: FlushPolicy, max_segment_size: int) -> None:

@@ -15,7 +15,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import iter_headers
 
 from .files import Files, read_exactly, write_all
-from .journal import JournalEntry
+from .journal_format import JournalEntry
 from .recovery import trusted_checkpoint
 from .scan import scan_units
 from .segment import SegmentFile, data_name, segment_files

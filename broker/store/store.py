@@ -7,14 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from metaq.protocol.errors import PartitionNotFound, StoreError
+from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
+from metaq.protocol.record import Buffer
 
 from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
-from .journal import Journal, journal_number
+from .journal import Journal
+from .journal_format import journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import read_entries, sync_recovered
 from .partition_log import PartitionLog
@@ -24,6 +26,7 @@ from .retention_runs import RemovedSegment, RetentionRuns
 from .searching import Searching
 from .segment import create_segment
 from .topic_config import TopicStoreConfig
+from .visibility import AllVisibleCallback, when_all_visible
 
 __all__ = ["RemovedSegment", "Store", "TopicStoreConfig"]
 
@@ -139,6 +142,31 @@ class Store:
             _log.error("recovered %s", report)
         elif report.notable:
             _log.warning("recovered %s", report)
+
+    # --- appending to many partitions at once -------------------------------------------------------------------------
+
+    def append_many(self, appends: Iterable[tuple[PartitionLog, Sequence[Buffer], Buffer]]) -> list[MetaqError | None]:
+        """`PartitionLog.append(data, units)` for each (log, data, units), in order; they share one sync of the journal.
+
+        For each None, or why nothing was appended: one that is refused does not refuse the others. Raises ValueError
+        like `append`, with those before it appended.
+        """
+        errors: list[MetaqError | None] = []
+        self._journal.hold()
+        try:
+            for log, data, units in appends:
+                try:
+                    log.append(data, units)
+                    errors.append(None)
+                except MetaqError as error:
+                    errors.append(error)
+        finally:
+            self._journal.release()
+        return errors
+
+    def when_all_visible(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
+        """Call back once when each log is visible up to its end or has failed (visibility.py); at once if all are."""
+        when_all_visible(self._journal, ends, callback)
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 

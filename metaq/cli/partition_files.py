@@ -13,7 +13,7 @@ import click
 
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.journal import read_journal
+from metaq.broker.store.journal_format import read_journal
 from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, RedoReader, numbered_files
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.limits import INT32_MAX

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.journal import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 
 from .findings import Finding, Level
 

@@ -10,7 +10,7 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import StoreHarness
-from metaq.broker.store.journal import JOURNAL_DIRECTORY
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
     Location,

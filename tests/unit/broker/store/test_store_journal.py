@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store import opening
+from metaq.broker.store import journal, opening
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
-from metaq.broker.store.journal import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import LogReadOnly, MetaqError
 from metaq.protocol.record import checksum, encode_record, iter_headers
@@ -25,22 +26,50 @@ class Puts:
 
     def __init__(self, harness: StoreHarness) -> None:
         self.harness = harness
-        self.acknowledged: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
+        self._acknowledged: dict[int, dict[int, bytes]] = {number: {} for number in range(PARTITIONS)}  # by offset
         self.refused: list[MetaqError] = []
         self._next_id = 1 << 40
+
+    @property
+    def acknowledged(self) -> dict[int, list[bytes]]:
+        """By partition, in the order of the log."""
+        return {number: [body for _, body in sorted(found.items())] for number, found in self._acknowledged.items()}
 
     def put(self, partition: int, body: bytes) -> None:
         log = self.harness.store.get_or_create("t", partition)
         self._next_id += 1
-        log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [self._next_id], NOW_MS))
+        base = log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [self._next_id], NOW_MS))
 
         def answered(error: MetaqError | None) -> None:
             if error is None:
-                self.acknowledged[partition].append(body)
+                self._acknowledged[partition][base] = body
             else:
                 self.refused.append(error)
 
         log.when_visible(log.end_offset, answered)
+
+    def put_together(self, partitions: Sequence[int], text: bytes) -> None:
+        """Append to several partitions as one turn of the broker does."""
+        store = self.harness.store
+        appends = []
+        for partition in partitions:
+            log = store.get_or_create("t", partition)
+            self._next_id += 1
+            body = text + b"-%d" % partition
+            data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [self._next_id], NOW_MS)
+            appends.append((log, data, units, (log.end_offset, body)))
+        errors = store.append_many(each[:3] for each in appends)
+        self.refused += filter(None, errors)
+        made = [each for each, error in zip(appends, errors, strict=True) if error is None]
+
+        def answered(errors: Sequence[MetaqError | None]) -> None:
+            for (log, _, _, (base, body)), error in zip(made, errors, strict=True):
+                if error is None:
+                    self._acknowledged[log.partition][base] = body
+                else:
+                    self.refused.append(error)
+
+        store.when_all_visible([(log, log.end_offset) for log, _, _, _ in made], answered)
 
     def round(self, text: str) -> None:
         for partition in range(PARTITIONS):
@@ -50,22 +79,28 @@ class Puts:
         return {number: bodies(self.harness, number) for number in range(PARTITIONS)}
 
     def check(self) -> None:
-        """Everything acknowledged is there, in order, and nothing that was never put."""
-        for number, acknowledged in self.acknowledged.items():
-            assert bodies(self.harness, number)[: len(acknowledged)] == acknowledged
+        """Everything acknowledged is where it was put."""
+        for number, acknowledged in self._acknowledged.items():
+            found = records(self.harness, number)
+            assert {base: found.get(base) for base in acknowledged} == acknowledged
 
 
 def bodies(harness: StoreHarness, partition: int) -> list[bytes]:
+    return list(records(harness, partition).values())
+
+
+def records(harness: StoreHarness, partition: int) -> dict[int, bytes]:
+    """Bodies by offset."""
     try:
         log = harness.store.get("t", partition)
     except MetaqError:
-        return []
+        return {}
     check_invariants(log)
-    found = []
+    found = {}
     offset = log.first_offset
     while offset < log.visible_end:
         data = log.read_blocking(offset, 1 << 30)
-        found += [data[header.end - header.length : header.end] for header in iter_headers(data)]
+        found |= {offset + header.start: data[header.end - header.length : header.end] for header in iter_headers(data)}
         offset += len(data)
     return found
 
@@ -153,6 +188,56 @@ def test_a_full_file_is_followed_by_the_next_and_goes_when_its_partitions_are_sy
     assert all(len(each) == 2 for each in puts.kept().values())
 
 
+def test_appends_of_one_turn_share_one_sync_and_are_answered_together(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    assert puts.acknowledged[0] == []
+    before = puts.harness.files.calls["fdatasync"]
+    puts.harness.threads.run_one()
+    assert puts.harness.files.calls["fdatasync"] == before + 1
+    assert puts.acknowledged == {number: [b"a-%d" % number] for number in range(PARTITIONS)}
+    assert len(puts.harness.threads) == 0
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_one_partition_that_is_read_only_does_not_refuse_the_others_of_its_turn(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.harness.threads.run_all()
+    puts.harness.store.get("t", 2).sync_failed("broken")
+    puts.put_together(range(PARTITIONS), b"b")
+    puts.harness.threads.run_all()
+    assert [str(error) for error in puts.refused] == [str(LogReadOnly(f"{puts.harness.path}/t-2", "broken"))]
+    assert [len(each) for each in puts.acknowledged.values()] == [2, 2, 1, 2, 2, 2]
+
+
+def test_a_turn_that_fails_in_the_journal_is_answered_once_with_the_failure(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.put_together(range(PARTITIONS), b"b")
+    puts.harness.files.fail("fdatasync")
+    puts.harness.threads.run_all()
+    assert len(puts.refused) == 2 * PARTITIONS
+    assert all("journal" in str(error) for error in puts.refused)
+    assert puts.kept() == {number: [] for number in range(PARTITIONS)}
+
+
+def test_a_group_larger_than_the_limit_is_made_safe_in_pieces(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MAX_GROUP_BYTES", 3 * 23)
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.harness.threads.run_one()
+    assert [puts.harness.store.get("t", number).visible_end for number in (2, 3)] == [23, 0]
+    assert puts.acknowledged[0] == []
+    puts.harness.threads.run_one()
+    assert puts.acknowledged == {number: [b"a-%d" % number] for number in range(PARTITIONS)}
+
+
+def test_a_stop_answers_a_turn_that_waits(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.put_together(range(PARTITIONS), b"b")
+    puts.harness.store.close()
+    assert all(len(each) == 2 for each in puts.acknowledged.values())
+    assert journal_files(puts.harness) == []
+
+
 def test_a_clean_stop_leaves_no_journal(puts: Puts) -> None:
     puts.round("a")
     puts.harness.threads.run_all()
@@ -184,24 +269,31 @@ def test_a_failed_journal_refuses_every_put_that_waits_and_every_later_one(puts:
     puts.check()
 
 
-def test_an_entry_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
-    puts.round("a")
+def test_a_block_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
     puts.harness.threads.run_all()
     files = puts.harness.files
     path = Path(puts.harness.path, JOURNAL_DIRECTORY, "00000000000000000000.journal")
+    first = path.stat().st_size
+    before, _ = read_journal(files, puts.harness.path)
+    puts.put_together(range(PARTITIONS), b"b")
+    puts.harness.threads.run_all()
     whole, _ = read_journal(files, puts.harness.path)
-    assert sorted(whole) == [f"t-{number}" for number in range(1, PARTITIONS)]
+    assert sorted(before) == sorted(whole) == [f"t-{number}" for number in range(PARTITIONS)]
+    assert [len(each) for each in whole.values()] == [2] * PARTITIONS
     data = path.read_bytes()
-    for cut in (len(data) - 1, len(data) // 2, 3):
+    for cut in (len(data) - 1, (first + len(data)) // 2, first + 3, first):
         path.write_bytes(data[:cut])
-        found, _ = read_journal(files, puts.harness.path)
-        names = list(found)
-        assert names == list(whole)[: len(names)]
-        assert len(names) < len(whole)
-    damaged = bytearray(data)
-    damaged[-1] ^= 1
-    path.write_bytes(damaged)
-    assert list(read_journal(files, puts.harness.path)[0]) == list(whole)[:-1]
+        assert read_journal(files, puts.harness.path)[0] == before
+    for position in (len(data) - 1, first + 40, first + 9, first):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        assert read_journal(files, puts.harness.path)[0] == before
+    path.write_bytes(data[:first] * 2)
+    assert [len(each) for each in read_journal(files, puts.harness.path)[0].values()] == [2] * PARTITIONS
+    path.rename(path.with_name("00000000000000000001.journal"))  # blocks of another file are none of this one's
+    assert read_journal(files, puts.harness.path)[0] == {}
 
 
 def test_many_recovered_partitions_are_synced_in_one_call(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +386,8 @@ def scenario(data_path: Path, fail_at: int | None, seed: list[int]) -> tuple[Put
         for number in seed:
             if number < PARTITIONS:
                 puts.put(number, b"%d-" % number * (number + 1))
+            elif number == PARTITIONS + 1:
+                puts.put_together(range(seed[0] % 3, PARTITIONS), b"together")
             elif number == PARTITIONS:
                 harness.now += 1
                 harness.store.tick()
@@ -307,7 +401,7 @@ def scenario(data_path: Path, fail_at: int | None, seed: list[int]) -> tuple[Put
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.lists(st.integers(0, PARTITIONS + 3), min_size=10, max_size=120), data=st.data())
+@given(seed=st.lists(st.integers(0, PARTITIONS + 4), min_size=10, max_size=120), data=st.data())
 def test_acknowledged_puts_survive_a_fault_and_a_power_cut_at_any_change(
     tmp_path_factory: pytest.TempPathFactory, seed: list[int], data: st.DataObject
 ) -> None:
