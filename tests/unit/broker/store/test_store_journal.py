@@ -96,7 +96,7 @@ def records(harness: StoreHarness, partition: int) -> dict[int, bytes]:
     except MetaqError:
         return {}
     check_invariants(log)
-    found = {}
+    found: dict[int, bytes] = {}
     offset = log.first_offset
     while offset < log.visible_end:
         data = log.read_blocking(offset, 1 << 30)
