@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,12 +33,12 @@ HEAP = ("-Xms1G", "-Xmx1G")
 FLUSHED = "create_flushed_topics"
 
 
-def peer_versions() -> dict[str, str]:
-    """`kafka` and `rocketmq`, as bench/java/pom.xml has them."""
+def peer_versions(names: Sequence[str] = ("kafka", "rocketmq")) -> dict[str, str]:
+    """Of `names`, as bench/java/pom.xml has them; `spark` is that of its Kafka source."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     properties = ElementTree.parse(PROJECT / "pom.xml").find("m:properties", space)
     assert properties is not None
-    return {name: properties.findtext(f"m:{name}.version", namespaces=space) or "" for name in ("kafka", "rocketmq")}
+    return {name: properties.findtext(f"m:{name}.version", namespaces=space) or "" for name in names}
 
 
 def _java(module: str, main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -1,12 +1,14 @@
-"""Stored records as Arrow columns: numpy over a whole pulled block.
+"""Stored records as Arrow columns: numpy and Arrow over a whole pulled block.
 
-What runs per record in the interpreter is one step from length to length to find where records begin; headers,
-checksums, payloads, ids and times are one call each per block. Rows with attributes are decoded once per distinct text.
+Records of one size, as many topics have them, cost no bytecode each; after the first of another size, one step from
+length to length finds where the rest of the block begin. Headers, checksums, payloads, ids and times are one call each
+per block. Rows with attributes are decoded once per distinct text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 from struct import Struct
 from typing import Any
@@ -23,7 +25,7 @@ from metaq.protocol.record import (
     HEADER_BYTES,
     Attributes,
     attribute_of,
-    checksums_match,
+    checksums,
     decode_attribute,
     headers_at,
     payload_start,
@@ -53,6 +55,7 @@ class RecordBlock:
         self._starts = self._find_starts(end - offset)
         self._headers = headers_at(data, self._starts)
         self._ends = self._starts + HEADER_BYTES + self._headers["length"]
+        self._bodies = self._gather(self._starts + HEADER_BYTES)
         self._check()
 
     def __len__(self) -> int:
@@ -63,32 +66,46 @@ class RecordBlock:
         return self._offset + int(self._ends[-1])
 
     def _find_starts(self, limit: int) -> npt.NDArray[np.int64]:
-        """Where complete records begin, as positions below `limit`; the only loop over records."""
-        length_at, data, size = _LENGTH.unpack_from, self._data, len(self._data)
+        """Where complete records begin, as positions below `limit`."""
+        size = len(self._data)
+        alike = self._alike(min(limit, size))
+        if not len(alike):
+            return alike
+        position = int(alike[-1]) + HEADER_BYTES + self._length_at(int(alike[-1]))
         starts: list[int] = []
-        position = 0
         while position < limit and position + HEADER_BYTES <= size:
-            (length,) = length_at(data, position)
-            if length < 0:
-                raise self._corrupt(position, f"it claims {length} bytes")
-            following = position + HEADER_BYTES + length
+            following = position + HEADER_BYTES + self._length_at(position)
             if following > size:
                 break
             starts.append(position)
             position = following
-        return np.array(starts, dtype=np.int64)
+        return np.concatenate((alike, np.array(starts, dtype=np.int64))) if starts else alike
+
+    def _alike(self, limit: int) -> npt.NDArray[np.int64]:
+        """Where the first record and those of its size behind it begin, up to the first of another size."""
+        size = len(self._data)
+        if limit <= 0 or size < HEADER_BYTES:
+            return np.empty(0, dtype=np.int64)
+        length = self._length_at(0)
+        stride = HEADER_BYTES + length
+        count = min(size // stride, -(-limit // stride))
+        lengths = np.ndarray(count, ">i4", self._data, strides=(stride,))
+        others = np.flatnonzero(lengths != length)
+        return np.arange(others[0] if len(others) else count, dtype=np.int64) * stride
+
+    def _length_at(self, position: int) -> int:
+        length: int = _LENGTH.unpack_from(self._data, position)[0]
+        if length < 0:
+            raise self._corrupt(position, f"it claims {length} bytes")
+        return length
 
     def _check(self) -> None:
         if not len(self):
             raise self._corrupt(0, f"no complete record in {len(self._data)} bytes")
         expected = self._headers["checksum"]
-        bodies = self._starts + HEADER_BYTES
-        if checksums_match(self._data, bodies, self._ends, expected):
-            return
-        for index in range(len(self)):
-            one = slice(index, index + 1)
-            if not checksums_match(self._data, bodies[one], self._ends[one], expected[one]):
-                raise self._corrupt(int(self._starts[index]), "its checksum does not match")
+        wrong = np.flatnonzero(checksums(self._bodies.to_pylist()) != expected)
+        if len(wrong):
+            raise self._corrupt(int(self._starts[wrong[0]]), "its checksum does not match")
 
     def _corrupt(self, position: int, reason: str) -> CorruptRecord:
         where = f"topic {self._source.topic}, partition {self._source}"
@@ -97,30 +114,33 @@ class RecordBlock:
     def to_arrow(self, headers: bool = False) -> pa.RecordBatch:
         """All records as one batch of ARROW_SCHEMA, or of ARROW_SCHEMA_WITH_HEADERS."""
         count = len(self)
-        attributes, payloads = self._split_bodies()
+        attributes, values = self._split_bodies()
         ids = self._headers["id"].astype(np.int64)
+        topic, partition, broker, no_bytes, no_text, no_headers = _constants(self._source, count)
         columns = [
-            _column("key", attributes, _key, count),
-            self._gather(payloads),
-            pa.array([self._source.topic], pa.string()).take(pa.array(np.zeros(count, np.int32))),
-            pa.array(np.full(count, self._source.partition, np.int32)),
-            pa.array(np.full(count, self._source.broker, np.int32)),
+            _column("key", attributes, _key) if attributes else no_bytes,
+            values,
+            topic,
+            partition,
+            broker,
             pa.array(self._starts + self._offset),
             pa.array(ids),
             _timestamps(ids),
-            _column("tag", attributes, attrgetter("tag"), count),
-            _column("attribute", attributes, attrgetter("attribute"), count),
+            _column("tag", attributes, attrgetter("tag")) if attributes else no_text,
+            _column("attribute", attributes, attrgetter("attribute")) if attributes else no_text,
         ]
         if headers:
-            columns.append(_column("headers", attributes, _headers, count))
+            columns.append(_column("headers", attributes, _headers) if attributes else no_headers)
             return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA_WITH_HEADERS)
         return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
-    def _split_bodies(self) -> tuple[list[Attributes], npt.NDArray[np.int64]]:
-        """What stands in front of each payload ([] if nothing does, anywhere), and where the payloads begin."""
-        payloads = self._starts + HEADER_BYTES
+    def _split_bodies(self) -> tuple[list[Attributes], pa.Array]:
+        """What stands in front of each payload ([] if nothing does, anywhere), and the payloads."""
         marked = np.flatnonzero(self._headers["flag"] & ATTRIBUTE_FLAG).tolist()
-        attributes = [_NO_ATTRIBUTES] * len(self) if marked else []
+        if not marked:
+            return [], self._bodies
+        payloads = self._starts + HEADER_BYTES
+        attributes = [_NO_ATTRIBUTES] * len(self)
         known: dict[tuple[bytes | None, int], Attributes] = {}
         for index in marked:
             flag = int(self._headers["flag"][index])
@@ -131,20 +151,43 @@ class RecordBlock:
                 found = known[raw, flag] = decode_attribute(raw, flag)
             attributes[index] = found
             payloads[index] += payload_start(body, flag)
-        return attributes, payloads
+        return attributes, self._gather(payloads)
 
-    def _gather(self, payloads: npt.NDArray[np.int64]) -> pa.Array:
-        """The payloads data[payload:end] as one binary column: one copy, no object per row."""
-        slices = map(self._data.__getitem__, map(slice, payloads.tolist(), self._ends.tolist()))
-        offsets = np.zeros(len(self) + 1, dtype=np.int32)
-        np.cumsum(self._ends - payloads, out=offsets[1:])
-        values = pa.py_buffer(b"".join(slices))
-        return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), values])
+    def _gather(self, begins: npt.NDArray[np.int64]) -> pa.Array:
+        """The bytes of each record from its `begins` to its end as a binary column: one copy, no object per row.
+
+        The block is seen as a column of twice as many values, what comes before `begins` and what comes behind it, of
+        which every second is taken.
+        """
+        count = len(begins)
+        offsets = np.empty(2 * count + 1, dtype=np.int32)
+        offsets[0:-1:2] = self._starts
+        offsets[1::2] = begins
+        offsets[-1] = self._ends[-1] if count else 0
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
+        both = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
+        return both.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int32)))
 
 
-def _column(name: str, attributes: list[Attributes], value: Callable[[Attributes], Any], count: int) -> pa.Array:
-    kind = ARROW_SCHEMA_WITH_HEADERS.field(name).type
-    return pa.array(map(value, attributes), kind, size=count) if attributes else pa.nulls(count, kind)
+def _constants(source: TopicPartition, count: int) -> list[pa.Array]:
+    """Topic, partition, broker, and nothing as bytes, text and headers: `count` times each, cut from longer columns."""
+    return [column.slice(0, count) for column in _constants_of(source, 1 << count.bit_length())]
+
+
+@lru_cache(maxsize=16)
+def _constants_of(source: TopicPartition, count: int) -> list[pa.Array]:
+    return [
+        pa.repeat(pa.scalar(source.topic, pa.string()), count),
+        pa.repeat(pa.scalar(source.partition, pa.int32()), count),
+        pa.repeat(pa.scalar(source.broker, pa.int32()), count),
+        pa.nulls(count, pa.binary()),
+        pa.nulls(count, pa.string()),
+        pa.nulls(count, ARROW_SCHEMA_WITH_HEADERS.field("headers").type),
+    ]
+
+
+def _column(name: str, attributes: list[Attributes], value: Callable[[Attributes], Any]) -> pa.Array:
+    return pa.array(map(value, attributes), ARROW_SCHEMA_WITH_HEADERS.field(name).type, size=len(attributes))
 
 
 def _key(attributes: Attributes) -> bytes | None:

@@ -1,0 +1,219 @@
+"""`python -m bench.spark_peer`: our Spark source and sink beside those for Kafka; writes SPARK.md and spark.json.
+
+Ours runs in the Spark of this environment. Spark's Kafka source is not published for every version of Spark, so the
+peer gets its own environment, made by pip in build/spark-peer, and jars by Maven (bench/java/spark/pom.xml).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from .compare import Measured
+from .javapeer import JavaUnavailable
+from .maven import build, java_class_path
+from .peers import PROJECT, peer_versions
+from .processes import ProcessFailed, Worker
+from .report import environment
+from .scenarios import MESSAGE_BYTES
+from .systems import KAFKA, OURS, System, start_systems
+
+__all__ = ["SCENARIOS", "SparkScenario", "markdown", "missed"]
+
+HERE = Path(__file__).parent
+PEER = "spark-sql-kafka"
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SparkScenario:
+    """One command of bench/spark_worker.py on a topic of its own; bar: our rate relative to the peer's, at least."""
+
+    name: str
+    title: str
+    verb: str
+    partitions: int
+    bar: float = 2.0
+
+
+SCENARIOS = (
+    SparkScenario("spark-read-1", "reading, one partition", "read", 1),
+    SparkScenario("spark-read-8", "reading, eight partitions", "read", 8),
+    SparkScenario("spark-write", "writing, one partition", "write", 1),
+)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds a scenario.")
+@click.option("--warm-ups", type=click.IntRange(0), default=3, show_default=True, help="Unmeasured runs before those.")
+@click.option("--rows", type=click.IntRange(BATCH), default=2_000_000, show_default=True, help="Rows that a run reads.")
+@click.option("--written", type=click.IntRange(1), default=500_000, show_default=True, help="Rows that a run writes.")
+@click.option(
+    "--scenario", "names", type=click.Choice([each.name for each in SCENARIOS]), multiple=True, help="Only this one."
+)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, exists=True, resolve_path=True),
+    help="For data and logs; default: a temporary one.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path, exists=True), default=HERE, help="Where SPARK.md and spark.json go."
+)
+def main(
+    rounds: int,
+    warm_ups: int,
+    rows: int,
+    written: int,
+    names: tuple[str, ...],
+    directory: Path | None,
+    output: Path,
+) -> None:
+    """Read and write topics by Spark, local[2], ours and Kafka's in turns. Exit code 1 when a bar is missed."""
+    scenarios = [each for each in SCENARIOS if not names or each.name in names]
+    rows -= rows % BATCH
+    with tempfile.TemporaryDirectory(prefix="metaq-spark-bench-", dir=directory) as data:
+        try:
+            with _sparks(scenarios, rows, Path(data)) as sparks:
+                measured = [_measure(each, sparks, rounds, warm_ups, rows, written) for each in scenarios]
+        except (JavaUnavailable, ProcessFailed) as error:
+            sys.exit(f"bench: {error}")
+    page = markdown(measured, rounds)
+    (output / "SPARK.md").write_text(page, "utf-8")
+    found = {"environment": _environment(), "runs": {each.scenario: each.runs for each in measured}}
+    (output / "spark.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    click.echo(page)
+    lines = missed(measured)
+    for line in lines:
+        click.echo(f"missed: {line}")
+    sys.exit(1 if lines else 0)
+
+
+# --- what is started --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Iterator[dict[str, Worker]]:
+    """Both clusters, their topics filled, and a Spark for each."""
+    python, jars = _peer_environment()
+    topics = {each.name: each.partitions for each in scenarios}
+    with ExitStack() as stack:
+        systems = stack.enter_context(start_systems([OURS, KAFKA], directory, topics, None))
+        for system in systems:
+            for each in scenarios:
+                if each.verb == "read":
+                    _say(f"filling {each.name} of the {system.name} broker with {rows:,} messages")
+                    system.generator.call("send_batch", each.name, BATCH, rows, MESSAGE_BYTES)
+        ours, kafka = (_address(systems, name) for name in (OURS, KAFKA))
+        script = str(HERE / "spark_worker.py")
+        yield {
+            OURS: stack.enter_context(
+                Worker([sys.executable, script, "metaq", ours], directory / "spark-ours.log", HERE.parent)
+            ),
+            PEER: stack.enter_context(
+                Worker([str(python), script, "kafka", kafka, jars], directory / "spark-kafka.log", directory)
+            ),
+        }
+
+
+def _address(systems: list[System], name: str) -> str:
+    """What the system's own load generator was given: ZooKeeper, or the bootstrap server."""
+    (system,) = (each for each in systems if each.name == name)
+    words = system.generator.process.args
+    assert isinstance(words, list)
+    return str(words[-1])
+
+
+def _peer_environment() -> tuple[Path, str]:
+    """The Python of an environment with the peer's version of Spark, and the class path of its Kafka source."""
+    build(PROJECT, "the benchmark's peers")
+    home = HERE.parent / "build" / "spark-peer"
+    python, wanted = home / "bin" / "python", f"pyspark=={peer_versions(['spark'])['spark']}"
+    stamp = home / "installed"
+    if not (stamp.exists() and stamp.read_text() == wanted):
+        _say(f"installing {wanted} below {home}")
+        for command in ([sys.executable, "-m", "venv", str(home)], [str(python), "-m", "pip", "install", "-q", wanted]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise JavaUnavailable(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        stamp.write_text(wanted)
+    return python, java_class_path(PROJECT / "spark")
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    scenario: SparkScenario, sparks: dict[str, Worker], rounds: int, warm_ups: int, rows: int, written: int
+) -> Measured:
+    """A JVM needs some runs until what is hot is compiled; then the two take turns."""
+    words = (scenario.verb, scenario.name, rows if scenario.verb == "read" else written, MESSAGE_BYTES)
+    for name, spark in sparks.items():
+        for number in range(warm_ups):
+            _say(f"{scenario.name} warm-up {number + 1}: {name} {spark.call(*words)['rate']:,.0f}/s")
+    measured = Measured(scenario.name)
+    for number in range(rounds):
+        for name in sparks if number % 2 == 0 else reversed(sparks):
+            answer = sparks[name].call(*words)
+            measured.add(name, answer)
+            _say(f"{scenario.name} round {number + 1}: {name} {answer['rate']:,.0f}/s")
+    return measured
+
+
+# --- saying -----------------------------------------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str]:
+    peer = peer_versions(["spark"])["spark"]
+    return environment() | {"pyspark of ours": version("pyspark"), f"{PEER} and its pyspark": peer}
+
+
+def markdown(measured: list[Measured], rounds: int) -> str:
+    """The page bench/SPARK.md."""
+    titles = {each.name: each for each in SCENARIOS}
+    lines = [
+        "# Topics in Spark: metaq beside Spark's Kafka source",
+        "",
+        f"Made by `python -m bench.spark_peer`: {MESSAGE_BYTES}-byte values, Spark with `local[2]` beside the brokers,",
+        "asynchronous flush; every column of every row is brought to Spark, each value looked at, planning included.",
+        f"Rows a second: medians of {rounds} rounds in which the two take turns, and the median of the rounds' ratios.",
+        "",
+        *(f"- {name}: {value}" for name, value in _environment().items()),
+        "",
+        f"| scenario | metaq | {PEER} | ratio | bar |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for each in measured:
+        figures = [each.median(name) or 0.0 for name in (OURS, PEER)]
+        scenario = titles[each.scenario]
+        cells = [f"{figure:,.0f}" for figure in figures]
+        cells += [f"{each.ratio(OURS, PEER) or 0.0:.2f}×", f"≥ {scenario.bar}×"]
+        lines.append(f"| {scenario.title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def missed(measured: list[Measured]) -> list[str]:
+    """One line for each bar that was missed."""
+    bars = {each.name: each.bar for each in SCENARIOS}
+    found = []
+    for each in measured:
+        ratio = each.ratio(OURS, PEER)
+        if ratio is not None and ratio < bars[each.scenario]:
+            found.append(f"{each.scenario}: {ratio:.2f} of {PEER}'s rate, the bar is {bars[each.scenario]}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
