@@ -6,7 +6,6 @@ peer gets its own environment, made by pip in build/spark-peer, and jars by Mave
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,19 +17,21 @@ from pathlib import Path
 
 import click
 
-from .compare import Measured
+from .environment import environment
 from .javapeer import JavaUnavailable
 from .maven import build, java_class_path
+from .measured import Measured, Results
+from .names import KAFKA, OURS
 from .peers import PROJECT, peer_versions
 from .processes import ProcessFailed, Worker
-from .report import environment
-from .scenarios import MESSAGE_BYTES
-from .systems import KAFKA, OURS, System, start_systems
+from .scenarios import Stage, Topic
+from .systems import start_stage
 
 __all__ = ["SCENARIOS", "SparkScenario", "markdown", "missed"]
 
 HERE = Path(__file__).parent
 PEER = "spark-sql-kafka"
+MESSAGE_BYTES = 1024
 BATCH = 500
 
 
@@ -92,8 +93,7 @@ def main(
             sys.exit(f"bench: {error}")
     page = markdown(measured, rounds)
     (output / "SPARK.md").write_text(page, "utf-8")
-    found = {"environment": _environment(), "runs": {each.scenario: each.runs for each in measured}}
-    (output / "spark.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Results(_environment(), {each.scenario: each for each in measured}).write(output / "spark.json")
     click.echo(page)
     lines = missed(measured)
     for line in lines:
@@ -108,32 +108,24 @@ def main(
 def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Iterator[dict[str, Worker]]:
     """Both clusters, their topics filled, and a Spark for each."""
     python, jars = _peer_environment()
-    topics = {each.name: each.partitions for each in scenarios}
+    topics = {each.name: Topic(each.partitions) for each in scenarios}
     with ExitStack() as stack:
-        systems = stack.enter_context(start_systems([OURS, KAFKA], directory, topics, None))
-        for system in systems:
+        stage = Stage("spark", "Spark", topics)
+        running = stack.enter_context(start_stage(stage, topics, (OURS, KAFKA), directory, None, _say))
+        if running.failures:
+            raise ProcessFailed("; ".join(running.failures.values()), directory)
+        for system in running.systems.values():
             for each in scenarios:
                 if each.verb == "read":
                     _say(f"filling {each.name} of the {system.name} broker with {rows:,} messages")
                     system.generator.call("send_batch", each.name, BATCH, rows, MESSAGE_BYTES)
-        ours, kafka = (_address(systems, name) for name in (OURS, KAFKA))
         script = str(HERE / "spark_worker.py")
+        ours = [sys.executable, script, "metaq", running.brokers[OURS].address]
+        peer = [str(python), script, "kafka", running.brokers[KAFKA].address, jars]
         yield {
-            OURS: stack.enter_context(
-                Worker([sys.executable, script, "metaq", ours], directory / "spark-ours.log", HERE.parent)
-            ),
-            PEER: stack.enter_context(
-                Worker([str(python), script, "kafka", kafka, jars], directory / "spark-kafka.log", directory)
-            ),
+            OURS: stack.enter_context(Worker(ours, directory / "spark-ours.log", HERE.parent)),
+            PEER: stack.enter_context(Worker(peer, directory / "spark-kafka.log", directory)),
         }
-
-
-def _address(systems: list[System], name: str) -> str:
-    """What the system's own load generator was given: ZooKeeper, or the bootstrap server."""
-    (system,) = (each for each in systems if each.name == name)
-    words = system.generator.process.args
-    assert isinstance(words, list)
-    return str(words[-1])
 
 
 def _peer_environment() -> tuple[Path, str]:
@@ -177,7 +169,7 @@ def _measure(
 
 def _environment() -> dict[str, str]:
     peer = peer_versions(["spark"])["spark"]
-    return environment() | {"pyspark of ours": version("pyspark"), f"{PEER} and its pyspark": peer}
+    return {**environment(), "pyspark of ours": version("pyspark"), f"{PEER} and its pyspark": peer}
 
 
 def markdown(measured: list[Measured], rounds: int) -> str:
