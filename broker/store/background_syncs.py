@@ -1,28 +1,55 @@
-"""Syncs and checkpoints whose time has come, a bounded number of them at once."""
+"""Syncs and checkpoints whose time has come: few of them by themselves, many in groups that share one sync."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappop, heappush
 
-from .flush import DATA, INDEX
+from .file_systems import FileSystems
+from .flush import DATA, INDEX, RunInThread
 from .partition_log import PartitionLog
+from .sync_job import SyncJob, run_together
 
 __all__ = ["BackgroundSyncs"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_BACKGROUND_JOBS = 16
 """Timer-driven syncs under way at once; each keeps a descriptor open and a worker thread busy."""
 
+_GROUPED_FROM = 64
+"""Logs that wait for a sync above which they share one of the whole file system, with what others wrote to it."""
+
+_MAX_GROUP = 512
+"""Logs in a group: making and ending their jobs takes the owning thread some 2 ms."""
+
+_LOOKED_AT_PER_TICK = 2048
+"""Dirty logs whose time has come that one tick looks at, some 2 ms; the others wait for the next tick."""
+
 
 class BackgroundSyncs:
-    """The dirty logs of a store and what is to be done with them. Owning thread."""
+    """The dirty logs of a store and what is to be done with them. Owning thread. A tick costs O(logs that are due)."""
 
-    def __init__(self, on_job_end: Callable[[PartitionLog], None] = lambda log: None) -> None:
+    def __init__(
+        self,
+        file_systems: FileSystems,
+        run_in_thread: RunInThread,
+        on_job_end: Callable[[PartitionLog], None] = lambda log: None,
+    ) -> None:
         """on_job_end: called after each sync or checkpoint of a log, whoever asked for it."""
         self._on_job_end = on_job_end
-        self._dirty: dict[PartitionLog, None] = {}  # dictionaries as ordered sets
+        self._file_systems = file_systems
+        self._run_in_thread = run_in_thread
+        self._dirty: dict[PartitionLog, int] = {}  # the number of its valid entry in the schedule
+        self._fresh: deque[PartitionLog] = deque()  # dirty, and not scheduled yet
+        self._schedule: list[tuple[float, int, PartitionLog]] = []  # a heap: when to look at each dirty log
+        self._number = 0
         self._pending: dict[PartitionLog, int] = {}
         self._background: set[PartitionLog] = set()
+        self._group_runs = False
         self._closed = False
 
     def watch(self, log: PartitionLog) -> None:
@@ -31,7 +58,8 @@ class BackgroundSyncs:
 
     def mark_dirty(self, log: PartitionLog) -> None:
         """The log has something that no checkpoint covers; it is asked from now on what it wants."""
-        self._dirty[log] = None
+        self._dirty[log] = 0
+        self._fresh.append(log)
 
     def checkpoint_soon(self, log: PartitionLog) -> None:
         """Checkpoint the log when its turn comes."""
@@ -39,19 +67,49 @@ class BackgroundSyncs:
 
     def tick(self, now: float) -> None:
         """Start what is due at monotonic time `now`, in seconds."""
-        for log in list(self._dirty):
-            if not log.dirty:
-                del self._dirty[log]
-            elif kind := log.due(now):
-                self._pending[log] = self._pending.get(log, 0) | kind
+        for _ in range(_LOOKED_AT_PER_TICK):
+            if self._fresh:
+                self._look_at(self._fresh.popleft(), 0, now)
+            elif self._schedule and self._schedule[0][0] <= now:
+                _, number, log = heappop(self._schedule)
+                self._look_at(log, number, now)
+            else:
+                break
         self._start_pending()
+
+    def _look_at(self, log: PartitionLog, number: int, now: float) -> None:
+        if self._dirty.get(log) != number:
+            return  # it was clean in between and has another entry
+        if not log.dirty or log.flusher.failure is not None:
+            del self._dirty[log]
+            return
+        if kind := log.due(now):
+            self._pending[log] = self._pending.get(log, 0) | kind
+        self._number += 1
+        self._dirty[log] = self._number
+        heappush(self._schedule, (log.next_due(now), self._number, log))
 
     def stop(self) -> None:
         """Begin nothing any more."""
         self._closed = True
 
+    def finish(self) -> None:
+        """After `stop`: sync all dirty logs on this thread, waiting for the disk, in a group if they are many."""
+        logs = [log for log in self._dirty if log.dirty]
+        if len(logs) > _GROUPED_FROM:
+            jobs = [(log, log.flusher.begin_last(grouped=True)) for log in logs]
+            begun = [(log, job) for log, job in jobs if job is not None]
+            run_together(self._file_systems.sync, [job for _, job in begun])
+            for log, job in begun:
+                log.flusher.end_last(job)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
     def _start_pending(self) -> None:
         while self._pending and len(self._background) < _MAX_BACKGROUND_JOBS and not self._closed:
+            if len(self._pending) > _GROUPED_FROM:
+                self._start_group()
+                return
             log, kind = next(iter(self._pending.items()))
             del self._pending[log]
             if log.flusher.failure is None:
@@ -63,3 +121,30 @@ class BackgroundSyncs:
             self._background.discard(log)
             self._start_pending()
         self._on_job_end(log)
+
+    def _start_group(self) -> None:
+        if self._group_runs:
+            return
+        logs = [log for log, _ in zip(self._pending, range(_MAX_GROUP), strict=False)]
+        jobs = [(log, log.flusher.begin(self._pending.pop(log))) for log in logs]
+        begun = [(log, job) for log, job in jobs if job is not None]
+        if begun:
+            self._group_runs = True
+            run = partial(run_together, self._file_systems.sync, [job for _, job in begun])
+            self._run_in_thread(run, partial(self._group_ended, begun))
+
+    def _group_ended(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
+        """result: None, the error of the sync they shared, or an exception that ended the worker."""
+        self._group_runs = False
+        for log, job in group:
+            log.flusher.end(job, result)
+        if isinstance(result, OSError) and not self._closed:
+            self._fail_dirty(str(result))
+        self._start_pending()
+
+    def _fail_dirty(self, cause: str) -> None:
+        """The kernel tells once that something was lost, and not of which file: nothing unsynced can be vouched for."""
+        _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
+        for log in list(self._dirty):
+            if log.dirty:
+                log.sync_failed(cause)

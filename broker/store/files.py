@@ -65,9 +65,13 @@ class Files(Protocol):
     def sync_filesystem(self, path: str) -> None:
         """Sync everything of the file system that `path` is on: one call for any number of files."""
 
+    def sync_filesystem_of(self, fd: int) -> None:
+        """The same by a descriptor; reports what could not be written since the last call with it."""
+
     def truncate(self, fd: int, size: int) -> None: ...
     def status(self, path: str) -> FileStatus: ...
     def device(self, fd: int) -> int: ...
+    def device_of(self, path: str) -> int: ...
     def is_directory(self, path: str) -> bool: ...
     def list_directory(self, path: str) -> list[str]: ...
     def make_directory(self, path: str) -> None: ...
@@ -112,11 +116,14 @@ class RealFiles:
     def sync_filesystem(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if _libc.syncfs(fd):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), path)
+            RealFiles.sync_filesystem_of(self, fd)
         finally:
             os.close(fd)
+
+    def sync_filesystem_of(self, fd: int) -> None:
+        if _libc.syncfs(fd):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def status(self, path: str) -> FileStatus:
         found = os.stat(path)
@@ -124,6 +131,9 @@ class RealFiles:
 
     def device(self, fd: int) -> int:
         return os.fstat(fd).st_dev
+
+    def device_of(self, path: str) -> int:
+        return os.stat(path).st_dev
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)

@@ -8,10 +8,9 @@ for meanwhile shares the next one: that is the group commit. Partitions whose pu
 from __future__ import annotations
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,7 @@ from typing import Any, Protocol
 
 from metaq.protocol.errors import LogReadOnly, MetaqError
 
-from .files import Files
-from .index import UNIT_BYTES, Checkpoint, largest_id, write_units
-from .segment import Segment
+from .sync_job import DATA, INDEX, SyncJob
 
 __all__ = [
     "DATA",
@@ -31,7 +28,6 @@ __all__ = [
     "Flusher",
     "GroupCommit",
     "RunInThread",
-    "SyncJob",
     "VisibleCallback",
     "flush_policy",
 ]
@@ -42,17 +38,16 @@ VisibleCallback = Callable[[MetaqError | None], None]
 RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """run_in_thread(fn, done): runs fn in a worker thread, later calls done(result or exception) on the owning thread."""
 
-# what a job does, as bits; plain integers because requests are made once per append
-DATA = 1
-"""Sync the data."""
-INDEX = 2
-"""Write the index units out; together with DATA: sync them too and move the checkpoint."""
-
 
 class FlushPolicy(ABC):
     """When data is synced. `waits`: puts are answered, and readers see data, only after the sync."""
 
     waits: bool
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """How long data may wait to be synced."""
 
     @abstractmethod
     def due_after_append(self, unsynced_records: int) -> bool:
@@ -71,6 +66,10 @@ class AsyncFlush(FlushPolicy):
     interval_ms: int
     waits = False
 
+    @property
+    def seconds(self) -> float:
+        return self.interval_ms / 1000
+
     def due_after_append(self, unsynced_records: int) -> bool:
         return unsynced_records > self.threshold_records
 
@@ -80,15 +79,16 @@ class AsyncFlush(FlushPolicy):
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit(FlushPolicy):
-    """Sync at once; everything appended while a sync runs shares the next."""
+    """Sync at once; everything appended while a sync runs shares the next. Nothing is left to be due by time."""
 
     waits = True
+    seconds = float("inf")
 
     def due_after_append(self, unsynced_records: int) -> bool:
         return True
 
     def due_after(self, seconds: float) -> bool:
-        return True
+        return False
 
 
 def flush_policy(unflush_threshold: int, unflush_interval_ms: int) -> FlushPolicy:
@@ -96,110 +96,12 @@ def flush_policy(unflush_threshold: int, unflush_interval_ms: int) -> FlushPolic
     return GroupCommit() if unflush_threshold <= 0 else AsyncFlush(unflush_threshold, unflush_interval_ms)
 
 
-class _Part:
-    """One segment's share of a job: what it looked like when the job was made."""
-
-    __slots__ = ("end", "fd", "segment", "stored", "units")
-
-    def __init__(self, segment: Segment, kind: int) -> None:
-        self.segment = segment
-        self.end = segment.end
-        self.fd = segment.data.pin() if kind & DATA and segment.synced < segment.end else None
-        index = segment.index
-        self.units = index.tail() if kind & INDEX and index is not None else b""
-        self.stored = 0 if index is None else index.stored
-
-
-class SyncJob:
-    """Work for one worker call, made and applied on the owning thread, run on a worker.
-
-    It covers the data below `end`, which holds `sequence` records in the log's own count.
-    """
-
-    def __init__(
-        self, files: Files, kind: int, segments: Sequence[Segment], directories: Sequence[str], end: int, sequence: int
-    ) -> None:
-        self.kind = kind
-        self.end = end
-        self.sequence = sequence
-        self.directories = directories
-        self.error: OSError | None = None
-        self.ran = False
-        self._files = files
-        self._parts: list[_Part] = []
-        self._lock = threading.Lock()
-        self._cancelled = False
-        try:
-            for segment in segments:
-                self._parts.append(_Part(segment, kind))
-        except OSError as error:  # a file could not be opened: reported like a failed sync
-            self.error = error
-
-    def run(self) -> None:
-        """Worker thread. Does nothing if the job was cancelled first. Raises the OSError that ended it."""
-        with self._lock:
-            if self._cancelled:
-                return
-            self.ran = True
-            try:
-                if self.error is None:
-                    self._sync()
-            except OSError as error:
-                self.error = error
-            if self.error is not None:
-                raise self.error
-
-    def cancel(self) -> None:
-        """Make `run` do nothing from now on, waiting for it if it is under way."""
-        with self._lock:
-            self._cancelled = True
-
-    def release(self) -> None:
-        """Owning thread: let go of the descriptors."""
-        for part in self._parts:
-            if part.fd is not None:
-                part.segment.data.unpin()
-
-    def apply(self) -> None:
-        """Owning thread, after a successful run: record in the segments what is on the disk now."""
-        for part in self._parts:
-            segment = part.segment
-            if self.kind & DATA:
-                segment.synced = max(segment.synced, part.end)
-            if self.kind & INDEX and segment.index is not None:
-                segment.index.mark_stored(len(part.units) // UNIT_BYTES, largest_id(part.units))
-                if self.kind & DATA:
-                    segment.checkpointed = part.end
-
-    def _sync(self) -> None:
-        if self.kind & DATA:
-            for part in self._parts:
-                if part.fd is not None:
-                    self._files.fdatasync(part.fd)
-            for directory in dict.fromkeys(self.directories):
-                self._files.fsync_directory(directory)
-        if self.kind & INDEX:
-            for part in self._parts:
-                self._write_index(part)
-
-    def _write_index(self, part: _Part) -> None:
-        index = part.segment.index
-        if index is None:
-            return
-        checkpoint = None
-        if self.kind & DATA:
-            count = part.stored + len(part.units) // UNIT_BYTES
-            max_id = max(index.max_stored_id, largest_id(part.units))
-            checkpoint = Checkpoint(part.segment.first_offset, part.end, count, max_id)
-        write_units(self._files, part.segment.index_path, part.stored, part.units, checkpoint)
-
-
 class JobSource(Protocol):
     """The log, as its flusher sees it. Owning thread."""
 
     directory: str
 
-    def make_job(self, kind: int) -> SyncJob: ...
+    def make_job(self, kind: int, *, grouped: bool = False) -> SyncJob: ...
     def job_succeeded(self, job: SyncJob) -> None: ...
     def sync_failed(self, cause: str) -> None: ...
 
@@ -249,43 +151,66 @@ class Flusher:
         while waiters and waiters[0][0] <= synced_end:
             call_safely(waiters.popleft()[1], None)
 
+    def begin(self, kind: int) -> SyncJob | None:
+        """As `request`, but the caller runs the job in a group and calls `end` then.
+
+        None if a job is under way, which one of this kind follows, and after a failure.
+        """
+        self._wanted |= kind
+        if self._running is not None or self.failure is not None:
+            return None
+        kind, self._wanted = self._wanted, 0
+        self._running = self._source.make_job(kind, grouped=True)
+        return self._running
+
     def finish(self) -> None:
         """Do what is left on this thread, waiting for the disk, and answer everybody. For shutdown."""
+        job = self.begin_last()
+        if job is not None:
+            with suppress(OSError):  # the job keeps it, and `end_last` reports it
+                job.run()
+            self.end_last(job)
+
+    def begin_last(self, *, grouped: bool = False) -> SyncJob | None:
+        """The job that covers everything, for the caller to run and to hand to `end_last`; None after a failure.
+
+        A job under way is awaited, or cancelled if it has not begun.
+        """
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
-            self._settle(running)
-        if self.failure is None:
-            self._wanted = 0
-            job = self._source.make_job(DATA | INDEX)
-            with suppress(OSError):  # the job keeps it, and _settle reports it
-                job.run()
-            self._settle(job)
+            self.end_last(running)
+        if self.failure is not None:
+            return None
+        self._wanted = 0
+        return self._source.make_job(DATA | INDEX, grouped=grouped)
 
-    def _start(self) -> None:
-        kind, self._wanted = self._wanted, 0
-        job = self._running = self._source.make_job(kind)
-        self._run_in_thread(job.run, partial(self._ended, job))
-
-    def _ended(self, job: SyncJob, result: object) -> None:
-        if self._running is not job:
-            return  # finish() has settled it
-        self._running = None
-        if isinstance(result, BaseException) and job.error is None:
-            job.error = OSError(f"worker thread failed: {result!r}")
-        self._settle(job)
-        if self._wanted and self.failure is None and self._running is None:
-            self._start()
-        if self.on_job_end is not None:
-            self.on_job_end()
-
-    def _settle(self, job: SyncJob) -> None:
+    def end_last(self, job: SyncJob) -> None:
+        """Answer everybody who waits for this job."""
         job.release()
         if job.error is not None:
             self._source.sync_failed(str(job.error))
         elif job.ran:
             job.apply()
             self._source.job_succeeded(job)
+
+    def _start(self) -> None:
+        kind, self._wanted = self._wanted, 0
+        job = self._running = self._source.make_job(kind)
+        self._run_in_thread(job.run, partial(self.end, job))
+
+    def end(self, job: SyncJob, result: object) -> None:
+        """A job of `begin` has run; result: an exception that is not the job's own, or anything else."""
+        if self._running is not job:
+            return  # finish() has settled it
+        self._running = None
+        if isinstance(result, BaseException) and job.error is None:
+            job.error = OSError(f"worker thread failed: {result!r}")
+        self.end_last(job)
+        if self._wanted and self.failure is None and self._running is None:
+            self._start()
+        if self.on_job_end is not None:
+            self.on_job_end()
 
     def fail(self, cause: str) -> None:
         """Run no job any more and tell everybody who waits. Does nothing the second time."""

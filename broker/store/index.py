@@ -43,6 +43,7 @@ __all__ = [
     "UnitArray",
     "largest_id",
     "read_checkpoint",
+    "write_checkpoint",
     "write_units",
 ]
 
@@ -131,6 +132,15 @@ def write_units(files: Files, path: str, stored: int, units: Buffer, checkpoint:
         if checkpoint is not None:
             files.fdatasync(fd)
             _write_all(files, fd, pack_header(checkpoint), 0)
+    finally:
+        files.close(fd)
+
+
+def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:
+    """Move the header to what `write_units` wrote and a sync has covered since. As there otherwise."""
+    fd = files.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        _write_all(files, fd, pack_header(checkpoint), 0)
     finally:
         files.close(fd)
 

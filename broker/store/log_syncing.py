@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .files import OpenFiles
-from .flush import DATA, INDEX, Flusher, FlushPolicy, RunInThread, SyncJob, VisibleCallback, call_safely
+from .flush import DATA, INDEX, Flusher, FlushPolicy, RunInThread, VisibleCallback, call_safely
 from .journal import Journal
 from .log_lookup import LogLookup
 from .segment import Segment
+from .sync_job import SyncJob
 
 __all__ = ["LogSyncing"]
 
@@ -126,17 +127,31 @@ class LogSyncing(LogLookup):
             return DATA
         return 0
 
+    def next_due(self, now: float) -> float:
+        """When `due`, asked at `now`, should be asked again: nothing becomes due before. Monotonic seconds."""
+        checkpoint = self._checkpointed_at + _CHECKPOINT_SECONDS
+        return min(checkpoint, self._dirty_since + self._policy.seconds) if checkpoint > now else now
+
     @property
     def dirty(self) -> bool:
         """Whether something is not yet covered by a checkpoint."""
         return self._dirty
 
-    def make_job(self, kind: int) -> SyncJob:
-        """For the flusher: a job over everything appended so far."""
+    def make_job(self, kind: int, *, grouped: bool = False) -> SyncJob:
+        """For the flusher: a job over everything appended so far. grouped: to be run with others' jobs."""
         if kind & DATA:
             self._unsynced_records = 0
         directories = tuple(self._unsynced_directories) if kind & DATA else ()
-        return SyncJob(self._files, kind, self._unfinished(), directories, self.end_offset, self._written)
+        return SyncJob(
+            self._files,
+            kind,
+            self.directory,
+            self._unfinished(),
+            directories,
+            self.end_offset,
+            self._written,
+            grouped=grouped,
+        )
 
     def job_succeeded(self, job: SyncJob) -> None:
         """For the flusher: the job's data is safe."""

@@ -12,6 +12,7 @@ from metaq.protocol.record import Buffer
 
 from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
+from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
@@ -66,7 +67,8 @@ class Store:
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(self.key_building)
-        self._syncs = BackgroundSyncs(self.key_building.consider)
+        self._file_systems = FileSystems(files)
+        self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
         self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
         self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
         self._journal = Journal(self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon)
@@ -85,6 +87,7 @@ class Store:
         try:
             for path in self.data_paths:
                 self._locks.append(lock_data_path(self.files, path))
+            self._file_systems.add(self.data_paths)
             self._recover()
         except BaseException:
             self._release()
@@ -126,12 +129,14 @@ class Store:
         self._rebuilding.stop()
         self.key_building.stop()
         self._journal.stop()
+        self._syncs.finish()
         for log in self._logs.values():
             log.close()
         self._journal.close()
         self._release()
 
     def _release(self) -> None:
+        self._file_systems.close()
         locks, self._locks = self._locks, []
         for fd in locks:
             self.files.close(fd)

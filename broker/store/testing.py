@@ -117,7 +117,7 @@ class FaultyFiles(RealFiles):
             self._change("open")
             if flags & os.O_TRUNC or not os.path.exists(path):
                 self._created.add(path)
-        elif path not in self._created and path not in self._synced and os.path.exists(path):
+        elif path not in self._created and path not in self._synced and os.path.isfile(path):
             self._remember(path)  # it was there before this double: taken as synced
         fd = super().open(path, flags)
         self._paths[fd] = path
@@ -154,6 +154,12 @@ class FaultyFiles(RealFiles):
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
 
     def sync_filesystem(self, path: str) -> None:
+        self._sync_everything()
+
+    def sync_filesystem_of(self, fd: int) -> None:
+        self._sync_everything()
+
+    def _sync_everything(self) -> None:
         self._change("sync_filesystem")
         for known in [each for each in self._created | set(self._synced) if os.path.exists(each)]:
             self._remember(known)

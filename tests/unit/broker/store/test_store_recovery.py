@@ -75,7 +75,7 @@ def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
     harness.append(b"and on")
     check_invariants(harness.kill())
     assert harness.bodies() == [*THREE, *THREE, b"and on"]
-    assert harness.files.open_descriptors == 1 + 1, "the lock, and the data that was read"
+    assert harness.files.open_descriptors == 2 + 1, "the data path and its lock, and the data that was read"
 
 
 def _no_space(*_: object) -> int:

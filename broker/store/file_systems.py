@@ -1,0 +1,51 @@
+"""One sync for all files of a file system: which ones a store's partitions are on, and descriptors to sync them by."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from .files import Files
+
+__all__ = ["FileSystems"]
+
+
+class FileSystems:
+    """Descriptors stay open: Linux then reports every write that failed since the last sync, also between two calls.
+
+    (A descriptor that is opened for each call does not see an error that another process's syncfs(2) has been told.)
+    Partitions may be links to other disks. Any thread.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, int] = {}  # by device
+
+    def add(self, directories: Iterable[str]) -> None:
+        """Watch the file systems of these directories from now on. Raises OSError."""
+        with self._lock:
+            self._descriptors_of(directories)
+
+    def sync(self, directories: Iterable[str]) -> None:
+        """Wait until everything written to the file systems of these directories is on the disk. Raises OSError."""
+        with self._lock:
+            for fd in self._descriptors_of(directories):
+                self._files.sync_filesystem_of(fd)
+
+    def _descriptors_of(self, directories: Iterable[str]) -> list[int]:
+        found = {}
+        for directory in directories:
+            device = self._files.device_of(directory)
+            if device not in self._descriptors:
+                self._descriptors[device] = self._files.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            found[device] = self._descriptors[device]
+        return list(found.values())
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        with self._lock:
+            descriptors, self._descriptors = self._descriptors, {}
+        for fd in descriptors.values():
+            self._files.close(fd)

@@ -1,0 +1,189 @@
+"""Bringing a partition's data and index to the disk: one worker call for one partition, or for many together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from .files import Files
+from .index import UNIT_BYTES, Checkpoint, largest_id, write_checkpoint, write_units
+from .segment import Segment
+
+__all__ = ["DATA", "INDEX", "SyncJob", "run_together"]
+
+# what a job does, as bits; plain integers because requests are made once per append
+DATA = 1
+"""Sync the data."""
+INDEX = 2
+"""Write the index units out; together with DATA: sync them too and move the checkpoint."""
+
+
+class _Part:
+    """One segment's share of a job: what it looked like when the job was made."""
+
+    __slots__ = ("end", "fd", "segment", "stored", "units")
+
+    def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
+        self.segment = segment
+        self.end = segment.end
+        unsynced = kind & DATA and segment.synced < segment.end
+        self.fd = segment.data.pin() if unsynced and not grouped else None
+        index = segment.index
+        self.units = index.tail() if kind & INDEX and index is not None else b""
+        self.stored = 0 if index is None else index.stored
+
+
+class SyncJob:
+    """Work for one worker call, made and applied on the owning thread, run on a worker.
+
+    It covers the data below `end`, which holds `sequence` records in the log's own count.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        kind: int,
+        directory: str,
+        segments: Sequence[Segment],
+        directories: Sequence[str],
+        end: int,
+        sequence: int,
+        *,
+        grouped: bool = False,
+    ) -> None:
+        """directory: of the partition. directories: whose entries are new.
+
+        grouped: it will be run by `run_together`, which needs no descriptors.
+        """
+        self.kind = kind
+        self.directory = directory
+        self.end = end
+        self.sequence = sequence
+        self.directories = directories
+        self.error: OSError | None = None
+        self.ran = False
+        self._files = files
+        self._parts: list[_Part] = []
+        self._lock = threading.Lock()
+        self._cancelled = False
+        try:
+            for segment in segments:
+                self._parts.append(_Part(segment, kind, grouped=grouped))
+        except OSError as error:  # a file could not be opened: reported like a failed sync
+            self.error = error
+
+    def run(self) -> None:
+        """Worker thread. Does nothing if the job was cancelled first. Raises the OSError that ended it."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self.ran = True
+            try:
+                if self.error is None:
+                    self._sync()
+            except OSError as error:
+                self.error = error
+            if self.error is not None:
+                raise self.error
+
+    def step(self, action: Callable[[], None]) -> None:
+        """Worker thread: one action of a job that runs in a group; an OSError ends this job and no other."""
+        if self.error is None:
+            try:
+                action()
+            except OSError as error:
+                self.error = error
+
+    def cancel(self) -> None:
+        """Make `run` do nothing from now on, waiting for it if it is under way."""
+        with self._lock:
+            self._cancelled = True
+
+    def release(self) -> None:
+        """Owning thread: let go of the descriptors."""
+        for part in self._parts:
+            if part.fd is not None:
+                part.segment.data.unpin()
+
+    def apply(self) -> None:
+        """Owning thread, after a successful run: record in the segments what is on the disk now."""
+        for part in self._parts:
+            segment = part.segment
+            if self.kind & DATA:
+                segment.synced = max(segment.synced, part.end)
+            if self.kind & INDEX and segment.index is not None:
+                segment.index.mark_stored(len(part.units) // UNIT_BYTES, largest_id(part.units))
+                if self.kind & DATA:
+                    segment.checkpointed = part.end
+
+    def _sync(self) -> None:
+        if self.kind & DATA:
+            for part in self._parts:
+                if part.fd is not None:
+                    self._files.fdatasync(part.fd)
+            for directory in dict.fromkeys(self.directories):
+                self._files.fsync_directory(directory)
+        if self.kind & INDEX:
+            for part in self._parts:
+                if part.segment.index is not None:
+                    checkpoint = self._checkpoint(part) if self.kind & DATA else None
+                    write_units(self._files, part.segment.index_path, part.stored, part.units, checkpoint)
+
+    def _checkpoint(self, part: _Part) -> Checkpoint:
+        index = part.segment.index
+        max_id = largest_id(part.units) if index is None else max(index.max_stored_id, largest_id(part.units))
+        return Checkpoint(part.segment.first_offset, part.end, part.stored + len(part.units) // UNIT_BYTES, max_id)
+
+    # --- the same in a group ------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Worker thread: begin, unless it was cancelled; `leave` follows."""
+        self._lock.acquire()
+        self.ran = not self._cancelled
+        if not self.ran:
+            self._lock.release()
+        return self.ran
+
+    def leave(self) -> None:
+        """Worker thread: it has run."""
+        self._lock.release()
+
+    def write_units(self) -> None:
+        """Worker thread: put the index units into their files, unsynced."""
+        if self.kind & INDEX:
+            for part in self._parts:
+                if part.units:
+                    write_units(self._files, part.segment.index_path, part.stored, part.units, None)
+
+    def move_checkpoints(self) -> None:
+        """Worker thread: say in the indexes that data and units are on the disk."""
+        if self.kind & INDEX and self.kind & DATA:
+            for part in self._parts:
+                if part.segment.index is not None:
+                    write_checkpoint(self._files, part.segment.index_path, self._checkpoint(part))
+
+
+def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
+    """Worker thread: run many partitions' jobs with one sync of each file system instead of two of each partition.
+
+    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck; the price
+    is that what others have written to it is waited for too. sync: FileSystems.sync. The error of a job is kept in it;
+    that of the sync is kept in all, and returned.
+    """
+    entered = [job for job in jobs if job.enter()]
+    failure = None
+    try:
+        for job in entered:
+            job.step(job.write_units)
+        try:
+            sync(dict.fromkeys(job.directory for job in entered if job.kind & DATA))
+        except OSError as error:
+            failure = error
+            for job in entered:
+                job.error = job.error or error
+        for job in entered:
+            job.step(job.move_checkpoints)
+    finally:
+        for job in entered:
+            job.leave()
+    return failure

@@ -1,0 +1,165 @@
+"""Checkpoints of many partitions in one sync of the file system: what they promise, and what a failing disk does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.store import background_syncs
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.testing import check_invariants
+from metaq.protocol.errors import LogReadOnly
+from metaq.protocol.record import checksum
+
+PARTITIONS = 5
+GROUP_CHANGES = 3 * PARTITIONS + 1
+"""Of the disk, by one group: each index is made and written, the file system synced, each header written."""
+# opening the index to make it is one change, its units and its header are one each
+
+
+@pytest.fixture(autouse=True)
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_syncs, "_GROUPED_FROM", 1)
+
+
+def logs(harness: StoreHarness) -> list[PartitionLog]:
+    return [harness.store.get_or_create("t", number) for number in range(PARTITIONS)]
+
+
+def put(log: PartitionLog, body: bytes) -> None:
+    log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [1 << 40], NOW_MS))
+
+
+def put_to_all(harness: StoreHarness, body: bytes = b"body") -> None:
+    for log in logs(harness):
+        put(log, body)
+
+
+def let_checkpoints_come(harness: StoreHarness) -> None:
+    """Ticks over more than a checkpoint's interval, and what they started."""
+    for _ in range(4):
+        harness.store.tick()
+        harness.now += 2.0
+    harness.threads.run_all()
+
+
+def checked_bytes(harness: StoreHarness) -> int:
+    return sum(report.checked_bytes for report in harness.store.reports)
+
+
+def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness: StoreHarness) -> None:
+    put_to_all(harness)
+    harness.files.calls.clear()
+    let_checkpoints_come(harness)
+    assert harness.files.calls["sync_filesystem"] == 1
+    assert not harness.files.calls["fdatasync"]
+    assert not any(log.dirty for log in logs(harness))
+    harness.kill()
+    assert checked_bytes(harness) == 0
+    harness.lose_power()
+    assert [log.message_count for log in logs(harness)] == [1] * PARTITIONS
+    for log in logs(harness):
+        check_invariants(log)
+
+
+def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness: StoreHarness) -> None:
+    put_to_all(harness)
+    for _ in range(4):
+        harness.store.tick()
+        harness.now += 2.0
+    report = harness.threads.run_unreported()
+    put(logs(harness)[0], b"late")
+    report()
+    assert [log.dirty for log in logs(harness)] == [True] + [False] * (PARTITIONS - 1)
+    let_checkpoints_come(harness)
+    assert not logs(harness)[0].dirty
+    harness.lose_power()
+    assert [log.message_count for log in logs(harness)] == [2] + [1] * (PARTITIONS - 1)
+
+
+@pytest.mark.parametrize("fault", range(1, GROUP_CHANGES + 2))
+@pytest.mark.parametrize("close", [False, True])
+def test_no_checkpoint_promises_what_a_failing_disk_has_lost(harness: StoreHarness, fault: int, *, close: bool) -> None:
+    put_to_all(harness)
+    before = harness.files.changes
+    harness.files.fail_at = before + fault
+    if close:
+        harness.store.close()
+    else:
+        let_checkpoints_come(harness)
+    if fault > GROUP_CHANGES:
+        assert harness.files.changes - before >= GROUP_CHANGES, "the faults reach every change"
+    elif not close:
+        assert any(log.read_only for log in logs(harness))
+    harness.lose_power()
+    assert not any(report.missing_bytes or report.damage for report in harness.store.reports)
+    for log in logs(harness):
+        check_invariants(log)
+        put(log, b"goes on")
+
+
+def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harness: StoreHarness) -> None:
+    put_to_all(harness)
+    let_checkpoints_come(harness)
+    first, second, *others = logs(harness)
+    for log in (first, second):
+        put(log, b"more")
+    harness.store.tick()
+    harness.now += 2.0
+    put(others[0], b"not in the group, and its data may be what was lost")
+    harness.store.tick()
+    harness.files.fail("sync_filesystem")
+    harness.now += 4.0
+    harness.store.tick()
+    harness.threads.run_all()
+    assert [bool(log.read_only) for log in logs(harness)] == [True, True, True, False, False]
+    with pytest.raises(LogReadOnly):
+        put(first, b"refused")
+    put(others[1], b"taken")
+
+
+def test_a_stop_syncs_many_partitions_at_once(harness: StoreHarness) -> None:
+    put_to_all(harness)
+    harness.files.calls.clear()
+    harness.store.close()
+    assert (harness.files.calls["sync_filesystem"], harness.files.calls["fdatasync"]) == (1, 0)
+    harness.open()
+    assert checked_bytes(harness) == 0
+    harness.lose_power()
+    assert [log.message_count for log in logs(harness)] == [1] * PARTITIONS
+
+
+def test_a_tick_looks_at_few_and_forgets_none(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_syncs, "_LOOKED_AT_PER_TICK", 2)
+    put_to_all(harness)
+    seen: list[int] = []
+    due = PartitionLog.due
+
+    def recorded(log: PartitionLog, now: float) -> int:
+        seen.append(log.partition)
+        return due(log, now)
+
+    monkeypatch.setattr(PartitionLog, "due", recorded)
+    harness.store.tick()
+    assert seen == [0, 1]
+    for _ in range(20):
+        harness.now += 1.0
+        harness.store.tick()
+        harness.threads.run_all()
+    assert not any(log.dirty for log in logs(harness))
+    put(logs(harness)[3], b"dirty again")
+    let_checkpoints_come(harness)
+    assert not logs(harness)[3].dirty
+
+
+def test_partitions_on_another_disk_are_synced_there(harness: StoreHarness, tmp_path: Path) -> None:
+    put_to_all(harness)
+    elsewhere = logs(harness)[2].directory
+    device_of = harness.files.device_of
+    harness.files.device_of = lambda path: 12345 if path == elsewhere else device_of(path)  # type: ignore[method-assign]
+    harness.files.calls.clear()
+    let_checkpoints_come(harness)
+    assert harness.files.calls["sync_filesystem"] == 2
