@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import ChecksumMismatch, MetaqError, PartitionClosed
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import HEADER_BYTES, Buffer
 from metaq.protocol.send_many import Parts, SendManyReply, SendManyRequest, encode_rows, split_many
 from metaq.protocol.statuses import ResponseCode
 
@@ -113,14 +113,17 @@ class _ManyParts:
         self, starts: list[int], ends: list[int], byte_starts: list[int], byte_ends: list[int], units: memoryview
     ) -> Answer:
         data, slave = self._stamped.data, self._broker.sync_slave
-        waiting: list[tuple[int, PartitionLog, int]] = []  # part, log, end
+        numbers: list[int] = []
+        appends: list[tuple[PartitionLog, tuple[Buffer], Buffer]] = []
         for number, log in enumerate(self._logs):
-            if log is None:
-                continue
-            here = data[byte_starts[number] : byte_ends[number]]
-            try:
-                log.append((here,), units[starts[number] * UNIT_BYTES : ends[number] * UNIT_BYTES])
-            except MetaqError as error:
+            if log is not None:
+                numbers.append(number)
+                records = data[byte_starts[number] : byte_ends[number]]
+                appends.append((log, (records,), units[starts[number] * UNIT_BYTES : ends[number] * UNIT_BYTES]))
+        waiting: list[tuple[int, PartitionLog, int]] = []  # part, log, end
+        errors = self._broker.store.append_many(appends)
+        for number, (log, (here,), _), error in zip(numbers, appends, errors, strict=True):
+            if error is not None:
                 self._errors[number] = error
                 continue
             end = self._offsets[number] + len(here)
@@ -134,26 +137,32 @@ class _ManyParts:
         """When all are visible, and a synchronous master's slave has answered."""
         deferred: Deferred[Bytes] = Deferred()
         slave = self._broker.sync_slave
-        missing = 1 + len(waiting) * (1 if slave is None else 2)  # 1 for this call: they may be there at once
+        missing = 1 if slave is None else 1 + len(waiting)
 
-        def settled(number: int, error: MetaqError | None) -> None:
+        def arrived() -> None:
             nonlocal missing
-            if error is not None:
-                self._errors.setdefault(number, error)
             missing -= 1
             if not missing:
                 deferred.callback(self._answer())
 
-        def replicated(number: int, errors: Sequence[MetaqError | None]) -> None:
-            settled(number, next((error for error in errors if error is not None), None))
+        def settled(errors: Sequence[MetaqError | None]) -> None:
+            for (number, _, _), error in zip(waiting, errors, strict=True):
+                if error is not None:
+                    self._errors.setdefault(number, error)
+            arrived()
 
-        for number, log, end in waiting:
-            if slave is not None:
+        def replicated(number: int, errors: Sequence[MetaqError | None]) -> None:
+            error = next((error for error in errors if error is not None), None)
+            if error is not None:
+                self._errors.setdefault(number, error)
+            arrived()
+
+        if slave is not None:
+            for number, log, end in waiting:
                 start = byte_starts[number]
                 puts = puts_of(self._stamped.data[start : start + end - self._offsets[number]])
                 slave.replicate(log, puts, self._ids_of(number), partial(replicated, number))
-            log.when_visible(end, partial(settled, number))
-        settled(-1, None)
+        self._broker.store.when_all_visible([(log, end) for _, log, end in waiting], settled)
         return deferred
 
     def _ids_of(self, number: int) -> list[int]:
