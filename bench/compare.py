@@ -28,6 +28,8 @@ from .systems import Running, System
 __all__ = ["HIDDEN", "Comparison", "Plan", "stage_topics"]
 
 PROBE = 2_000
+LEAST_CONSUMED = 100_000
+"""Messages of a run that consumes: a consumer may get tens of thousands at once, and the first ones start the clock."""
 HIDDEN = 2_000
 """So many messages of a backlog are not consumed, since the Java broker hides what it has not flushed yet."""
 BACKLOG_BYTES = 1024
@@ -139,7 +141,7 @@ class Comparison:
         if scenario.has_latency:
             return int(LATENCY_PER_SECOND * self._plan.latency_seconds)
         self._prepare(scenario, self._running.systems[run.system])
-        rate = self._run(scenario, run, label, min(PROBE, self._plan.consumed), "probe")["rate"]
+        rate = self._run(scenario, run, label, self._size(scenario, PROBE / self._plan.seconds), "probe")["rate"]
         count = self._size(scenario, rate * self._plan.warm_up_seconds / self._plan.seconds)
         rate = self._run(scenario, run, label, count, "warm-up")["rate"]
         self._log(f"{scenario.name} warm-up: {label} {rate:,.0f}/s")
@@ -148,7 +150,7 @@ class Comparison:
     def _size(self, scenario: Scenario, rate: float) -> int:
         """Messages of a run at that rate, a number that every batch size divides unless they are consumed."""
         whole = max(1, round(rate * self._plan.seconds / 1000)) * 1000
-        return min(whole, self._plan.consumed) if scenario.consumes else whole
+        return min(max(whole, LEAST_CONSUMED), self._plan.consumed) if scenario.consumes else whole
 
     def _prepare(self, scenario: Scenario, system: System) -> None:
         """Once for each broker: send what is to be consumed, or a message to every partition."""

@@ -21,6 +21,10 @@ BULK_BATCH_BYTES = 512 * 1024
 BULK_LINGER_MS = 5  # the Java client's default since Kafka 4.0
 POLL_MESSAGES = 1000
 POLL_SECONDS = 0.1
+JOIN_POLL_SECONDS = 1.0
+"""A poll of kafka-python is left when its time is up, even while it joins the group, and begins that anew."""
+CONFLUENT_QUEUE = 100_000
+"""Messages that confluent-kafka's producer holds at most by default."""
 
 
 class KafkaPython:
@@ -55,7 +59,7 @@ class KafkaPython:
         consumer = KafkaConsumer(topic, group_id=group, bootstrap_servers=self._bootstrap, auto_offset_reset="earliest")
 
         def poll() -> list[Any]:
-            polled = consumer.poll(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_MESSAGES)
+            polled = consumer.poll(timeout_ms=int(JOIN_POLL_SECONDS * 1000), max_records=POLL_MESSAGES)
             return [message for messages in polled.values() for message in messages]
 
         with closing(consumer):
@@ -167,6 +171,28 @@ class ConfluentKafka:
         self._prompt.flush(60)
 
 
+class ConfluentKafkaBatch(ConfluentKafka):
+    """confluent-kafka with its call for bulk, which has no headers and is less known."""
+
+    def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
+        failed: list[Any] = []
+
+        def delivered(error: Any, _message: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
+        for _ in range(batches):
+            while len(self._bulk) + len(payloads) > CONFLUENT_QUEUE:
+                self._bulk.poll(POLL_SECONDS)
+            messages = [{"value": data} for data in payloads]
+            if self._bulk.produce_batch(topic, messages, on_delivery=delivered) != len(messages):
+                raise RuntimeError(f"not all were taken: {[each for each in messages if '_error' in each][:1]}")
+            self._bulk.poll(0)
+        left = self._bulk.flush(60)
+        if failed or left:
+            raise RuntimeError(f"{len(failed)} sends failed, {left} have no answer: {failed[:1]}")
+
+
 def _refuse_errors(messages: list[Any]) -> None:
     for message in messages:
         if message.error() is not None:
@@ -183,7 +209,11 @@ def _end(future: Future[None]) -> Callable[[Any, Any], None]:
     return delivered
 
 
-CLIENTS: dict[str, Callable[[str], Client]] = {"kafka-python": KafkaPython, "confluent-kafka": ConfluentKafka}
+CLIENTS: dict[str, Callable[[str], Client]] = {
+    "kafka-python": KafkaPython,
+    "confluent-kafka": ConfluentKafka,
+    "confluent-kafka-batch": ConfluentKafkaBatch,
+}
 
 
 def main() -> None:

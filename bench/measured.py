@@ -47,8 +47,9 @@ class Measured:
 
         Rounds are short and the systems take turns in them, so a machine that is slow for a while slows both.
         """
-        pairs = list(zip(self.runs.get(label, []), self.runs.get(to, []), strict=False))
-        return median(ours[figure] / theirs[figure] for ours, theirs in pairs) if pairs else None
+        pairs = zip(self.runs.get(label, []), self.runs.get(to, []), strict=False)
+        ratios = [ours[figure] / theirs[figure] for ours, theirs in pairs if theirs[figure]]
+        return median(ratios) if ratios else None
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ __all__ = [
     "AIOKAFKA",
     "BROKER_OF",
     "CONFLUENT",
+    "CONFLUENT_BATCH",
     "JAVA",
     "KAFKA",
     "KAFKA_PYTHON",
@@ -23,6 +24,7 @@ KAFKA = "kafka"
 KAFKA_PYTHON = "kafka-python"
 AIOKAFKA = "aiokafka"
 CONFLUENT = "confluent-kafka"
+CONFLUENT_BATCH = "confluent-kafka, produce_batch"
 ROCKETMQ = "rocketmq"
 
 OUR_BROKER = "ours"
@@ -34,9 +36,11 @@ BROKER_OF = {
     KAFKA_PYTHON: "kafka",
     AIOKAFKA: "kafka",
     CONFLUENT: "kafka",
+    CONFLUENT_BATCH: "kafka",
     ROCKETMQ: "rocketmq",
 }
 """Name of a system -> name of its broker; systems with the same one share a running broker."""
 
-SYSTEMS = {"mixed" if name == MIXED else name: name for name in BROKER_OF}
+SHORT_NAMES = {MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
+SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
 """What `--system` takes -> name of the system."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .bars import Bar
-from .names import AIOKAFKA, CONFLUENT, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, ROCKETMQ
+from .names import AIOKAFKA, CONFLUENT, CONFLUENT_BATCH, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, ROCKETMQ
 
 __all__ = [
     "LATENCY_PER_SECOND",
@@ -206,9 +206,9 @@ SCENARIOS = (
         "one",
         {
             JAVA: Run(JAVA, pipelined_command("bench")),
-            **_same(batch_command("bench"), OURS, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, ROCKETMQ),
+            **_same(batch_command("bench"), OURS, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, CONFLUENT_BATCH, ROCKETMQ),
         },
-        (Bar(OURS, least=2.0, of=CONFLUENT),),
+        (Bar(OURS, least=2.0, of=CONFLUENT), Bar(OURS, least=2.0, of=CONFLUENT_BATCH)),
     ),
     Scenario(
         "batch-128",
@@ -217,9 +217,9 @@ SCENARIOS = (
         "one",
         {
             JAVA: Run(JAVA, pipelined_command("bench")),
-            **_same(batch_command("bench"), OURS, KAFKA, CONFLUENT, ROCKETMQ),
+            **_same(batch_command("bench"), OURS, KAFKA, CONFLUENT, CONFLUENT_BATCH, ROCKETMQ),
         },
-        (Bar(OURS, least=1.3, of=CONFLUENT),),
+        (Bar(OURS, least=1.3, of=CONFLUENT), Bar(OURS, least=1.3, of=CONFLUENT_BATCH)),
         size=128,
     ),
     Scenario(
@@ -227,7 +227,7 @@ SCENARIOS = (
         "consuming a backlog",
         "A new group reads a backlog; the first messages start the clock, and every payload is taken.",
         "one",
-        _same(CONSUME, JAVA, OURS, MIXED, KAFKA, KAFKA_PYTHON, AIOKAFKA, CONFLUENT, ROCKETMQ),
+        _same(CONSUME, JAVA, OURS, MIXED, KAFKA, AIOKAFKA, CONFLUENT, ROCKETMQ),
         (Bar(OURS, least=1.2, of=CONFLUENT), BROKER_BAR),
     ),
     Scenario(

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 from .javapeer import JavaBroker, JavaClient
 from .memory import resident_mb
-from .names import AIOKAFKA, BROKER_OF, CONFLUENT, KAFKA, KAFKA_PYTHON, OUR_BROKER, OURS, ROCKETMQ
+from .names import AIOKAFKA, BROKER_OF, CONFLUENT, CONFLUENT_BATCH, KAFKA, KAFKA_PYTHON, OUR_BROKER, OURS, ROCKETMQ
 from .peers import kafka_client, rocketmq_client, start_kafka, start_rocketmq
 from .processes import ProcessFailed, Server, Worker, free_port
 from .scenarios import Stage, Topic
@@ -26,6 +26,7 @@ PYTHON_CLIENTS = {
     KAFKA_PYTHON: ["bench.kafka_workers", "kafka-python"],
     AIOKAFKA: ["bench.aiokafka_worker"],
     CONFLUENT: ["bench.kafka_workers", "confluent-kafka"],
+    CONFLUENT_BATCH: ["bench.kafka_workers", "confluent-kafka-batch"],
 }
 """System -> module and first words of its load generator."""
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import click
 
-from metaq import Consumer, PartitionReader, Producer
+from metaq import Consumer, PartitionReader, Producer, ProducerConfig
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, NoPartition
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 
-from .bench_jobs import STAMP_BYTES, Backlog, Job, Reader, Stamps, send_batches, send_pipelined, send_single
+from .bench_jobs import STAMP_BYTES, Job, Place, Stamps, send_batches, send_pipelined, send_single
 from .bench_measure import Limit, Outcome, Run, measure
+from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
 from .options import GROUP, PARTITION, SECONDS, TOPIC, PartitionName, json_option, zk_option
 from .output import print_json, print_table
 from .servers import stop_signal
@@ -27,6 +29,7 @@ __all__ = ["bench"]
 DEFAULT_SECONDS = 10.0
 EXIT_INTERRUPTED = 130
 MAX_THREADS = 1024
+MAX_KEYS = 1_000_000
 TABLE_TIMES = ("p50", "p99", "p99.9", "max")
 MAX_WINDOW = 1_000_000
 
@@ -63,6 +66,9 @@ _size_option = click.option(
     metavar="BYTES",
     help="Of each payload.",
 )
+_batch_option = click.option(
+    "--batch", type=click.IntRange(1, MAX_BATCH_RECORDS), default=500, show_default=True, help="Messages in one frame."
+)
 _window_option = click.option(
     "--window",
     type=click.IntRange(1, MAX_WINDOW),
@@ -98,26 +104,44 @@ def bench() -> None:
 )
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="That send.")
 @_window_option
+@_batch_option
 @click.option(
-    "--batch", type=click.IntRange(1, MAX_BATCH_RECORDS), default=500, show_default=True, help="Messages in one frame."
+    "--keys",
+    type=click.IntRange(1, MAX_KEYS),
+    help="So many keys in turn choose the partitions; default: no keys, all partitions in turn.",
 )
+@click.option("--linger-ms", type=click.IntRange(0), default=0, show_default=True, help="Pipelined: wait for company.")
 def produce(
-    zk: str, topic: str, limit: Limit, as_json: bool, size: int, mode: str, threads: int, window: int, batch: int
+    zk: str,
+    topic: str,
+    limit: Limit,
+    as_json: bool,
+    size: int,
+    mode: str,
+    threads: int,
+    window: int,
+    batch: int,
+    keys: int | None,
+    linger_ms: int,
 ) -> int:
-    """Send to all partitions of --topic in turn. Times: from the call to the acknowledgement, of a frame with batch.
+    """Send to all partitions of --topic. Times: from the call to the acknowledgement, of a frame with batch.
+
+    Whether a message is on the disk before it is acknowledged is the broker's choice: metaq up --flush, or
+    unflushThreshold in server.ini.
 
     \b
     Example
       metaq bench produce --topic scratch --mode batch --size 128 --count 1000000
-      metaq bench produce --topic scratch --threads 64 --json
+      metaq bench produce --topic scratch --threads 64 --keys 1000 --json
     """
     payload = bytes(size)
-    with stop_signal() as stop, _producer(zk, topic) as producer:
+    with stop_signal() as stop, _producer(zk, topic, linger_ms) as producer:
         run = Run(limit, stop)
+        places: list[Place] = [{"key": f"key-{number}"} for number in range(keys or 0)]
         jobs: dict[str, Callable[[], Job]] = {
-            "single": lambda: send_single(producer, topic, payload, run),
-            "pipelined": lambda: send_pipelined(producer, topic, payload, window, run),
-            "batch": lambda: send_batches(producer, topic, payload, batch, run),
+            "single": lambda: send_single(producer, topic, payload, run, places),
+            "pipelined": lambda: send_pipelined(producer, topic, payload, window, run, places),
+            "batch": lambda: send_batches(producer, topic, payload, batch, run, places),
         }
         messages, seconds, times = measure(f"produce {mode}", run, [jobs[mode]() for _ in range(threads)])
         _print(topic, [Outcome(mode, messages, messages * size, seconds, times.percentiles_ms())], as_json)
@@ -127,7 +151,8 @@ def produce(
 @bench.command()
 @_run_options
 @click.option("--group", "-g", type=GROUP, help="Read as a member of this group, which then exists.")
-def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None) -> int:
+@click.option("--arrow", is_flag=True, help="As Arrow record batches, as a member of --group; needs metaq[spark].")
+def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None, arrow: bool) -> int:
     """Read what --topic holds, from its beginning. The rate is from the first messages to the last.
 
     Without --group: one partition after the other, nothing is written to ZooKeeper. With --group: from the group's
@@ -137,15 +162,21 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None)
     Example
       metaq bench consume --topic scratch --count 1000000
       metaq bench consume --topic scratch --group bench-1
+      metaq bench consume --topic scratch --group bench-2 --arrow
     """
+    if arrow and group is None:
+        raise click.UsageError("--arrow needs --group GROUP: record batches are what a member of a group polls")
+    if arrow and find_spec("pyarrow") is None:
+        raise ClientError("--arrow needs pyarrow: pip install 'metaq[spark]'")
+    title = "consume arrow" if arrow else "consume"
     with stop_signal() as stop:
         run = Run(limit, stop)
-        backlog = Backlog(_one_by_one(zk, topic) if group is None else _as_member(zk, topic, group), run)
-        all_messages, _, times = measure("consume", run, [backlog.read])
+        backlog = Backlog(_one_by_one(zk, topic) if group is None else _as_member(zk, topic, group, arrow), run)
+        all_messages, _, times = measure(title, run, [backlog.read])
         if not all_messages:
             raise ClientError(f"nothing to read in topic {topic!r}: fill it with metaq bench produce --topic {topic}")
         messages, seconds = backlog.measured(all_messages)
-        _print(topic, [Outcome("consume", messages, backlog.payload_bytes, seconds, times.percentiles_ms())], as_json)
+        _print(topic, [Outcome(title, messages, backlog.payload_bytes, seconds, times.percentiles_ms())], as_json)
         return EXIT_INTERRUPTED if stop.is_set() else 0
 
 
@@ -188,12 +219,21 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
 @_run_options
 @_size_option
 @_window_option
-def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int) -> int:
-    """Pipelined sends to 1, 10, 100, … and all partitions of --topic; --count and --seconds are for each step.
+@_batch_option
+@click.option(
+    "--mode",
+    type=click.Choice(["pipelined", "batch"]),
+    default="pipelined",
+    show_default=True,
+    help="Keep --window single sends under way; send frames of --batch messages.",
+)
+def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, mode: str) -> int:
+    """Send to 1, 10, 100, … and all partitions of --topic in turn; --count and --seconds are for each step.
 
     \b
     Example
-      metaq bench partitions --topic scratch --size 128 --window 2048
+      metaq bench partitions --topic scratch --size 128 --window 4096
+      metaq bench partitions --topic scratch --mode batch --seconds 3
     """
     payload = bytes(size)
     outcomes = []
@@ -202,7 +242,11 @@ def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, wind
         for number in steps(len(there)):
             run = Run(limit, stop)
             title = f"{number:,} partition{'s' * (number > 1)}"
-            job = send_pipelined(producer, topic, payload, window, run, there[:number])
+            places: list[Place] = [{"partition": partition} for partition in there[:number]]
+            if mode == "batch":
+                job = send_batches(producer, topic, payload, batch, run, places)
+            else:
+                job = send_pipelined(producer, topic, payload, window, run, places)
             messages, seconds, times = measure(title, run, [job])
             outcomes.append(Outcome(title, messages, messages * size, seconds, times.percentiles_ms()))
             if stop.is_set():
@@ -218,9 +262,9 @@ def steps(partitions: int) -> list[int]:
 
 
 @contextmanager
-def _producer(zk: str, topic: str) -> Iterator[Producer]:
+def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
     """A connected producer. Raises NoPartition if nobody publishes the topic."""
-    with Producer(zk) as producer:
+    with Producer(zk, config=ProducerConfig(linger_ms=linger_ms)) as producer:
         _require(producer.partitions(topic), topic)
         yield producer
 
@@ -241,14 +285,14 @@ def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], Non
             if bounds.end > bounds.first:
                 endpoint = cluster.endpoint(partition.broker)
                 with PartitionReader(f"{endpoint.host}:{endpoint.port}", partition, bounds.first) as reader:
-                    yield reader, bounds.end
+                    yield MessageReader(reader), bounds.end
 
 
-def _as_member(zk: str, topic: str, group: str) -> Generator[tuple[Reader, int | None], None, None]:
+def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[Reader, int | None], None, None]:
     with Cluster(zk) as cluster:
         _require(topic in cluster.topics(), topic)
     with Consumer(zk, group=group, topics=[topic]) as consumer:
-        yield consumer, None
+        yield (ArrowReader(consumer) if arrow else MessageReader(consumer)), None
 
 
 def _print(topic: str, outcomes: list[Outcome], as_json: bool) -> None:

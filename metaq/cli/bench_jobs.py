@@ -1,26 +1,27 @@
-"""The loops of `metaq bench`: what each thread of a run sends or reads, and what it times."""
+"""The loops of `metaq bench`: what each thread of a run sends, and what it times."""
 
 from __future__ import annotations
 
 import secrets
 import struct
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from itertools import cycle
-from typing import Protocol
+from typing import Any
 
-from metaq.client.message import Message
 from metaq.client.producer import Producer
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 
 from .bench_measure import Run, Tally
+from .bench_reading import POLL_MESSAGES, POLL_SECONDS, Polled
 
-__all__ = ["STAMP_BYTES", "Backlog", "Job", "Reader", "Stamps", "send_batches", "send_pipelined", "send_single"]
+__all__ = ["STAMP_BYTES", "Job", "Place", "Stamps", "send_batches", "send_pipelined", "send_single"]
 
 Job = Callable[[Tally], None]
+Place = dict[str, Any]
+"""Where a message goes: `key` or `partition` of a producer's send call, or neither."""
 
 TIMED_EVERY = 16
 """Of pipelined sends one in so many is timed: a callback for each would itself be a part of what is measured."""
@@ -28,45 +29,34 @@ TIMED_EVERY = 16
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
 
-POLL_MESSAGES = 1000
-POLL_SECONDS = 0.1
-"""Longest wait for messages before it is looked at whether the run is over."""
-IDLE_SECONDS = 2.0
-"""A group's backlog counts as read when nothing came for this long."""
-JOIN_SECONDS = 30.0
-"""How long the first message may take to come: connecting, joining a group, another member's hand-over."""
 LATE_SECONDS = 10.0
 """How long a message of a latency run may be under way after the last was sent."""
 
 
-class Reader(Protocol):
-    """A Consumer or a PartitionReader."""
-
-    def poll(self, max_messages: int = ..., timeout: float = ...) -> list[Message]: ...
-
-
-def send_single(producer: Producer, topic: str, payload: bytes, run: Run) -> Job:
-    """Waits for each send."""
+def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Place] = ()) -> Job:
+    """Waits for each send; to `places` in turn, or as the producer distributes them."""
 
     def job(tally: Tally) -> None:
-        clock = run.clock_ns
+        clock, place = run.clock_ns, cycle(places or ({},))
         while run.take():
             sent = clock()
-            producer.send(topic, payload)
+            producer.send(topic, payload, **next(place))
             tally.times.add(clock() - sent)
             tally.messages += 1
 
     return job
 
 
-def send_batches(producer: Producer, topic: str, payload: bytes, batch: int, run: Run) -> Job:
-    """Waits for each frame of up to `batch` messages; the times are of frames."""
+def send_batches(
+    producer: Producer, topic: str, payload: bytes, batch: int, run: Run, places: Sequence[Place] = ()
+) -> Job:
+    """Waits for each frame of up to `batch` messages; the times are of frames. places: as send_single, of frames."""
 
     def job(tally: Tally) -> None:
-        clock = run.clock_ns
+        clock, place = run.clock_ns, cycle(places or ({},))
         while messages := run.take(batch):
             sent = clock()
-            producer.send_batch(topic, [payload] * messages)
+            producer.send_batch(topic, [payload] * messages, **next(place))
             tally.times.add(clock() - sent)
             tally.messages += messages
 
@@ -74,25 +64,20 @@ def send_batches(producer: Producer, topic: str, payload: bytes, batch: int, run
 
 
 def send_pipelined(
-    producer: Producer,
-    topic: str,
-    payload: bytes,
-    window: int,
-    run: Run,
-    partitions: Sequence[TopicPartition] = (),
+    producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Place] = ()
 ) -> Job:
-    """At most `window` sends without an answer; to `partitions` in turn, or as the producer distributes them."""
+    """At most `window` sends without an answer; places: as send_single."""
 
     def job(tally: Tally) -> None:
         unanswered: deque[Future[SendResult]] = deque()
-        places: Iterator[TopicPartition | None] = cycle(partitions or (None,))
+        place = cycle(places or ({},))
         number = 0
         while run.take():
             if len(unanswered) == window:
                 unanswered.popleft().result()
                 tally.messages += 1
             sent = run.clock_ns()
-            future = producer.send_async(topic, payload, partition=next(places))
+            future = producer.send_async(topic, payload, **next(place))
             if number % TIMED_EVERY == 0:
                 future.add_done_callback(_timed(tally, sent, run.clock_ns))
             unanswered.append(future)
@@ -106,52 +91,6 @@ def send_pipelined(
 
 def _timed(tally: Tally, sent: int, clock: Callable[[], int]) -> Callable[[Future[SendResult]], None]:
     return lambda _: tally.times.add(clock() - sent)
-
-
-class Backlog:
-    """Reads one reader after the other, each to the offset behind its last message; None: until nothing more comes.
-
-    Its time runs from the first message, polled alone, to the last: connecting and joining are not measured.
-    """
-
-    def __init__(self, readers: Generator[tuple[Reader, int | None], None, None], run: Run) -> None:
-        self._readers = readers
-        self._run = run
-        self._first_ns = 0
-        self._last_ns = 0
-        self.payload_bytes = 0
-        """Of all messages but the first."""
-
-    def read(self, tally: Tally) -> None:
-        """The job."""
-        with closing(self._readers) as readers:
-            for reader, end in readers:
-                self._read_one(reader, end, tally)
-
-    def _read_one(self, reader: Reader, end: int | None, tally: Tally) -> None:
-        last_came = self._run.clock_ns()
-        while not self._run.over and (most := self._run.left(tally.messages, POLL_MESSAGES)):
-            messages = reader.poll(most if self._first_ns else 1, POLL_SECONDS)
-            now = self._run.clock_ns()
-            if messages:
-                self._count(messages, now, tally)
-                last_came = now
-                if end is not None and messages[-1].next_offset >= end:
-                    return
-            elif now - last_came > (IDLE_SECONDS if tally.messages else JOIN_SECONDS) * 1e9:
-                return
-
-    def _count(self, messages: list[Message], now: int, tally: Tally) -> None:
-        tally.messages += len(messages)
-        self._last_ns = now
-        if self._first_ns:
-            self.payload_bytes += sum(len(message.payload) for message in messages)
-        else:
-            self._first_ns = now
-
-    def measured(self, messages: int) -> tuple[int, float]:
-        """How many of `messages` came after the first, and in how many seconds."""
-        return messages - 1, (self._last_ns - self._first_ns) / 1e9
 
 
 class Stamps:
@@ -189,7 +128,7 @@ class Stamps:
                 return False
         return True
 
-    def receive(self, reader: Reader, tally: Tally) -> None:
+    def receive(self, reader: Polled, tally: Tally) -> None:
         """The receiving job. Raises RequestTimedOut if a message is missing LATE_SECONDS after the last was sent."""
         while self._all_sent_ns is None or tally.messages < self._sent:
             messages = reader.poll(POLL_MESSAGES, POLL_SECONDS)

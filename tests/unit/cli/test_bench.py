@@ -5,11 +5,13 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from random import Random
 
+import pyarrow
 import pytest
 
 from metaq.cli.bench import steps
-from metaq.cli.bench_jobs import JOIN_SECONDS, LATE_SECONDS, Backlog, Reader, Stamps
+from metaq.cli.bench_jobs import LATE_SECONDS, Stamps, send_batches, send_pipelined, send_single
 from metaq.cli.bench_measure import Limit, Run, Tally, Times, measure
+from metaq.cli.bench_reading import JOIN_SECONDS, ArrowReader, Backlog, MessageReader, Reader
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
@@ -52,7 +54,8 @@ class Polled:
 
 
 def readers(*pairs) -> Generator[tuple[Reader, int | None], None, None]:
-    yield from pairs
+    for polled, end in pairs:
+        yield MessageReader(polled), end
 
 
 # --- times ----------------------------------------------------------------------------------------------------------
@@ -135,6 +138,50 @@ def test_the_first_failure_stops_the_other_threads_and_is_raised():
         measure("", run, [go_on, fail])
 
 
+# --- where messages go ----------------------------------------------------------------------------------------------
+
+
+class Sender:
+    """A producer that keeps what its calls were given."""
+
+    def __init__(self):
+        self.calls = []
+
+    def send(self, topic, payload, **place):
+        self.calls.append(place)
+
+    def send_async(self, topic, payload, **place):
+        self.calls.append(place)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def send_batch(self, topic, payloads, **place):
+        self.calls.append({**place, "messages": len(payloads)})
+
+
+def test_messages_and_frames_go_to_the_places_in_turn():
+    places = [{"key": "a"}, {"key": "b"}]
+    for job, calls in (
+        (lambda to, run: send_single(to, "t", b"x", run, places), [{"key": "a"}, {"key": "b"}, {"key": "a"}]),
+        (lambda to, run: send_pipelined(to, "t", b"x", 2, run, places), [{"key": "a"}, {"key": "b"}, {"key": "a"}]),
+        (
+            lambda to, run: send_batches(to, "t", b"x", 2, run, places),
+            [{"key": "a", "messages": 2}, {"key": "b", "messages": 1}],
+        ),
+    ):
+        sender, tally = Sender(), Tally()
+        job(sender, a_run(count=3))(tally)
+        assert sender.calls == calls
+        assert tally.messages == 3
+
+
+def test_without_places_the_producer_chooses():
+    sender = Sender()
+    send_single(sender, "t", b"x", a_run(count=2))(Tally())  # type: ignore[arg-type]
+    assert sender.calls == [{}, {}]
+
+
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +212,24 @@ def test_a_member_that_gets_nothing_gives_up():
     Backlog(readers((Polled(clock, []), None)), a_run(clock=clock)).read(tally)
     assert tally.messages == 0
     assert clock.now > JOIN_SECONDS * 1e9
+
+
+class PolledArrow(Polled):
+    """The same as record batches."""
+
+    def poll_arrow(self, max_messages=65_536, timeout=1.0):
+        messages = self.poll(max_messages)
+        return pyarrow.record_batch({"payload": pyarrow.array([each.payload for each in messages], pyarrow.binary())})
+
+
+def test_a_backlog_is_read_as_arrow_with_the_exact_size_of_the_payloads():
+    clock = Clock()
+    polled = PolledArrow(clock, [message(offset, b"x" * offset) for offset in range(10)])
+    backlog = Backlog(iter([(ArrowReader(polled), None)]), a_run(clock=clock))  # type: ignore[arg-type]
+    tally = Tally()
+    backlog._read_one(ArrowReader(polled), None, tally)  # type: ignore[arg-type]
+    assert tally.messages == 10
+    assert backlog.payload_bytes == sum(range(1, 10))
 
 
 # --- latency --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import java.io.PrintStream;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicReference;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -29,6 +31,7 @@ public final class RocketPeer implements Client {
     private static final String DEFAULT_TOPIC = "TBW102";
     /** Most messages a broker returns in one pull from memory, by its default. */
     private static final int PULLED_AT_ONCE = 32;
+    private static final int BATCHES_UNDER_WAY = 8;
 
     private final String nameServer;
     private final DefaultMQProducer producer = new DefaultMQProducer("bench");
@@ -68,7 +71,11 @@ public final class RocketPeer implements Client {
 
     @Override
     public void send(final String topic, final byte[] data, final Answered answered) throws Exception {
-        this.producer.send(new Message(topic, data), new SendCallback() {
+        this.producer.send(new Message(topic, data), callback(answered));
+    }
+
+    private static SendCallback callback(final Answered answered) {
+        return new SendCallback() {
             @Override
             public void onSuccess(final SendResult result) {
                 answered.answered(failure(result));
@@ -78,18 +85,28 @@ public final class RocketPeer implements Client {
             public void onException(final Throwable error) {
                 answered.answered(error);
             }
-        });
+        };
     }
 
-    /** Each batch is one request that is waited for. */
+    /** Each batch is one request; a few are under way at a time. */
     @Override
     public void sendBatches(final String topic, final List<byte[]> batch, final int batches) throws Exception {
-        for (int i = 0; i < batches; i++) {
+        final Semaphore free = new Semaphore(BATCHES_UNDER_WAY);
+        final AtomicReference<Throwable> failed = new AtomicReference<>();
+        for (int i = 0; i < batches && failed.get() == null; i++) {
             final List<Message> messages = new ArrayList<>(batch.size());
             for (final byte[] data : batch) {
                 messages.add(new Message(topic, data));
             }
-            requireStored(this.producer.send(messages));
+            free.acquire();
+            this.producer.send(messages, callback(failure -> {
+                failed.compareAndSet(null, failure);
+                free.release();
+            }));
+        }
+        free.acquire(BATCHES_UNDER_WAY);
+        if (failed.get() != null) {
+            throw new IllegalStateException(failed.get());
         }
     }
 
