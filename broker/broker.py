@@ -13,6 +13,7 @@ from metaq.protocol.errors import ConfigError, FiltersBusy, MetaqError
 from metaq.protocol.record import Buffer
 from metaq.version import __version__
 
+from .cold_reads import ColdReads
 from .config import BrokerConfig, TopicConfig
 from .filters.table import FilterTable
 from .long_poll import ParkedPulls
@@ -86,10 +87,12 @@ class Broker:
         admin_from: AdminFrom = "loopback",
         filters: FilterTable | None = None,
         run_filter: RunInThread | None = None,
+        run_cold: RunInThread | None = None,
     ) -> None:
         """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once.
 
-        run_filter: threads for users' filters, which may be slow; by default those for the disk.
+        run_filter: threads for users' filters, which may be slow; run_cold: threads for reads behind the page cache. By
+        default those for the disk.
         """
         self.config = config
         self.store = store
@@ -111,6 +114,7 @@ class Broker:
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
+        self.cold_reads = ColdReads(run_cold or run_in_thread, store.files, store.cached_only, reactor)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.filters = filters or FilterTable()
         self.transactions = Transactions(

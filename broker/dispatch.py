@@ -54,7 +54,7 @@ from .handlers.lookup import (
     answer_search_by_time,
 )
 from .handlers.offset import answer_offset
-from .handlers.pull import Pull, Step
+from .handlers.pull import Loading, Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
 from .handlers.replication import answer_replication_status, answer_restart_replication
 from .handlers.send_batch import answer_send_batch
@@ -191,7 +191,7 @@ class Dispatcher:
         except MetaqError as error:
             return self._frame_error(frame.opaque, error)
 
-    def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step:
+    def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step | Loading:
         """Advance a pull; whether it may wait is the caller's to decide."""
         try:
             answer = pull.step()

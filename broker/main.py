@@ -21,9 +21,10 @@ from twisted.python.threadpool import ThreadPool
 from metaq.protocol.errors import MetaqError
 
 from .broker import AdminFrom, Broker
+from .cold_reads import MAX_COLD_READS
 from .config import BrokerConfig, TopicConfig, read_config
+from .daemon_threads import DaemonThreads
 from .filters.table import load_filters
-from .filters.threads import FilterThreads
 from .reload import Reloader
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
@@ -44,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
-_WORKER_THREADS = 20  # syncs of several partitions at the same time, and cold reads
+_WORKER_THREADS = 20  # syncs of several partitions at the same time
+FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
 """How long a stop waits for clients to take their last answers."""
 _DESCRIPTORS_FOR_OTHERS = 64
@@ -113,7 +115,8 @@ class BrokerProcess:
         self._failure: BaseException | None = None
         self._stopping = False
         self._hurry: Deferred[None] | None = None  # cancelled by a second signal
-        self._filter_threads = FilterThreads()
+        self._filter_threads = DaemonThreads("filters", FILTER_THREADS)
+        self._cold_threads = DaemonThreads("cold reads", MAX_COLD_READS)
         self._registration: Registration | None = None
         self._serving = False
 
@@ -139,6 +142,7 @@ class BrokerProcess:
                 admin_from=self._admin_from,
                 filters=filters,
                 run_filter=self._run_filter,
+                run_cold=self._run_cold,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.transactions.open()
@@ -195,6 +199,11 @@ class BrokerProcess:
 
     def _run_in_thread(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self._run_in(self._reactor.getThreadPool(), function, done)
+
+    def _run_cold(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        if not self._cold_threads.started:
+            self._cold_threads.start()
+        self._run_in(self._cold_threads, function, done)
 
     def _run_filter(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
         if not self._filter_threads.started:

@@ -27,7 +27,7 @@ from metaq.protocol.text import Get, Put, Quit
 
 from .answers import Answer, Bytes
 from .dispatch import Dispatcher
-from .handlers.pull import Pull, Step
+from .handlers.pull import Loading, Pull, Step
 from .handlers.put import PutGroup
 from .reactor import Transport
 
@@ -210,8 +210,11 @@ class Session(Protocol):
 
     def _serve_pull(self, pull: Pull) -> None:
         answer = self._dispatcher.step(pull)
-        if not isinstance(answer, Step):
+        if not isinstance(answer, (Step, Loading)):
             self._answer(answer, pull.max_bytes, ordered=False)
+        elif isinstance(answer, Loading):
+            self._parked.add(pull)
+            answer.done.addCallback(lambda _: self._come_back(pull))
         elif pull.expired:
             self._write(self._dispatcher.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:

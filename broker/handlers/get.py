@@ -42,13 +42,10 @@ def answer_get(broker: Broker, get: Get) -> Answer:
     if filter_ is not None:
         return _filtered(broker, log, get, Judge(filter_, get.group, get.topic, get.partition))
     size = min(get.max_size, broker.config.max_transfer_size)
-    data = log.read(get.offset, size)
-    return _read_cold(broker, log, get, size) if data is None else _whole_record(broker, log, get, data)
-
-
-def _read_cold(broker: Broker, log: PartitionLog, get: Get, size: int) -> Deferred[Bytes]:
-    cold = broker.in_thread(partial(log.read_blocking, get.offset, size))
-    return cold.addCallbacks(partial(_whole_record, broker, log, get), partial(_gone, broker, log, get))
+    data = broker.cold_reads.read(log, get.group, get.offset, size)
+    if isinstance(data, Deferred):
+        return data.addCallbacks(partial(_whole_record, broker, log, get), partial(_gone, broker, log, get))
+    return _whole_record(broker, log, get, data)
 
 
 def _whole_record(broker: Broker, log: PartitionLog, get: Get, data: bytes) -> Bytes | Deferred[Bytes]:
@@ -56,7 +53,8 @@ def _whole_record(broker: Broker, log: PartitionLog, get: Get, data: bytes) -> B
     if len(data) == broker.config.max_transfer_size < get.max_size:
         record = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if len(data) < record <= get.max_size:
-            return broker.in_thread(partial(log.read_blocking, get.offset, record)).addCallback(partial(_value, get))
+            whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, record))
+            return whole.addCallbacks(partial(_value, get), partial(_gone, broker, log, get))
     return _value(get, data)
 
 

@@ -6,6 +6,12 @@ A configured partition without data is one that begins and ends at 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+
 from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -16,8 +22,9 @@ from metaq.protocol.remoting import (
     SearchByTimeRequest,
 )
 
-from ..answers import answer_frame
+from ..answers import Answer, answer_frame
 from ..broker import Broker
+from ..store.partition_log import PartitionLog
 
 __all__ = [
     "answer_counts",
@@ -27,6 +34,8 @@ __all__ = [
     "answer_search_by_count",
     "answer_search_by_time",
 ]
+
+T = TypeVar("T")
 
 
 def answer_min_offset(broker: Broker, frame: Frame) -> bytes:
@@ -41,17 +50,26 @@ def answer_max_offset(broker: Broker, frame: Frame) -> bytes:
     return _offset(broker, frame, request.topic, 0 if log is None else log.visible_end)
 
 
-def answer_search_by_time(broker: Broker, frame: Frame) -> bytes:
+def answer_search_by_time(broker: Broker, frame: Frame) -> Answer:
     request = SearchByTimeRequest.from_ext(frame.ext)
     log = broker.partitions.find(request.topic, request.partition)
-    return _offset(broker, frame, request.topic, 0 if log is None else log.offset_at_time(request.time_ms))
+    if log is None:
+        return _offset(broker, frame, request.topic, 0)
+    found = broker.cold_reads.look_up(partial(log.offset_at_time, request.time_ms))
+    return _then(found, partial(_offset, broker, frame, request.topic))
 
 
-def answer_search_by_count(broker: Broker, frame: Frame) -> bytes:
+def answer_search_by_count(broker: Broker, frame: Frame) -> Answer:
     request = SearchByCountRequest.from_ext(frame.ext)
     log = broker.partitions.find(request.topic, request.partition)
-    offset = 0 if log is None else log.offset_after(request.offset, request.messages, request.max_bytes)
-    return _offset(broker, frame, request.topic, offset)
+    if log is None:
+        return _offset(broker, frame, request.topic, 0)
+    look_up = partial(log.offset_after, request.offset, request.messages, request.max_bytes)
+    return _then(broker.cold_reads.look_up(look_up), partial(_offset, broker, frame, request.topic))
+
+
+def _then(found: T | Deferred[T], answer: Callable[[T], bytes]) -> Answer:
+    return found.addCallback(answer) if isinstance(found, Deferred) else answer(found)
 
 
 def _offset(broker: Broker, frame: Frame, topic: str, offset: int) -> bytes:
@@ -59,14 +77,17 @@ def _offset(broker: Broker, frame: Frame, topic: str, offset: int) -> bytes:
     return answer_frame(frame.opaque, OffsetReply(offset).to_ext())
 
 
-def answer_counts(broker: Broker, frame: Frame) -> bytes:
+def answer_counts(broker: Broker, frame: Frame) -> Answer:
     request = MessageCountsRequest.from_ext(frame.ext)
     log = broker.partitions.find(request.topic, request.partition)
     if log is None:
-        reply = MessageCountsReply(0, 0, 0, 0)
-    else:
-        before = log.count_before(request.offset)
-        reply = MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)
+        return answer_frame(frame.opaque, MessageCountsReply(0, 0, 0, 0).to_ext())
+    found = broker.cold_reads.look_up(partial(log.count_before, request.offset))
+    return _then(found, partial(_counts, frame, log))
+
+
+def _counts(frame: Frame, log: PartitionLog, before: int) -> bytes:
+    reply = MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)
     return answer_frame(frame.opaque, reply.to_ext())
 
 

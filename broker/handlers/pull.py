@@ -25,14 +25,17 @@ from ..answers import Bytes, answer_frame
 from ..broker import Broker
 from ..filters.judge import Judge
 from ..filters.table import Filter
+from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 
-__all__ = ["Pull", "Step"]
+__all__ = ["Loading", "Pull", "Step"]
 
 _SCAN_BYTES = 64 << 20
 _SCAN_RECORDS = 1 << 16
 """Index units looked at in one step of a filtered pull: less than a millisecond."""
+_MAX_LOADS = 64
+"""Pieces of an index that one pull has loaded before it waits for the disk itself; a search takes a dozen."""
 _MAX_RUNS = 4096
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 """Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
@@ -51,6 +54,12 @@ class Step(Enum):
     """Records were looked at and did not match; there are more."""
 
 
+class Loading(NamedTuple):
+    """A step needs index units that are not in memory: it is to be taken again when `done` fires, which never fails."""
+
+    done: Deferred[None]
+
+
 class _Span(NamedTuple):
     """Bytes [start, end) of a partition."""
 
@@ -61,7 +70,7 @@ class _Span(NamedTuple):
 class Pull:
     """One PULL under way. Lives on the reactor thread."""
 
-    __slots__ = ("_broker", "_hashes", "_offset", "_request", "deadline", "key", "opaque")
+    __slots__ = ("_broker", "_hashes", "_loads", "_offset", "_request", "deadline", "key", "opaque")
 
     def __init__(self, broker: Broker, frame: Frame) -> None:
         """Raises RemoteProtocolError for a frame that is no PULL."""
@@ -69,6 +78,7 @@ class Pull:
         self._broker = broker
         self._request = request
         self.opaque = frame.opaque
+        self._loads = 0
         self._offset = request.offset  # everything before it was looked at
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self.key = request.topic, request.partition
@@ -85,8 +95,18 @@ class Pull:
         """How much data an answer may carry; one record may be larger."""
         return min(self._request.max_bytes, self._broker.config.max_transfer_size, _MOST_BYTES)
 
-    def step(self) -> Bytes | Deferred[Bytes] | Step:
+    def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
+        try:
+            with self._broker.store.cached_only:
+                return self._step()
+        except NotCached as missing:
+            self._loads += 1
+            if self._loads > _MAX_LOADS:  # out of the cache again and again: there is no memory
+                return self._step()
+            return Loading(self._broker.cold_reads.run(self._request.group, missing.load))
+
+    def _step(self) -> Bytes | Deferred[Bytes] | Step:
         log = self._broker.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
@@ -144,10 +164,9 @@ class Pull:
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
-        data = log.read(span.start, span.end - span.start)
-        if data is None:
-            cold = self._broker.in_thread(partial(log.read_blocking, span.start, span.end - span.start))
-            return cold.addCallbacks(partial(self._slice, log, span, table), self._gone)
+        data = self._broker.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
+        if isinstance(data, Deferred):
+            return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
         return self._slice(log, span, table, data)
 
     def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: bytes) -> Bytes:
@@ -176,7 +195,7 @@ class Pull:
             return accepted.addCallbacks(partial(self._accepted, log), self._gone)
         parts = _read_cached(log, runs)
         if parts is None:
-            cold = self._broker.in_thread(partial(_read_blocking, log, runs))
+            cold = self._broker.cold_reads.run(self._request.group, partial(_read_blocking, log, runs))
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
         return self._runs(log, runs, next_offset, parts)
 

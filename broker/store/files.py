@@ -13,14 +13,17 @@ import os
 import resource
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from metaq.protocol.record import Buffer
 
 __all__ = [
     "REAL_FILES",
+    "CachedOnly",
     "FileStatus",
     "Files",
+    "NotCached",
     "OpenFile",
     "OpenFiles",
     "RealFiles",
@@ -33,12 +36,43 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 1 << 20
+_LOAD_BYTES = 64 << 10  # read at once what lies around: searches come back to the neighbourhood
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
-_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), which the os module does not have
+_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2) and sync_file_range(2), which the os module does not have
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+class NotCached(Exception):  # no error: a reason to come back
+    """What was asked for is not in the page cache, and the owning thread may not wait for it (`OpenFiles.cached_only`).
+
+    `load()` reads it there, in any thread; then the question can be asked again.
+    """
+
+    def __init__(self, files: Files, path: str, size: int, position: int) -> None:
+        super().__init__(path, position)
+        self._files = files
+        self._path = path
+        self._start = position - position % _LOAD_BYTES
+        self._size = position + size - self._start
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is missing: path and where the read begins."""
+        return self._path, self._start
+
+    def load(self) -> None:
+        """Read it. What cannot be read will fail again where it is asked for."""
+        with suppress(OSError):
+            fd = self._files.open(self._path, os.O_RDONLY)
+            try:
+                for start in range(self._start, self._start + self._size, _LOAD_BYTES):
+                    self._files.pread(fd, _LOAD_BYTES, start)
+            finally:
+                self._files.close(fd)
 
 
 class FileStatus(NamedTuple):
@@ -58,6 +92,12 @@ class Files(Protocol):
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
+
+    def advise(self, fd: int, position: int, size: int, advice: int) -> None:
+        """Tell the page cache what is wanted (os.POSIX_FADV_…); a hint, and of no effect where it is not understood."""
+
+    def start_writeback(self, fd: int, position: int, size: int) -> None:
+        """Have dirty pages written, without waiting for them and without making anything safe; a hint as well."""
 
     def fdatasync(self, fd: int) -> None: ...
     def fsync_directory(self, path: str) -> None: ...
@@ -99,6 +139,13 @@ class RealFiles:
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+
+    def advise(self, fd: int, position: int, size: int, advice: int) -> None:
+        with suppress(OSError):
+            os.posix_fadvise(fd, position, size, advice)
+
+    def start_writeback(self, fd: int, position: int, size: int) -> None:
+        _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)
@@ -251,12 +298,39 @@ class OpenFile:
             self._table.forget(self)
 
     def read(self, size: int, position: int) -> bytes:
-        """`size` bytes from `position`, fewer only at the end of the file; may wait for the disk."""
-        return read_exactly(self._table.files, self.use(), size, position)
+        """`size` bytes from `position`, fewer only at the end of the file.
+
+        Waits for the disk, or raises NotCached where that is not allowed (`OpenFiles.cached_only`).
+        """
+        fd = self.use()
+        if not self._table.may_wait:
+            data = self._table.read_cached(fd, size, position)
+            if data is None:
+                raise NotCached(self._table.files, self.path, size, position)
+            return data
+        return read_exactly(self._table.files, fd, size, position)
+
+    def require(self, size: int, position: int) -> None:
+        """Raise NotCached if waiting is not allowed and reading these bytes would have to."""
+        if not self._table.may_wait:
+            self.read(size, position)
 
     def read_cached(self, size: int, position: int) -> bytes | None:
         """`size` bytes from `position` if all of them are in the page cache, else None."""
         return self._table.read_cached(self.use(), size, position)
+
+
+class CachedOnly:
+    """A `with` block in which files of one table are read only as far as that needs no disk."""
+
+    def __init__(self, table: OpenFiles) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        self._table.may_wait = False
+
+    def __exit__(self, *ended: object) -> None:
+        self._table.may_wait = True
 
 
 class OpenFiles:
@@ -268,6 +342,9 @@ class OpenFiles:
     def __init__(self, files: Files, limit: int) -> None:
         self.files = files
         self.limit = limit
+        self.may_wait = True
+        self.cached_only = CachedOnly(self)
+        """In this block `OpenFile.read` raises NotCached instead of waiting. Not to be nested."""
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._waiting_devices: set[int] = set()

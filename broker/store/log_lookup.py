@@ -73,7 +73,7 @@ class LogLookup(LogSegments):
         and StoreError like `read`.
         If the segment's index is being rebuilt the records are walked, so `offset` must be the start of one.
         """
-        segment, length = self._extent(offset, max_bytes)
+        segment, length = self.extent(offset, max_bytes)
         if not length:
             return np.empty(0, UNIT_DTYPE)
         index = segment.index
@@ -84,8 +84,9 @@ class LogLookup(LogSegments):
         return units if len(units) else index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
-        fd = segment.data.use()
         start = offset - segment.first_offset
+        segment.data.require(length, start)
+        fd = segment.data.use()
         found = scan_units(self._files, fd, start, start + length, segment.first_offset)
         if not len(found.units) and start + length < segment.size:  # one record larger than max_bytes
             found = scan_units(self._files, fd, start, segment.size, segment.first_offset, max_records=1)

@@ -62,7 +62,7 @@ class LogSegments:
         Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
         max_bytes <= 0.
         """
-        segment, length = self._extent(offset, max_bytes)
+        segment, length = self.extent(offset, max_bytes)
         if not length:
             return b""
         try:
@@ -72,7 +72,7 @@ class LogSegments:
 
     def read_blocking(self, offset: int, max_bytes: int) -> bytes:
         """The same, waiting for the disk. Any thread: uses a descriptor of its own and one snapshot of the segments."""
-        segment, length = self._extent(offset, max_bytes)
+        segment, length = self.extent(offset, max_bytes)
         if not length:
             return b""
         try:
@@ -83,13 +83,16 @@ class LogSegments:
                 self._files.close(fd)
         except FileNotFoundError:
             if segment in self._segments:
-                raise
+                raise StoreError(f"{segment.path} is gone") from None
             raise OffsetOutOfRange(offset, self.first_offset, self.visible_end) from None  # retention was faster
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
-    def _extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """The segment that has `offset` and how many readable bytes of it may be given."""
+    def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
+        """The segment that has `offset` and how many readable bytes of it may be given. Any thread.
+
+        Raises OffsetOutOfRange, ValueError.
+        """
         if max_bytes <= 0:
             raise ValueError(f"max_bytes {max_bytes} must be positive")
         visible_end, segments = self.visible_end, self._segments  # in this order: other threads must not see beyond

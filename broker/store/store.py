@@ -65,6 +65,8 @@ class Store:
         self.files = files
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
+        self.cached_only = self._open_files.cached_only
+        """A `with` block in which look-ups raise NotCached instead of waiting for the disk."""
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(self.key_building)
         self._file_systems = FileSystems(files)

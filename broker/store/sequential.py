@@ -1,0 +1,115 @@
+"""Reading cold data in order: the next piece is fetched ahead, and what was passed makes room in the page cache again.
+
+A reader that is far behind would otherwise wait for the disk at each request, and push out of the page cache what
+producers have just written and readers at the end still want. Only pages that were not there before are dropped, well
+behind the reader, and never near the end of the partition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import suppress
+from typing import NamedTuple
+
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+
+from .files import Files, read_exactly
+from .log_segments import LogSegments
+from .segment import Segment
+
+__all__ = ["HOT_TAIL_BYTES", "MAX_WINDOW_BYTES", "SequentialReader"]
+
+MAX_WINDOW_BYTES = 4 << 20
+"""How far data is fetched ahead of a reader, and how far behind it its pages are kept for others."""
+
+HOT_TAIL_BYTES = 64 << 20
+"""The last bytes of a partition, which are never dropped."""
+
+_PAGE_BYTES = 4096
+_ADVICE_BYTES = 512 << 10
+"""Fetched by one call: the kernel cuts it to what the device takes at once, often 1,280 KiB."""
+
+
+class _Range(NamedTuple):
+    """Byte offsets [start, stop) of a partition that were brought into the page cache."""
+
+    start: int
+    stop: int
+
+
+class SequentialReader:
+    """One reader of one partition. Its methods run in worker threads, one at a time."""
+
+    def __init__(self, log: LogSegments, files: Files) -> None:
+        self.log = log
+        self._files = files
+        self._segment: Segment | None = None
+        self._ahead = 0  # up to here the segment was fetched
+        self._brought: deque[_Range] = deque()
+
+    def read(self, offset: int, max_bytes: int, window: int = MAX_WINDOW_BYTES) -> bytes:
+        """Like `LogSegments.read_blocking`; fetches up to `window` bytes behind the data and drops old pages."""
+        segment, length = self.log.extent(offset, max_bytes)
+        if not length:
+            return b""
+        if segment is not self._segment:
+            self._leave()
+            self._segment = segment
+        self._ahead = max(self._ahead, offset)
+        try:
+            fd = self._files.open(segment.path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise OffsetOutOfRange(offset, self.log.first_offset, self.log.visible_end) from None  # retention
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+        try:
+            self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's own read-ahead would bring unknown pages
+            end = offset + length
+            self._fetch(fd, segment, end, offset)
+            data = read_exactly(self._files, fd, length, offset - segment.first_offset)
+            self._fetch(fd, segment, min(end + window, segment.first_offset + segment.size), end + window // 2)
+            self._drop(fd, segment, end - window)
+            return data
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+        finally:
+            self._files.close(fd)
+
+    def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> None:
+        """Have the kernel read up to `stop`, if less than up to `needed` was fetched. Returns before it has."""
+        start = self._ahead
+        if start >= min(stop, needed + 1):
+            return
+        first, last = start - segment.first_offset, stop - segment.first_offset
+        if not (self._is_cached(fd, first) and self._is_cached(fd, last - 1)):
+            for position in range(first, last, _ADVICE_BYTES):
+                self._files.advise(fd, position, min(_ADVICE_BYTES, last - position), os.POSIX_FADV_WILLNEED)
+            self._brought.append(_Range(start, stop))
+        self._ahead = stop
+
+    def _is_cached(self, fd: int, position: int) -> bool:
+        try:
+            return self._files.preadv_nowait(fd, memoryview(bytearray(1)), position) == 1
+        except OSError:  # not there, or it cannot be told: then it is taken as ours
+            return False
+
+    def _drop(self, fd: int, segment: Segment, before: int) -> None:
+        """Give back the pages that were brought and end before `before`, if the end of the partition is far away."""
+        before = min(before, self.log.visible_end - HOT_TAIL_BYTES)
+        while self._brought and self._brought[0].stop <= before:
+            start, stop = (offset - segment.first_offset for offset in self._brought.popleft())
+            start -= start % _PAGE_BYTES  # the kernel keeps pages that are named in part
+            self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    def _leave(self) -> None:
+        """The reader goes to another segment: nothing of the last one is kept."""
+        segment, self._segment = self._segment, None
+        if segment is not None and self._brought:
+            with suppress(OSError):  # gone: so are its pages
+                fd = self._files.open(segment.path, os.O_RDONLY)
+                try:
+                    self._drop(fd, segment, segment.first_offset + segment.size)
+                finally:
+                    self._files.close(fd)
+        self._brought.clear()

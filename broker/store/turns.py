@@ -1,0 +1,72 @@
+"""Worker threads shared fairly: a bounded number of calls at once, and whoever waits is served in turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+from .flush import RunInThread
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Runs functions by `run_in_thread`, at most `limit` at once. Lives on the owning thread.
+
+    Each key has a queue of its own and the queues take turns, so that many calls of one key cost another no more than
+    its share. Invariant: a key is in `_waiting` as long as calls of it wait, and at its place in the order of turns.
+    """
+
+    def __init__(
+        self,
+        run_in_thread: RunInThread,
+        limit: int,
+        *,
+        pause: Callable[[], float] = lambda: 0.0,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
+        """pause: seconds to wait before the next call may start, 0 for none; `call_later` then waits so long."""
+        self._run_in_thread = run_in_thread
+        self._limit = limit
+        self._pause = pause
+        self._call_later = call_later
+        self._waiting: dict[Hashable, deque[tuple[Callable[[], Any], Callable[[Any], None]]]] = {}
+        self._running = 0
+        self._pausing = False
+
+    def __len__(self) -> int:
+        """Calls that wait for their turn."""
+        return sum(map(len, self._waiting.values()))
+
+    def run(self, key: Hashable, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Run `function` in a worker thread when it is its turn, then `done(result or exception)` on this thread."""
+        self._waiting.setdefault(key, deque()).append((function, done))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and self._running < self._limit and not self._pausing:
+            seconds = self._pause()
+            if seconds > 0 and self._call_later is not None:
+                self._pausing = True
+                self._call_later(seconds, self._go_on)
+                return
+            key = next(iter(self._waiting))
+            queue = self._waiting.pop(key)
+            function, done = queue.popleft()
+            if queue:
+                self._waiting[key] = queue  # behind all others
+            self._running += 1
+            self._run_in_thread(function, partial(self._ended, done))
+
+    def _go_on(self) -> None:
+        self._pausing = False
+        self._start()
+
+    def _ended(self, done: Callable[[Any], None], result: Any) -> None:
+        self._running -= 1
+        try:
+            done(result)
+        finally:
+            self._start()
