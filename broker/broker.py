@@ -19,6 +19,7 @@ from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
 from .metrics import Metrics
+from .pace import Pace
 from .partitions import Partitions
 from .reactor import ReactorTime
 from .reload_plan import ReloadReport
@@ -114,8 +115,14 @@ class Broker:
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
-        self.cold_reads = ColdReads(run_cold or run_in_thread, store.files, store.cached_only, reactor)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
+        self.cold_reads = ColdReads(
+            run_cold or run_in_thread,
+            store.files,
+            store.cached_only,
+            reactor,
+            Pace(reactor.seconds, lambda: self.metrics.put_bytes),
+        )
         self.filters = filters or FilterTable()
         self.transactions = Transactions(
             config.transactions,

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from .pace import Pace
 from .reactor import ReactorTime
-from .share import Share
 from .store.files import CachedOnly, Files, NotCached
 from .store.flush import RunInThread
 from .store.partition_log import PartitionLog
@@ -60,13 +60,13 @@ class ColdReads:
         files: Files,
         cached_only: CachedOnly,
         reactor: ReactorTime,
-        share: Share | None = None,
+        pace: Pace,
     ) -> None:
         """run_in_thread: for nothing but these reads, so that no sync waits behind them."""
         self._files = files
         self._cached_only = cached_only
-        self._share = share or Share(reactor.seconds)
-        self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=self._share.pause, call_later=reactor.callLater)
+        self._pace = pace
+        self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> bytes | Deferred[bytes]:
@@ -120,7 +120,8 @@ class ColdReads:
                 deferred.errback(result)
             else:
                 deferred.callback(result)
-            self._share.spend(seconds + time.thread_time() - began)
+            size = len(result) if isinstance(result, bytes) else 0
+            self._pace.spend(size, seconds + time.thread_time() - began)
 
         self._turns.run(group, measured, done)
         return deferred

@@ -75,6 +75,7 @@ class Metrics:
     def __init__(self, has_stat: Callable[[str], bool], seconds: Callable[[], float]) -> None:
         """seconds: a monotonic clock."""
         self.cmd_put = 0
+        self.put_bytes = 0  # of the bodies of all puts asked for
         self.cmd_get = 0
         self.cmd_offset = 0
         self.get_miss = 0
@@ -96,6 +97,7 @@ class Metrics:
     def put(self, topic: str, count: int, body_bytes: int) -> None:
         """Puts asked for, whether they succeed or not."""
         self.cmd_put += count
+        self.put_bytes += body_bytes
         if self._has_stat(topic):
             self._count("put", topic, count, count)
             self._count("message_size", topic, count, body_bytes)

@@ -316,8 +316,9 @@ def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(type(log), "read_blocking", fail)
+    monkeypatch.setattr(type(harness.store.files), "pread", fail)
     tagged.send(pull("t", 0, 0))
     harness.threads.run()
     (frame,) = tagged.frames()
     assert frame.code == ResponseCode.SYSTEM_ERROR
+    assert "cannot be read" in frame.remark

@@ -1,0 +1,99 @@
+"""What a reader of cold data asks of the page cache: the next piece early, what it passed back, the end never."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from metaq.broker.store import sequential
+from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.sequential import SequentialReader
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+
+PAGE = 4096
+RECORD = PAGE  # header included
+
+
+@pytest.fixture
+def advice(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """16 records of a page each in segments of 8 and 8, nothing cached; what was advised: what, start, size."""
+    monkeypatch.setattr(sequential, "HOT_TAIL_BYTES", 3 * PAGE)
+    harness.max_segment_size = 8 * RECORD
+    for number in range(16):
+        harness.append(bytes([number]) * (RECORD - 20))
+    harness.threads.run_all()
+    harness.files.page_cache_empty = True
+    names = {os.POSIX_FADV_WILLNEED: "fetch", os.POSIX_FADV_DONTNEED: "drop"}
+    found: list[tuple[str, int, int]] = []
+
+    def advise(fd: int, position: int, size: int, kind: int) -> None:
+        if kind in names:
+            found.append((names[kind], position // PAGE, size // PAGE))
+
+    monkeypatch.setattr(harness.files, "advise", advise)
+    return found
+
+
+def read(reader: SequentialReader, page: int, pages: int = 1) -> None:
+    data = reader.read(page * PAGE, pages * PAGE, 2 * PAGE)
+    assert [data[each * PAGE + 20] for each in range(pages)] == list(range(page, page + pages))
+
+
+def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(
+    harness: StoreHarness, advice: list[tuple[str, int, int]]
+) -> None:
+    reader = SequentialReader(harness.log, harness.files)
+    read(reader, 0)
+    assert advice == [("fetch", 0, 1), ("fetch", 1, 2)]
+    advice.clear()
+    read(reader, 1)
+    read(reader, 2)
+    assert advice == [("fetch", 3, 1), ("fetch", 4, 1), ("drop", 0, 1)]
+    advice.clear()
+    for page in range(3, 8):
+        read(reader, page)
+    assert all(start + size <= 8 for _, start, size in advice)  # of this file
+    advice.clear()
+    read(reader, 8)  # the first of the next segment: the rest of the last one goes
+    assert [each for each in advice if each[0] == "drop"] == [("drop", 6, 1), ("drop", 7, 1)]
+
+
+def test_the_end_of_the_partition_is_never_dropped(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+    reader = SequentialReader(harness.log, harness.files)
+    for page in range(9):
+        read(reader, page)
+    advice.clear()
+    for page in range(9, 16):
+        read(reader, page)
+    dropped = [page for what, start, size in advice if what == "drop" for page in range(start, start + size)]
+    assert dropped == list(range(16 - 8 - 3))
+
+
+def test_pages_that_were_there_before_are_left_alone(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+    harness.files.page_cache_empty = False
+    reader = SequentialReader(harness.log, harness.files)
+    for page in range(16):
+        read(reader, page)
+    assert advice == []
+
+
+def test_a_segment_that_retention_took_is_out_of_range(harness: StoreHarness, advice: object) -> None:
+    reader = SequentialReader(harness.log, harness.files)
+    read(reader, 0)
+    for segment in harness.log.remove_first(1):
+        os.unlink(segment.path)
+    with pytest.raises(OffsetOutOfRange):
+        reader.read(PAGE, PAGE)
+    read(reader, 8)
+
+
+def test_a_disk_that_cannot_be_read_names_the_file(
+    harness: StoreHarness, advice: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int, size: int, position: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(harness.files, "pread", broken)
+    with pytest.raises(StoreError, match=r"0{20}\.meta cannot be read"):
+        SequentialReader(harness.log, harness.files).read(0, PAGE)
