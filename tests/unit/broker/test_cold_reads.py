@@ -8,7 +8,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import MessageCountsRequest, PullReply, SearchByTimeRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
-from tests.unit.broker.harness import Harness, Peer, batch, pull
+from tests.unit.broker.harness import Harness, batch, pull
 
 RECORD = 120
 
@@ -33,7 +33,7 @@ def harness(tmp_path, files, monkeypatch):
 
 
 @pytest.fixture
-def peer(harness) -> Peer:
+def peer(harness):
     return harness.connect()
 
 

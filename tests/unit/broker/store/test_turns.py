@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from metaq.broker.store.testing import ManualThreads
 from metaq.broker.store.turns import Turns
 
 
 def test_keys_take_turns_however_many_calls_one_of_them_has() -> None:
-    threads, done = ManualThreads(), []
+    threads = ManualThreads()
+    done: list[Any] = []
     turns = Turns(threads, 1)
     for number in range(3):
-        turns.run("many", lambda number=number: f"many {number}", done.append)
+        turns.run("many", partial("many {}".format, number), done.append)
     turns.run("one", lambda: "one", done.append)
     assert (len(threads), len(turns)) == (1, 3)
     threads.run_all()
@@ -31,7 +35,8 @@ def test_no_more_than_the_limit_run_at_once() -> None:
 
 
 def test_a_callback_that_fails_does_not_stop_the_others() -> None:
-    threads, done = ManualThreads(), []
+    threads = ManualThreads()
+    done: list[Any] = []
     turns = Turns(threads, 1)
 
     def bad(result: object) -> None:
@@ -47,7 +52,8 @@ def test_a_callback_that_fails_does_not_stop_the_others() -> None:
 
 
 def test_errors_are_results() -> None:
-    threads, done = ManualThreads(), []
+    threads = ManualThreads()
+    done: list[Any] = []
     turns = Turns(threads, 1)
     turns.run("a", lambda: 1 // 0, done.append)
     threads.run_all()
@@ -55,7 +61,8 @@ def test_errors_are_results() -> None:
 
 
 def test_a_pause_holds_the_next_call_back_once() -> None:
-    threads, later, pauses = ManualThreads(), [], [2.0, 0.0, 0.0]
+    threads, pauses = ManualThreads(), [2.0, 0.0, 0.0]
+    later: list[tuple[float, Any]] = []
     turns = Turns(
         threads, 2, pause=lambda: pauses.pop(0), call_later=lambda seconds, function: later.append((seconds, function))
     )
