@@ -157,8 +157,8 @@ class ProducerConfig:
 class ConsumerConfig:
     """How a consumer fetches, commits and shares partitions."""
 
-    fetch_max_bytes: int = 512 << 10
-    """Asked for per pull; the broker returns the first record whole, whatever its size."""
+    fetch_max_bytes: int = 1 << 20
+    """Asked for per pull. A broker gives at most its maxTransferSize; the first record comes whole, however large."""
     max_buffered_bytes: int = 4 << 20
     """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
     check_crcs: bool = True

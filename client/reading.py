@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from queue import Empty
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.protocol.errors import ClientError, ConfigError, OffsetOutOfRange
 
@@ -28,7 +29,12 @@ from .pool import ConnectionPool
 from .timers import Timers
 from .values import TopicPartition
 
+if TYPE_CHECKING:
+    import pyarrow
+
 __all__ = ["PartitionReader", "TopicBrowser", "browse"]
+
+Taken = TypeVar("Taken", bound=Sized)
 
 
 def browse(connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto") -> Iterator[Message]:
@@ -159,14 +165,21 @@ class PartitionReader:
 
         Raises CorruptRecord (again at each call until a seek), ClientError if closed, and what `accept` raises.
         """
+        return self._poll(partial(self._handout.take, max_messages), timeout)
+
+    def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
+        """As `poll`, as Consumer.poll_arrow returns them."""
+        return self._poll(partial(self._handout.take_batch, max_messages), timeout)
+
+    def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
         deadline = self._clock() + timeout
         while True:
             if self._closed:
                 raise ClientError("this reader is closed")
-            messages = self._handout.take(max_messages)
+            taken = take()
             seconds = deadline - self._clock()
-            if messages or seconds <= 0:
-                return messages
+            if taken or seconds <= 0:
+                return taken
             try:
                 state = self._fetcher.wait(seconds)
             except Empty:

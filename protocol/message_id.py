@@ -9,14 +9,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPOCH_MS", "MAX_BROKER_ID", "counter_at", "counter_of", "message_id", "message_ids_from", "store_time_ms"]
+__all__ = [
+    "EPOCH_MS",
+    "MAX_BROKER_ID",
+    "TIME_SHIFT",
+    "counter_at",
+    "counter_of",
+    "message_id",
+    "message_ids_from",
+    "store_time_ms",
+]
 
 EPOCH_MS = 1303895660503
 MAX_BROKER_ID = 1023
 _SEQUENCE_BITS, _BROKER_BITS = 12, 10
 _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
-_TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
+TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
+"""Bits behind the milliseconds."""
 
 
 def counter_at(time_ms: int) -> int:
@@ -26,18 +36,18 @@ def counter_at(time_ms: int) -> int:
 
 def counter_of(message_id: int) -> int:
     """The counter inside one of our ids (positive); the inverse of `message_id`."""
-    return (message_id >> _TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
+    return (message_id >> TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
 
 
 def message_id(counter: int, broker_id: int) -> int:
     """The id with this counter (53 bits, see module) on this broker (0 … 1023)."""
-    return (counter >> _SEQUENCE_BITS) << _TIME_SHIFT | broker_id << _SEQUENCE_BITS | counter & _SEQUENCE_MASK
+    return (counter >> _SEQUENCE_BITS) << TIME_SHIFT | broker_id << _SEQUENCE_BITS | counter & _SEQUENCE_MASK
 
 
 def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
     """The `count` ids of a batch that begins with `first_id`, as int64."""
     counters = np.arange(count, dtype=np.int64) + counter_of(first_id)
-    ids = (counters >> _SEQUENCE_BITS) << _TIME_SHIFT
+    ids = (counters >> _SEQUENCE_BITS) << TIME_SHIFT
     ids |= counters & _SEQUENCE_MASK
     ids |= first_id & _BROKER_FIELD
     return ids
@@ -45,4 +55,4 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
 
 def store_time_ms(message_id: int) -> int | None:
     """Wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no date)."""
-    return (message_id >> _TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
+    return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,11 @@ from metaq.protocol.errors import CorruptRecord
 from ..message import Message
 from ..values import TopicPartition
 from .decoding import Decoded, decode_sized, decode_walking
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from .arrow import DecodedBatch
 
 __all__ = ["Chunk"]
 
@@ -34,8 +40,9 @@ class Chunk:
     end_offset: int
     sizes: npt.NDArray[np.int64] | None = None
     _decoded: Decoded | None = field(default=None, init=False)
+    _batch: DecodedBatch | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
-    """Messages of `_decoded` that were handed out."""
+    """Messages of `_decoded`, or rows of `_batch`, that were handed out."""
 
     @classmethod
     def of(
@@ -68,6 +75,8 @@ class Chunk:
         checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
         the first one left; before it returns what is good in front of it.
         """
+        if self._batch is not None:
+            self._forget_batch()
         decoded = self._decoded
         if decoded is None:
             decode = decode_walking if self.sizes is None else decode_sized
@@ -79,6 +88,32 @@ class Chunk:
         rest = self._taken < len(decoded.messages)
         self._move(decoded.messages[self._taken].offset if rest else decoded.end)
         return messages
+
+    @property
+    def gives_batches(self) -> bool:
+        """Whether `take_batch` may be called: sizes are known, and no messages were made of it already."""
+        return self.sizes is not None and self._decoded is None
+
+    def take_batch(self, partition: TopicPartition, limit: int, check: bool = True) -> pyarrow.RecordBatch:
+        """As `take`, as one record batch (arrow.SCHEMA)."""
+        from .arrow import decode_batch  # pyarrow is an extra
+
+        decoded = self._batch
+        if decoded is None:
+            decoded = self._batch = decode_batch(self, partition, check)
+        if decoded.damage and self.offset == decoded.end:
+            raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
+        rows = decoded.batch.slice(self._taken, limit)
+        self._taken += rows.num_rows
+        rest = self._taken < decoded.batch.num_rows
+        self._move(decoded.batch["offset"][self._taken].as_py() if rest else decoded.end)
+        return rows
+
+    def _forget_batch(self) -> None:
+        """Messages are wanted of what is left."""
+        assert self.sizes is not None
+        self.sizes = self.sizes[self._taken :]
+        self._batch, self._taken = None, 0
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Undo the `take` that has just returned these."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,16 @@ from metaq.protocol.record import (
 from ..message import Message
 from ..values import TopicPartition
 
-__all__ = ["WRONG_CHECKSUM", "WRONG_LENGTH", "Decoded", "Records", "decode_sized", "decode_walking"]
+__all__ = [
+    "WRONG_CHECKSUM",
+    "WRONG_LENGTH",
+    "Decoded",
+    "Good",
+    "Records",
+    "decode_sized",
+    "decode_walking",
+    "good_records",
+]
 
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
@@ -84,39 +93,64 @@ def decode_walking(
     return Decoded(messages, start + shift, "")
 
 
-def decode_sized(
-    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
-) -> Decoded:
-    """The same by the table of sizes."""
-    sizes = records.sizes
-    assert sizes is not None
-    starts = np.cumsum(sizes) - sizes
-    headers = headers_at(records.data, starts + records.start)
-    count, damage = _leading(headers["length"] == sizes - HEADER_BYTES), WRONG_LENGTH
-    bodies = split_bodies(records.data, records.start, sizes[:count])
+class Good(NamedTuple):
+    """Records in front of the first damaged one: where each begins in the data, its size, its header (HEADER_DTYPE)
+    and, if bodies were looked at, its body. `damage` says what is wrong with that one; "" if there is none.
+    """
+
+    starts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    headers: npt.NDArray[Any]
+    bodies: list[bytes]
+    damage: str
+
+    def end(self, records: Records) -> int:
+        """Position in the data behind the last of them."""
+        return records.start + int(self.sizes.sum())
+
+
+def good_records(records: Records, check: bool, bodies: bool) -> Good:
+    """What can be handed out of records with known sizes. check: whether checksums are compared; bodies: whether they
+    are wanted even so.
+    """
+    assert records.sizes is not None
+    starts = np.cumsum(records.sizes) - records.sizes + records.start
+    headers = headers_at(records.data, starts)
+    count, damage = _leading(headers["length"] == records.sizes - HEADER_BYTES), WRONG_LENGTH
+    found = split_bodies(records.data, records.start, records.sizes[:count]) if check or bodies else []
     if check:
-        matching = _leading(checksums(bodies) == headers["checksum"][:count])
+        matching = _leading(checksums(found) == headers["checksum"][:count])
         if matching < count:
             count, damage = matching, WRONG_CHECKSUM
-    flags = headers["flag"][:count]
-    columns = (
-        repeat(partition),
-        (starts[:count] + records.offset).tolist(),
-        headers["id"][:count].tolist(),
-        flags.tolist() if flags.any() else repeat(0),
-        bodies,
-    )
-    messages = list(map(_make, repeat(Message, count), zip(*columns, strict=False)))
-    if tags is not None:
-        messages = [message for message in messages if _has_tag(message.body, message.flag, tags)]
-    if count == len(sizes):
-        return Decoded(messages, records.offset + int(sizes.sum()), "")
-    return Decoded(messages, records.offset + int(starts[count]), damage)
+            del found[count:]
+    if count == len(starts):
+        damage = ""
+    return Good(starts[:count], records.sizes[:count], headers[:count], found, damage)
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
     """How many are true in front of the first false one."""
     return len(good) if good.all() else int(np.argmin(good))
+
+
+def decode_sized(
+    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
+) -> Decoded:
+    """As decode_walking, for records with known sizes."""
+    good = good_records(records, check, bodies=True)
+    shift = records.offset - records.start
+    flags = good.headers["flag"]
+    columns = (
+        repeat(partition),
+        (good.starts + shift).tolist(),
+        good.headers["id"].tolist(),
+        flags.tolist() if flags.any() else repeat(0),
+        good.bodies,
+    )
+    messages = list(map(_make, repeat(Message, len(good.starts)), zip(*columns, strict=False)))
+    if tags is not None:
+        messages = [message for message in messages if _has_tag(message.body, message.flag, tags)]
+    return Decoded(messages, good.end(records) + shift, good.damage)
 
 
 def _has_tag(body: bytes, flag: int, tags: Container[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from queue import Empty
+from typing import TYPE_CHECKING
 
 from metaq.protocol.errors import CorruptRecord
 
@@ -14,6 +15,9 @@ from .chunk import Chunk
 from .decoding import WRONG_LENGTH
 from .fetcher import Fetcher
 from .partition_state import PartitionState
+
+if TYPE_CHECKING:
+    import pyarrow
 
 __all__ = ["DAMAGE_TRIES", "Accept", "Handout", "take_next"]
 
@@ -116,6 +120,34 @@ class Handout:
         except Empty:
             return None
 
+    def take_batch(self, limit: int) -> pyarrow.RecordBatch:
+        """As `take`, as one record batch (arrow.SCHEMA) of what is there now, empty if nothing is.
+
+        An answer with record sizes becomes one batch; what came in smaller answers, or must go through a filter here,
+        is gathered message by message.
+        """
+        from .arrow import EMPTY, record_batch  # pyarrow is an extra
+
+        with self.lock:
+            state = self._current or self._next_arrival()
+            chunk = None if state is None else state.next_chunk()
+            if state is not None and chunk is not None and chunk.gives_batches and not (self._tags or self._accept):
+                try:
+                    return self._batch_of(state, chunk, limit)
+                except CorruptRecord as error:
+                    self._damaged(state, error, report=True)
+                    return EMPTY
+        messages = self.take(limit)
+        return record_batch(messages) if messages else EMPTY
+
+    def _batch_of(self, state: PartitionState, chunk: Chunk, limit: int) -> pyarrow.RecordBatch:
+        batch = chunk.take_batch(state.partition, limit, self._check)
+        state.last_id = batch["id"][-1].as_py()
+        state.damage = 0
+        state.position = chunk.offset if chunk.bytes_left else chunk.end_offset
+        self._handed_out(state, chunk)
+        return batch
+
     def _take_from(self, state: PartitionState, limit: int) -> list[Message]:
         chunk = state.next_chunk()
         if chunk is None:  # lost, or moved by a seek
@@ -134,12 +166,16 @@ class Handout:
             state.last_id = taken[-1].id
             state.damage = 0
         state.position = position
+        self._handed_out(state, chunk)
+        return messages
+
+    def _handed_out(self, state: PartitionState, chunk: Chunk) -> None:
+        """Something of the chunk is with the user, up to state.position."""
         if not chunk.bytes_left:
             state.drop_chunk(chunk)
             self._current = None
             self._fetcher.refill(state)
         self._handed[state] = (state.position, state.last_id)
-        return messages
 
     def _damaged(self, state: PartitionState, error: CorruptRecord, report: bool) -> None:
         """Fetch the record again; after some tries tell the user, at each poll, until there is a seek."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,40 @@ def test_records_with_a_table_of_sizes_are_found_as_those_without(payloads, data
     tags = data.draw(st.sampled_from([None, {"x"}]))
     walked, tabled = chunk_of(*records), sized(*records)
     assert decode_sized(tabled, HERE, tags)[:2] == decode_walking(walked, HERE, tags)[:2]
+
+
+ATTRIBUTES = st.one_of(
+    st.just({}),
+    st.sampled_from([{"tag": "x"}, {"attribute": "a"}, {"tag": "é", "keys": ["k1", "k2"]}, {"headers": {"h": "v"}}]),
+)
+
+
+@given(PAYLOADS, st.lists(ATTRIBUTES, min_size=1, max_size=5), st.integers(1, 300), st.booleans())
+def test_a_batch_is_what_the_messages_are(payloads, attributes, limit, check):
+    records = [
+        record(payload, (number - 3) << 20, **attributes[number % len(attributes)])
+        for number, payload in enumerate(payloads)
+    ]
+    chunk, messages = sized(*records), sized(*records).take(HERE, len(records))
+    batches = []
+    while chunk.bytes_left:
+        batches.append(chunk.take_batch(HERE, limit, check))
+        assert 0 < batches[-1].num_rows <= limit
+    found = pa.Table.from_batches(batches)
+    found.validate(full=True)
+    assert found.equals(pa.Table.from_batches([record_batch(messages)]))
+
+
+def test_a_batch_ends_at_a_damaged_record_and_messages_can_follow_it():
+    chunk = sized(record(b"1"), record(b"2"), record(b"3"), damaged(record(b"4")), record(b"5"))
+    assert chunk.take_batch(HERE, 2)["payload"].to_pylist() == [b"1", b"2"]
+    assert [message.payload for message in chunk.take(HERE, 2)] == [b"3"]
+    assert not chunk.gives_batches
+    chunk = sized(record(b"1"), damaged(record(b"2")))
+    assert chunk.take_batch(HERE, 10).num_rows == 1
+    with pytest.raises(CorruptRecord) as caught:
+        chunk.take_batch(HERE, 10)
+    assert caught.value.position == 1021
 
 
 def test_a_wrong_length_in_a_table_is_damage_at_its_record_and_checksums_need_not_be_looked_at():
