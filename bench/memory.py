@@ -6,9 +6,9 @@ import mmap
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["available_bytes", "reset_peak", "resident_mb", "warm_memory"]
+__all__ = ["free_bytes", "reset_peak", "resident_mb", "warm_memory"]
 
-MARGIN_BYTES = 2 << 30
+MARGIN_BYTES = 1 << 30
 """Left free while memory is warmed, for whatever else runs."""
 STEP_BYTES = 256 << 20
 RESET_PEAK = "5"  # /proc/<pid>/clear_refs, see proc(5)
@@ -26,12 +26,10 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text(RESET_PEAK)
 
 
-def available_bytes() -> int:
-    """What the kernel could hand out without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
+def free_bytes() -> int:
+    """What the kernel uses for nothing. Only this can be untouched yet: what caches files has been touched."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemFree"].split()[0]) * 1024
 
 
 def warm_memory(size: int, show: Callable[[int], None]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .compare import Comparison, Plan, stage_topics
 from .measured import Results
-from .memory import MARGIN_BYTES, available_bytes, warm_memory
+from .memory import MARGIN_BYTES, free_bytes, warm_memory
 from .plot import write_plots
 from .report import markdown
 from .scenarios import STAGES, Scenario, Stage
@@ -74,7 +74,7 @@ class Session:
 
 def touch_free_memory(log: Log) -> None:
     """Touch what is free once; see memory.warm_memory."""
-    size = available_bytes() - MARGIN_BYTES
+    size = free_bytes() - MARGIN_BYTES
     log(f"touching {size / 1e9:.1f} GB of free memory once (--cold-memory leaves that out)")
     on_terminal = sys.stderr.isatty()
 
