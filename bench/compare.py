@@ -33,6 +33,8 @@ LEAST_CONSUMED = 100_000
 HIDDEN = 2_000
 """So many messages of a backlog are not consumed, since the Java broker hides what it has not flushed yet."""
 BACKLOG_BYTES = 1024
+CALL_SECONDS = 300.0
+"""A load generator that has not answered by then is killed: a system that hangs must not stop the comparison."""
 
 Log = Callable[[str], None]
 
@@ -164,7 +166,7 @@ class Comparison:
         else:
             count, command = 2 * self._stage.topics[topic].partitions, pipelined_command(topic, WIDE_WINDOW)
         self._log(f"{scenario.name}: {system.name} sends {count:,} messages to {topic} first")
-        system.generator.call(*command.format(count=count, size=BACKLOG_BYTES).split())
+        system.generator.call(*command.format(count=count, size=BACKLOG_BYTES).split(), seconds=CALL_SECONDS)
         self._prepared.add((topic, system.broker))
 
     def _run(self, scenario: Scenario, run: Run, label: str, count: int, name: str) -> dict[str, Any]:
@@ -177,7 +179,7 @@ class Comparison:
             per_second=LATENCY_PER_SECOND,
             warm_up=count // 3,
         )
-        return self._running.systems[run.system].generator.call(*words.split())
+        return self._running.systems[run.system].generator.call(*words.split(), seconds=CALL_SECONDS)
 
 
 def _latency_topic(scenario: Scenario, label: str, number: int) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,8 +116,34 @@ class Worker(_Child):
                 command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, bufsize=1
             )
 
-    def call(self, *words: object) -> dict[str, Any]:
-        """Run one command and return its answer, however long it takes. Raises ProcessFailed on an error or a death."""
+    def call(self, *words: object, seconds: float | None = None) -> dict[str, Any]:
+        """Run one command and return its answer. Raises ProcessFailed on an error or a death.
+
+        seconds: a process that has not answered by then is killed, which is a death; None: however long it takes.
+        """
+        if seconds is None:
+            return self._call(words)
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self.process.kill()
+
+        killer = threading.Timer(seconds, kill)
+        killer.daemon = True
+        killer.start()
+        try:
+            return self._call(words)
+        except ProcessFailed as failure:
+            if late.is_set():
+                raise ProcessFailed(
+                    f"no answer to {' '.join(map(str, words))!r} in {seconds:g} s", self.log
+                ) from failure
+            raise
+        finally:
+            killer.cancel()
+
+    def _call(self, words: Sequence[object]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         line = " ".join(map(str, words))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.processes import ProcessFailed, Worker
+
 pytest.importorskip("confluent_kafka", reason="of the extra [bench]")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +18,13 @@ TINY = ("--rounds", "2", "--seconds", "0.1", "--warm-up", "0.1", "--backlog", "4
 def bench(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *TINY, "--cold-memory", "--system", "ours", "--output", str(output)]
     return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+def test_a_generator_that_does_not_answer_is_killed(tmp_path: Path) -> None:
+    with Worker([sys.executable, "-c", "import time; input(); time.sleep(600)"], tmp_path / "log") as worker:
+        with pytest.raises(ProcessFailed, match=r"no answer to 'send 1' in 0\.5 s"):
+            worker.call("send", 1, seconds=0.5)
+        assert worker.process.poll() is not None
 
 
 def test_two_sittings_make_one_result(tmp_path: Path) -> None:
