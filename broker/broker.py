@@ -24,6 +24,7 @@ from .partitions import Partitions
 from .reactor import ReactorTime
 from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
+from .searches import Searches
 from .store.flush import RunInThread
 from .store.partition_log import PartitionLog
 from .store.store import Store
@@ -144,6 +145,7 @@ class Broker:
         self._run_in_thread = run_in_thread
         self._run_filter = run_filter or run_in_thread
         self._filter_calls = 0
+        self.searches = Searches(store, self.partitions, self.in_thread)
 
     @property
     def url(self) -> str:

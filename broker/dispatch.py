@@ -57,6 +57,7 @@ from .handlers.offset import answer_offset
 from .handlers.pull import Loading, Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
 from .handlers.replication import answer_replication_status, answer_restart_replication
+from .handlers.search import answer_query_message, answer_view_message
 from .handlers.send_batch import answer_send_batch
 from .handlers.send_many import answer_send_many
 from .handlers.stats import answer_stats, answer_stats_frame
@@ -104,6 +105,8 @@ _FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.SEARCH_OFFSET_BY_TIME: answer_search_by_time,
     RequestCode.SEARCH_OFFSET_BY_COUNT: answer_search_by_count,
     RequestCode.MESSAGE_COUNTS: answer_counts,
+    RequestCode.QUERY_MESSAGE: answer_query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: answer_view_message,
     RequestCode.HEARTBEAT: answer_heartbeat,
     RequestCode.STATS: answer_stats_frame,
     RequestCode.RELOAD_CONFIG: answer_reload_config,

@@ -33,6 +33,7 @@ __all__ = [
     "LocalStoreFull",
     "LocalStoreInUse",
     "LogReadOnly",
+    "MessageNotFound",
     "MessageTooLarge",
     "MetaqError",
     "NoPartition",
@@ -51,6 +52,8 @@ __all__ = [
     "ReplicationError",
     "RequestRefused",
     "RequestTimedOut",
+    "SearchIncomplete",
+    "SearchesBusy",
     "SessionLost",
     "SlaveDisconnected",
     "StoreError",
@@ -245,6 +248,13 @@ class FiltersBusy(MetaqError):
     retriable = True
 
 
+class SearchesBusy(MetaqError):
+    """Too many searches for messages wait for each other."""
+
+    status = Status.UNAVAILABLE
+    retriable = True
+
+
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +375,22 @@ class RequestRefused(ClientError):
         super().__init__(text or f"status {code}")
         self.code = code
         self.text = text
+
+
+class MessageNotFound(ClientError):
+    """No readable message of the topic has the id or key that was asked for; every one was looked at."""
+
+
+class SearchIncomplete(ClientError):
+    """A search found nothing, but `unsearched_bytes` of data were not looked at. Try again: what brokers have read for
+    it is remembered, and missing indexes are built meanwhile.
+    """
+
+    retriable = True
+
+    def __init__(self, text: str, unsearched_bytes: int) -> None:
+        super().__init__(text)
+        self.unsearched_bytes = unsearched_bytes
 
 
 class LocalStoreError(ClientError):

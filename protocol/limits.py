@@ -18,8 +18,10 @@ __all__ = [
     "MANY_MARK",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
+    "MAX_FOUND_MESSAGES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
+    "MAX_KEY_CHARACTERS",
     "MAX_LINE_BYTES",
     "MAX_TX_KEY_CHARACTERS",
     "SLAVE_STATUS_TOPIC",
@@ -50,6 +52,12 @@ MAX_FRAME_HEADER_BYTES = 1024 * 1024
 
 MAX_BATCH_RECORDS = 1 << 20
 """Most records in one send-batch frame."""
+
+MAX_FOUND_MESSAGES = 1024
+"""Most messages that one search by key gives."""
+
+MAX_KEY_CHARACTERS = 64 * 1024
+"""Longest key that is searched for."""
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""

@@ -28,9 +28,11 @@ class RequestCode(IntEnum):
 
     SEND = 10
     PULL = 11
+    QUERY_MESSAGE = 12
     SEARCH_OFFSET_BY_TIME = 29
     MAX_OFFSET = 30
     MIN_OFFSET = 31
+    VIEW_MESSAGE_BY_ID = 33
     HEARTBEAT = 34
     SEND_BATCH = 320
     MESSAGE_COUNTS = 1001
@@ -62,4 +64,5 @@ class ResponseCode(IntEnum):
     TOPIC_NOT_EXIST = 17
     PULL_NOT_FOUND = 19
     PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
     TRANSACTION_REFUSED = 1010

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker import ini_values
-from metaq.protocol import remoting
+from metaq.protocol import remoting, searches
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
@@ -44,6 +44,7 @@ def test_the_examples_of_the_protocol_page_are_what_the_broker_answers(harness):
     assert len(EXAMPLES) >= 15
     for kind, request, answer in EXAMPLES:
         peer.send(raw(kind, request))
+        harness.threads.run()
         assert shown(kind, peer.received()) == answer, request
         if kind == "frame":
             json.JSONDecoder().raw_decode(answer)
@@ -52,8 +53,9 @@ def test_the_examples_of_the_protocol_page_are_what_the_broker_answers(harness):
 FIELDS = sorted(
     {
         field
-        for name in remoting.__all__
-        if hasattr(kind := getattr(remoting, name), "to_ext")
+        for module in (remoting, searches)
+        for name in module.__all__
+        if hasattr(kind := getattr(module, name), "to_ext")
         for field in (kind(*[("x",) if each == "tags" else 1 for each in kind._fields])).to_ext()
     }
 )
