@@ -61,12 +61,14 @@ def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None
     with UnitReader(files, segment.index_path, segment.stored) as reader:
         first = reader.starting_before(start) if blocks else 0
         units = reader.units(first, first + _BLOCK_RECORDS)
+    if not len(units):
+        return blocks
     ends = units["offset"] + units["size"]
     fitting = max(1, int(np.searchsorted(ends, start + segment.block_bytes, "right")))
-    full = fitting < len(units) or len(units) == _BLOCK_RECORDS
+    full = fitting < len(units) or len(units) == _BLOCK_RECORDS or int(ends[-1]) - start >= segment.block_bytes
     units = units[:fitting]
     at_end = segment.closed and first + len(units) == segment.stored
-    if not len(units) or not (full or at_end):
+    if not (full or at_end):
         return blocks
     end = segment.end if at_end else int(units[-1]["offset"]) + int(units[-1]["size"])
     data_fd = files.open(segment.path, os.O_RDONLY)
@@ -93,6 +95,7 @@ class KeyBuilding:
         self._credit = 0.0
         self._last_tick: float | None = None
         self._retry_at = float("-inf")
+        self._given_up: set[Segment] = set()  # their index has no units for their last, damaged bytes
 
     def __len__(self) -> int:
         """Logs that are still to be looked at."""
@@ -129,14 +132,14 @@ class KeyBuilding:
 
     def _lacks(self, segment: Segment, *, closed: bool) -> bool:
         index = segment.index
-        if index is None or not index.stored:
+        if index is None or not index.stored or segment in self._given_up:
             return False  # being rebuilt, or nothing is safe yet
         if closed and not segment.finished:
             return False
         covered = segment.keys[-1].end if segment.keys else segment.first_offset
         if closed:
             return segment.keys is None or covered < segment.end
-        return segment.checkpointed - covered > self._block_bytes and len(index) > 1
+        return segment.checkpointed - covered > self._block_bytes
 
     def _next(self) -> None:
         while self._waiting and not self._busy and self._credit >= 0 and not self._closed:
@@ -182,8 +185,9 @@ class KeyBuilding:
         covered = before[-1].end if before else segment.first_offset
         fresh = result[-1].end - covered if result else 0
         self._credit -= max(_LEAST_COST_BYTES, fresh if before is not None else min(fresh, self._block_bytes))
-        if result == before:  # nothing can be done about it: damaged bytes alone
-            self._waiting.pop(log, None)
+        if result == before:
+            _log.warning("%s has no records behind %d to be found by key", segment.path, covered)
+            self._given_up.add(segment)
         self._next()
 
     def _failed(self, log: PartitionLog, segment: Segment, error: BaseException) -> None:

@@ -107,6 +107,7 @@ def test_searches_find_what_a_model_has(
             harness.restart()
         elif step == "kill":
             harness.kill()
+            harness.threads.run_all()  # indexes that are behind
         elif step == "search":
             scene.check()
         else:
