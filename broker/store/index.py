@@ -224,19 +224,21 @@ class Index:
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
         """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
         stop = min(len(self), start + max_count)
-        chunks = []
+        chunks: list[UnitArray] = []
         size = _CHUNK_UNITS
         while start < stop:
             chunk = self.units(start, min(stop, start + size))
-            fitting = int(np.searchsorted(chunk["offset"] + chunk["size"], offset, "right"))
+            ends = chunk["offset"] + chunk["size"]
+            fitting = int(np.searchsorted(ends, offset, "right"))
             chunks.append(chunk[:fitting])
             start += fitting
             if fitting < len(chunk):
                 break
-            size *= 8
-        if not chunks:
-            return np.empty(0, UNIT_DTYPE)
-        found = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+            # what is left has about as many as its bytes say; a little more, so that the next read is the last
+            bytes_read = int(ends[-1]) - int(chunk["offset"][0])
+            size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
+        # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
+        found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join(chunks), UNIT_DTYPE)
         if len(found):
             self._remember(int(found[-1]["offset"]) + int(found[-1]["size"]), start)
         return found

@@ -127,5 +127,5 @@ class Chunk:
 
 def _address(buffer: memoryview | bytes) -> int:
     """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
-    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
