@@ -119,7 +119,7 @@ def main(
             touch_free_memory(_say)
         session.run()
         for special in (SPECIALS[name] for name in SPECIALS if name in wanted):
-            results.put(run_special(special, _say))
+            results.put(run_special(special, directory, _say))
         click.echo(session.publish())
     except (JavaUnavailable, OtherMachine, ProcessFailed, SpecialFailed) as error:
         sys.exit(f"bench: {error}")

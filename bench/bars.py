@@ -12,8 +12,8 @@ MEMORY_REST_MB = 150.0
 MEMORY_PEAK_MB = 400.0
 """Less resident memory than this: our broker before the first command, and at its highest in any scenario."""
 
-UNITS = {"rate": ("messages/s", 0), "p50_ms": ("ms", 2), "p99_ms": ("ms", 2), "max_ms": ("ms", 2)}
-"""Figure -> its unit and the decimals it is shown with."""
+UNITS = {"rate": ("messages/s", 0), "_ms": ("ms", 2), "_mb": ("MB", 0), "_seconds": ("s", 2), "": ("", 2)}
+"""How a figure's name ends -> its unit and the decimals it is shown with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,20 @@ class Bar:
         """`≥ 0.9 × java`, `p99 ≤ 4 ms`."""
         limit = self.least if self.least is not None else self.most
         what = "" if self.figure == "rate" else self.figure.removesuffix("_ms") + " "
-        return f"{what}{'≥' if self.least is not None else '≤'} {limit:,g} {self._unit()}"
+        return f"{what}{'≥' if self.least is not None else '≤'} {limit:,g} {self._of_what()}".rstrip()
 
     def shown(self, value: float) -> str:
         """A value with as many decimals as its kind has."""
         if self.of is not None:
             return f"{value:.2f} × {self.of}"
-        unit, decimals = UNITS.get(self.figure, ("", 2))
+        unit, decimals = self._unit()
         return f"{value:,.{decimals}f} {unit}".rstrip()
 
-    def _unit(self) -> str:
-        return f"× {self.of}" if self.of is not None else UNITS.get(self.figure, ("", 2))[0]
+    def _of_what(self) -> str:
+        return f"× {self.of}" if self.of is not None else self._unit()[0]
+
+    def _unit(self) -> tuple[str, int]:
+        return next(UNITS[end] for end in UNITS if self.figure.endswith(end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,19 @@ class Verdict:
 
 
 def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
-    """A verdict for each bar whose sides were selected; one that failed on either side is missed."""
+    """A verdict for each bar whose sides were selected; one without a figure on either side is missed."""
     verdicts = []
     for bar in bars:
+        sides = [side for side in (bar.who, bar.of) if side is not None]
+        if any(side not in measured.runs and side not in measured.failures for side in sides):
+            continue
         value = bar.value(measured)
         if value is not None:
-            verdict = Verdict(measured.scenario, bar.who, bar.text(), bar.shown(value), bar.met(value))
-            verdicts.append(verdict)
-            continue
-        sides = [side for side in (bar.who, bar.of) if side is not None]
-        failed = [side for side in sides if side in measured.failures]
-        if failed and all(side in measured.runs or side in measured.failures for side in sides):
-            verdicts.append(Verdict(measured.scenario, bar.who, bar.text(), f"{failed[0]} failed", met=False))
+            reached, met = bar.shown(value), bar.met(value)
+        else:
+            failed = [side for side in sides if side in measured.failures]
+            reached, met = f"{failed[0]} failed" if failed else f"no {bar.figure}", False
+        verdicts.append(Verdict(measured.scenario, bar.who, bar.text(), reached, met))
     return verdicts
 
 

@@ -38,9 +38,9 @@ class Measured:
         self.runs.setdefault(label, []).append(answer)
 
     def median(self, label: str, figure: str = "rate") -> float | None:
-        """The median of a figure over the rounds; None when the label was not measured."""
-        runs = self.runs.get(label)
-        return median(run[figure] for run in runs) if runs else None
+        """The median of a figure over the rounds; None when the label was not measured or has no such figure."""
+        values = [run[figure] for run in self.runs.get(label, []) if figure in run]
+        return median(values) if values else None
 
     def ratio(self, label: str, to: str, figure: str = "rate") -> float | None:
         """The median over the rounds of a figure relative to another label's of the same round.

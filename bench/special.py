@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from .bars import Bar
+from .bars import MEMORY_PEAK_MB, Bar
 from .measured import Measured
 from .names import OURS
 
@@ -23,12 +24,16 @@ class SpecialFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """`python -m <module>` prints one JSON object; its numbers are the figures, inner objects' names join with dots."""
+    """`python -m <module> <arguments>` prints one JSON object; its numbers are the figures, inner names join with dots.
+
+    The program takes `--directory` for its data.
+    """
 
     name: str
     title: str
     about: str
     module: str
+    arguments: tuple[str, ...]
     bars: tuple[Bar, ...]
 
 
@@ -40,6 +45,7 @@ SPECIALS = {
             "start after kill -9, 10,240 partitions",
             "Our broker is killed with 10 GB in 10,240 partitions and started again; then its indexes are rebuilt.",
             "bench.startup",
+            (),
             (
                 Bar(OURS, most=5.0, figure="seconds_to_serving"),
                 Bar(OURS, least=500.0, figure="rebuild_mb_per_second"),
@@ -50,16 +56,22 @@ SPECIALS = {
             "a backlog larger than memory",
             "Cold consumers read a backlog larger than memory while others produce and read what is new.",
             "bench.backlog",
-            (Bar(OURS, least=0.8, figure="producing_ratio"), Bar(OURS, most=20.0, figure="hot_p99_ms")),
+            ("--gigabytes", "30", "--rounds", "5"),
+            (
+                Bar(OURS, least=0.8, figure="ratio"),
+                Bar(OURS, most=20.0, figure="hot_and_cold_readers_only.latency.p99_ms"),
+                Bar(OURS, most=MEMORY_PEAK_MB, figure="broker_memory.peak_mb"),
+            ),
         ),
     )
 }
 
 
-def run_special(special: Special, log: Callable[[str], None]) -> Measured:
-    """Run the program, its messages on stderr shown as they come. Raises SpecialFailed."""
-    log(f"{special.name}: {special.about}")
-    command = [sys.executable, "-m", special.module]
+def run_special(special: Special, directory: Path | None, log: Callable[[str], None]) -> Measured:
+    """Run the program, its messages on stderr shown as they come. directory: for data. Raises SpecialFailed."""
+    where = () if directory is None else ("--directory", str(directory))
+    command = [sys.executable, "-m", special.module, *special.arguments, *where]
+    log(f"--- {special.title}: {' '.join(command[1:])}")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = figures(done.stdout)
     if not found:

@@ -87,6 +87,13 @@ def test_a_bar_without_one_of_its_sides_is_not_judged_unless_that_side_failed():
     assert verdict.reached == "java failed"
 
 
+def test_a_figure_that_a_program_did_not_print_is_a_missed_bar():
+    each = Measured("startup", {OURS: [{"other": 1.0}]})
+    (verdict,) = judge(each, (Bar(OURS, most=5.0, figure="serving_seconds"),))
+    assert not verdict.met
+    assert (verdict.bar, verdict.reached) == ("serving_seconds ≤ 5 s", "no serving_seconds")
+
+
 def test_memory_of_our_broker_stays_below_its_bars():
     each = Measured("batch", memory={OUR_BROKER: {"rest_mb": MEMORY_REST_MB - 1, "peak_mb": MEMORY_PEAK_MB}})
     assert [verdict.met for verdict in judge_memory(each, OUR_BROKER)] == [True, False]
