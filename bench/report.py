@@ -131,6 +131,10 @@ def _figures(special: Special, measured: Measured) -> list[str]:
         "",
         "| figure | |",
         "|---|---:|",
-        *(f"| {name} | {value:,.4g} |" for run in measured.runs[OURS] for name, value in run.items()),
+        *(f"| {name} | {_number(value)} |" for run in measured.runs[OURS] for name, value in run.items()),
         "",
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or value.is_integer() else f"{value:.4g}"
