@@ -238,7 +238,7 @@ class Index:
             bytes_read = int(ends[-1]) - int(chunk["offset"][0])
             size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
         # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
-        found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join(chunks), UNIT_DTYPE)
+        found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join([each.data for each in chunks]), UNIT_DTYPE)
         if len(found):
             self._remember(int(found[-1]["offset"]) + int(found[-1]["size"]), start)
         return found
