@@ -103,6 +103,9 @@ class ProducerConfig:
     max_batch_bytes: int = 1 << 20
     """Records of one request, in bytes; a larger single message goes alone."""
     max_batch_records: int = 10_000
+    max_requests_in_flight: int = 2
+    """Requests under way to one broker; what becomes ready meanwhile goes together, whatever its partitions. A broker
+    that does not take many partitions in one request (Java's) has one for each partition."""
     max_buffered_bytes: int = 64 << 20
     """Messages accepted but not yet answered; above, a send waits for room until its deadline."""
     delivery_timeout_seconds: float = 30.0
@@ -130,6 +133,7 @@ class ProducerConfig:
             self,
             "max_batch_bytes",
             "max_batch_records",
+            "max_requests_in_flight",
             "max_buffered_bytes",
             "delivery_timeout_seconds",
             "retry_min_seconds",

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK
+from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
@@ -131,7 +131,7 @@ class _Pending:
 class Connection:
     """An open connection; see the module for who reads. All methods may be called on any thread.
 
-    speaks_frames: the framed protocol was agreed on; else only text commands may be sent.
+    speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Connection:
         self.endpoint = endpoint
         self.peer_version = peer_version
         self.speaks_frames = isinstance(reader, ReplyReader)
+        self.takes_many = self.speaks_frames and MANY_MARK in peer_version.split()
         self._sock = sock
         self._fileno = sock.fileno()
         self._reader = reader

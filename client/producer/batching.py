@@ -1,95 +1,47 @@
-"""Natural batching: one request under way per partition, and whatever arrives meanwhile goes as the next one.
+"""Natural batching: one request under way per partition, a few per broker, and whatever arrives meanwhile goes next.
 
 An idle partition's message goes out at once on the caller's own thread. While its request is under way further messages
-wait in the partition's queue; who completes the request sends them all as one batch. So batches grow exactly as far as
-the broker needs, without a delay at low rates, and order within a partition holds across retries.
+wait in the partition's queue; who completes the request sends them all as one batch. A broker that takes SEND_MANY has
+at most `max_requests_in_flight` requests under way; the partitions that become ready meanwhile, however few messages
+each of them has, go together in the next one. So requests grow exactly as far as the broker needs, without a delay at
+low rates, and order within a partition holds across retries.
 
-`Outbox._lock` guards every Accumulator and the count of buffered bytes; it is never held during I/O.
+`Outbox._lock` guards every Accumulator, every Lane and the count of buffered bytes; it is never held during I/O.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..config import ProducerConfig
-from ..connection import Connection
 from ..values import TopicPartition
+from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
 
-__all__ = ["Accumulator", "Outbox"]
-
-
-class Accumulator:
-    """The queue of one partition. Either idle, or busy (a request is under way, or its sender is preparing it), or
-    paused (its last request failed; the retry thread decides what becomes of the queue)."""
-
-    __slots__ = ("busy", "connection", "failures", "partition", "paused", "queue", "queued_bytes")
-
-    def __init__(self, partition: TopicPartition) -> None:
-        self.partition = partition
-        self.queue: deque[Outgoing] = deque()
-        self.queued_bytes = 0
-        self.busy = False
-        self.paused = False
-        self.failures = 0  # in a row
-        self.connection: Connection | None = None  # of the request under way
-
-    def put(self, outgoing: Outgoing) -> None:
-        self.queue.append(outgoing)
-        self.queued_bytes += outgoing.size
-
-    def put_back(self, batch: list[Outgoing]) -> None:
-        """In front, in their order."""
-        self.queue.extendleft(reversed(batch))
-        self.queued_bytes += sum(outgoing.size for outgoing in batch)
-
-    def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
-        """The next request's messages: at least one, then as many as fit.
-
-        Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
-        """
-        queue = self.queue
-        first = queue.popleft()
-        batch, size, records = [first], first.size, first.count
-        one_by_one = self.connection is not None and not self.connection.speaks_frames
-        while queue and not (one_by_one and (first.key is not None or queue[0].key is not None)):
-            size += queue[0].size
-            records += queue[0].count
-            if size > max_bytes or records > max_records:
-                size -= queue[0].size
-                break
-            batch.append(queue.popleft())
-        self.queued_bytes -= size
-        return batch
-
-    def take_all(self) -> list[Outgoing]:
-        batch = list(self.queue)
-        self.queue.clear()
-        self.queued_bytes = 0
-        return batch
+__all__ = ["Outbox"]
 
 
 class Outbox:
     """All messages that were accepted and not yet answered. Any thread.
 
-    transmit(accumulator, batch): sends one request; called with the partition's turn (busy), outside the lock.
-    linger(accumulator): have `flush_lingering` called after the linger time.
+    transmit(flight): sends one request; called outside the lock, its partitions' turns are the sender's.
+    linger(lane): have `flush_lingering` called after the linger time.
     """
 
     def __init__(
         self,
         config: ProducerConfig,
-        transmit: Callable[[Accumulator, list[Outgoing]], None],
-        linger: Callable[[Accumulator], None],
+        transmit: Callable[[Flight], None],
+        linger: Callable[[Lane], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = config.max_batch_bytes
         self._max_records = config.max_batch_records
+        self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes
         self._lingers = config.linger_ms > 0
         self._transmit = transmit
@@ -101,14 +53,15 @@ class Outbox:
         self._buffered = 0
         self._closed = False
         self._accumulators: dict[TopicPartition, Accumulator] = {}
+        self._lanes: dict[int, Lane] = {}  # by broker
 
     @property
     def buffered_bytes(self) -> int:
         return self._buffered
 
-    def add(self, outgoing: Outgoing, partition: TopicPartition) -> tuple[Accumulator, list[Outgoing]]:
-        """Accept a message. Returns its partition's accumulator and, if its turn is now, the batch that the caller must
-        send. Waits for room until the message's deadline.
+    def add(self, outgoing: Outgoing, partition: TopicPartition) -> tuple[Accumulator, Sequence[Flight]]:
+        """Accept a message. Returns its partition's accumulator and what the caller must send now, mostly at most one
+        flight. Waits for room until the message's deadline.
 
         Raises RequestTimedOut (no room), ClientError (closed).
         """
@@ -119,27 +72,49 @@ class Outbox:
                 raise ClientError("this producer is closed")
             self._buffered += outgoing.size
             accumulator = self._accumulators.get(partition) or self._accumulator(partition)
-            if not (accumulator.busy or accumulator.paused or accumulator.queue or self._lingers):
-                accumulator.busy = True
-                return accumulator, [outgoing]
-            accumulator.put(outgoing)
+            lane = accumulator.lane
             if accumulator.busy or accumulator.paused:
-                return accumulator, []
+                accumulator.put(outgoing)
+                return accumulator, ()
+            if not (accumulator.queue or self._lingers or lane.ready) and lane.is_open(self._max_flights):
+                accumulator.busy = True  # the usual case of a producer that is not busy
+                lane.flights += 1
+                return accumulator, (Flight(lane, [Turn(accumulator, [outgoing])]),)
+            accumulator.put(outgoing)
             if not self._lingers or outgoing.future is None or self._is_full(accumulator):
-                return accumulator, self._take(accumulator)
-            first = len(accumulator.queue) == 1
+                lane.call(accumulator)
+                return accumulator, self._depart(lane)
+            if accumulator.ready or len(accumulator.queue) > 1:
+                return accumulator, ()
+            first = not lane.lingering
+            lane.lingering.append(accumulator)
         if first:
-            self._linger(accumulator)
-        return accumulator, []
+            self._linger(lane)
+        return accumulator, ()
 
-    def finished(self, accumulator: Accumulator, batch: list[Outgoing]) -> None:
-        """The batch got its results: send what has gathered meanwhile, or leave the partition idle."""
+    def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:
+        """These turns were acknowledged, and of so many `failed` was told: send what has gathered meanwhile.
+
+        What is finished stays in the buffer's count until `release`.
+        """
+        lane = flight.lane
         with self._lock:
-            accumulator.failures = 0
-            self._release(batch)
-            following = self._next_turn(accumulator)
-        if following:
-            self._transmit(accumulator, following)
+            for accumulator, _ in finished:
+                accumulator.failures = 0
+                accumulator.busy = False
+                if accumulator.queue:
+                    lane.call(accumulator)
+            flight.missing -= len(finished) + failed
+            if not flight.missing:
+                lane.flights -= 1
+            following = self._depart(lane) if lane.ready else ()
+        self._transmit_all(following)
+
+    def release(self, turns: Sequence[Turn]) -> None:
+        """The messages of these turns have got their results."""
+        with self._lock:
+            for _, batch in turns:
+                self._release(batch)
 
     def failed(self, accumulator: Accumulator, again: list[Outgoing], given_up: list[Outgoing]) -> None:
         """The request failed: `again` go back in front of the queue, which is paused until `resume`."""
@@ -172,32 +147,26 @@ class Outbox:
                     other = self._accumulators.get(partition) or self._accumulator(partition)
                     other.put(outgoing)
                     touched[partition] = other
-            turns = [
-                (each, self._take(each)) for each in touched.values() if each.queue and not (each.busy or each.paused)
-            ]
-        for each, batch in turns:
-            self._transmit(each, batch)
+            following = self._call(touched.values())
+        self._transmit_all(following)
 
     def give_up(self, outgoing: list[Outgoing]) -> None:
         """These left the queues with an error."""
         with self._lock:
             self._release(outgoing)
 
-    def flush_lingering(self, accumulator: Accumulator) -> None:
-        """The linger time of an idle partition's first message is over."""
+    def flush_lingering(self, lane: Lane) -> None:
+        """The linger time of a broker's first lingering message is over."""
         with self._lock:
-            if accumulator.busy or accumulator.paused or not accumulator.queue:
-                return
-            batch = self._take(accumulator)
-        self._transmit(accumulator, batch)
+            lane.call_lingering()
+            following = self._depart(lane)
+        self._transmit_all(following)
 
     def flush(self, deadline: float) -> bool:
         """Wait until nothing is buffered; False if the deadline came first."""
         with self._lock:
-            idle = [each for each in self._accumulators.values() if each.queue and not (each.busy or each.paused)]
-            turns = [(each, self._take(each)) for each in idle]
-        for each, batch in turns:
-            self._transmit(each, batch)
+            following = self._call(self._accumulators.values())
+        self._transmit_all(following)
         with self._lock:
             self._waiting += 1
             try:
@@ -216,24 +185,31 @@ class Outbox:
             self._changed.notify_all()
         return left
 
+    def _transmit_all(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self._transmit(flight)
+
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _accumulator(self, partition: TopicPartition) -> Accumulator:
-        accumulator = self._accumulators[partition] = Accumulator(partition)
+        lane = self._lanes.setdefault(partition.broker, Lane())
+        accumulator = self._accumulators[partition] = Accumulator(partition, lane)
         return accumulator
 
     def _is_full(self, accumulator: Accumulator) -> bool:
         return accumulator.queued_bytes >= self._max_bytes or len(accumulator.queue) >= self._max_records
 
-    def _take(self, accumulator: Accumulator) -> list[Outgoing]:
-        accumulator.busy = True
-        return accumulator.take(self._max_bytes, self._max_records)
+    def _call(self, accumulators: Iterable[Accumulator]) -> list[Flight]:
+        """Let those go that have something queued."""
+        lanes: dict[Lane, None] = {}
+        for each in accumulators:
+            if each.queue:
+                each.lane.call(each)
+                lanes[each.lane] = None
+        return [flight for lane in lanes for flight in self._depart(lane)]
 
-    def _next_turn(self, accumulator: Accumulator) -> list[Outgoing]:
-        if accumulator.queue:
-            return self._take(accumulator)
-        accumulator.busy = False
-        return []
+    def _depart(self, lane: Lane) -> list[Flight]:
+        return lane.depart(self._max_flights, self._max_bytes, self._max_records)
 
     def _release(self, outgoing: list[Outgoing]) -> None:
         for each in outgoing:

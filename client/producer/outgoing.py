@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import MetaqError
+from metaq.protocol.frames import encode_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.send_many import SendManyRequest, encode_parts
+from metaq.protocol.statuses import RequestCode
 
 from ..connection import Connection, Waiter
 from ..values import BatchResults, SendResult, TopicPartition
 from .futures import SendFuture
 
-__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "finish_batch"]
+__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "finish_batch"]
 
 _pack = HEADER.pack
 
@@ -164,15 +167,35 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
         return _body(first.sizes.astype(">u4").tobytes(), list(first.parts()), first.size, first.count)
     sizes: list[int] = []
     parts: list[Buffer] = []
+    _encode_records(batch, sizes, parts)
+    return _body(np.array(sizes, dtype=">u4").tobytes(), parts, sum(sizes), len(sizes))
+
+
+def encode_many(opaque: int, turns: Sequence[tuple[TopicPartition, list[Outgoing]]]) -> Sequence[Buffer]:
+    """A SEND_MANY frame with a part for each partition."""
+    topics: dict[str, int] = {}
+    table: list[tuple[int, int, int]] = []
+    sizes: list[int] = []
+    parts: list[Buffer] = []
+    for partition, batch in turns:
+        before = len(sizes)
+        _encode_records(batch, sizes, parts)
+        table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
+    body = _body(encode_parts(table, sizes), parts, sum(sizes), len(sizes))
+    ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
+    return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
+
+
+def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buffer]) -> None:
     for outgoing in batch:
-        if isinstance(outgoing, OutgoingBatch):
-            sizes.extend(outgoing.sizes.tolist())
-            parts.extend(outgoing.parts())
-        else:
+        if type(outgoing) is Outgoing:
             body = outgoing.body
             sizes.append(outgoing.size)
             parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
-    return _body(np.array(sizes, dtype=">u4").tobytes(), parts, sum(sizes), len(sizes))
+        else:
+            assert isinstance(outgoing, OutgoingBatch)
+            sizes.extend(outgoing.sizes.tolist())
+            parts.extend(outgoing.parts())
 
 
 def _body(table: bytes, parts: list[Buffer], size: int, count: int) -> list[Buffer]:

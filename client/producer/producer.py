@@ -25,6 +25,7 @@ from metaq.protocol.record import Buffer, checksum, encode_attributes
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
+from ..connection import Connection
 from ..direct import UNKNOWN, DirectMetadata, parse_address
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
@@ -32,13 +33,14 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
-from .batching import Accumulator, Outbox
+from .batching import Outbox
 from .building import build_batch, build_message
 from .futures import SendFuture
+from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
 from .partitioner import PartitionSelector
 from .routing import Router
-from .sending import Sender
+from .sending import FailedTurn, Sender
 from .transaction import Transaction
 from .transactional import Transactional
 from .undelivered import Undelivered
@@ -94,7 +96,7 @@ class Producer:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
-        self._sender = Sender(self._metadata, self._pool, self._config.connection, self._finished, self._failed, clock)
+        self._sender = Sender(self._metadata, self._pool, self._config.connection, self._landed, self._settled, clock)
         self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
         self._closing = False
         self._cluster_changed = threading.Condition()
@@ -188,14 +190,14 @@ class Producer:
         outgoing.future = future
         try:
             route = self._route if self._undelivered is None else self._router.route
-            accumulator, batch = self._outbox.add(outgoing, route(outgoing))
+            _, flights = self._outbox.add(outgoing, route(outgoing))
         except MetaqError as error:
             if self._undelivered is None or not error.retriable:
                 raise
             self._undelivered.keep(outgoing, error)
             return future
-        if batch:
-            self._sender.transmit(accumulator, batch)
+        for flight in flights:
+            self._sender.transmit(flight)
         return future
 
     def send_batch(
@@ -305,11 +307,11 @@ class Producer:
         return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
-        accumulator, batch = self._outbox.add(outgoing, self._route(outgoing))
-        if batch:
-            self._sender.transmit(accumulator, batch, outgoing)
+        accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
+        for flight in flights:
+            self._sender.transmit(flight, outgoing)
         if not outgoing.done:
-            self._wait(outgoing, accumulator)
+            self._wait(outgoing, accumulator.lane.connection)
         if outgoing.error is not None:
             raise outgoing.error
         return outgoing.result
@@ -339,8 +341,7 @@ class Producer:
             return outgoing.fixed.broker not in view.endpoints
         return not view.partitions
 
-    def _wait(self, outgoing: Outgoing, accumulator: Accumulator) -> None:
-        connection = accumulator.connection
+    def _wait(self, outgoing: Outgoing, connection: Connection | None) -> None:
         if connection is not None:
             # from here on a request sent for this message on this connection needs no background reader
             outgoing.driver = connection
@@ -354,9 +355,16 @@ class Producer:
 
     # --- what becomes of a batch ------------------------------------------------------------------------------------
 
-    def _finished(self, accumulator: Accumulator, batch: list[Outgoing]) -> None:
-        self._router.works(accumulator.partition)
-        self._outbox.finished(accumulator, batch)
+    def _landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn]) -> None:
+        for turn, error in failed:
+            self._failed(turn.accumulator, turn.batch, error)
+        if self._router.avoids_any:
+            for accumulator, _ in finished:
+                self._router.works(accumulator.partition)
+        self._outbox.landed(flight, finished, len(failed))
+
+    def _settled(self, finished: Sequence[Turn]) -> None:
+        self._outbox.release(finished)
 
     def _failed(self, accumulator: Accumulator, batch: list[Outgoing], error: MetaqError) -> None:
         """Give up what cannot or may not be tried again; the rest waits, in order, for the retry thread."""
@@ -428,8 +436,8 @@ class Producer:
         if self._undelivered is not None:
             self._undelivered.send_soon()
 
-    def _linger(self, accumulator: Accumulator) -> None:
-        self._timers.call_later(self._config.linger_ms / 1000, partial(self._outbox.flush_lingering, accumulator))
+    def _linger(self, lane: Lane) -> None:
+        self._timers.call_later(self._config.linger_ms / 1000, partial(self._outbox.flush_lingering, lane))
 
 
 class _Closed(ClientError):

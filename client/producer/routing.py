@@ -81,6 +81,11 @@ class Router:
         whole_broker = isinstance(error, (BrokerUnavailable, RequestTimedOut))
         self._avoided[partition.broker if whole_broker else partition] = self._clock() + seconds
 
+    @property
+    def avoids_any(self) -> bool:
+        """Whether `works` would make a difference."""
+        return bool(self._avoided)
+
     def works(self, partition: TopicPartition) -> None:
         """A send to it succeeded."""
         if self._avoided:

@@ -1,41 +1,40 @@
-"""From a batch of one partition to requests, and from their answers to results; both protocols."""
+"""From batches to requests, and from their answers to results; both protocols."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.remoting import SendBatchRequest
-from metaq.protocol.statuses import RequestCode, Status
-from metaq.protocol.text import Result, encode_put, parse_put_result
+from metaq.protocol.send_many import PartRow, decode_rows
+from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Endpoint, Reply
 from ..metadata import Metadata
 from ..pool import ConnectionPool
-from ..replies import frame_error, is_success, text_error
+from ..replies import frame_error, is_success
 from ..reply_reader import SentReply
-from ..values import SendResult, TopicPartition
-from .batching import Accumulator
-from .outgoing import Outgoing, encode_batch, finish_batch
+from ..values import TopicPartition
+from .lanes import Flight, Turn
+from .outgoing import Outgoing, encode_batch, encode_many, finish_batch
 from .templates import SendHeaders
+from .text_sending import FailedTurn, OnLanded, OnSettled, TextBatch
 
-__all__ = ["Sender"]
-
-OnFinished = Callable[[Accumulator, list[Outgoing]], None]
-OnFailed = Callable[[Accumulator, list[Outgoing], MetaqError], None]
+__all__ = ["FailedTurn", "OnLanded", "OnSettled", "Sender"]
 
 
 class Sender:
-    """Sends one partition's batch as one request (frames) or pipelined puts (text). Any thread.
+    """Sends one flight: one frame, or pipelined puts for each of its turns (text). Any thread.
 
-    Exactly one of `on_finished` and `on_failed` follows each `transmit`, on the reading thread of the connection or on
-    the caller's own.
+    For each turn exactly one `on_landed` follows, on the reading thread of the connection or on the caller's own. The
+    messages of finished turns get their results after that, while the broker has the next flight already; then
+    `on_settled` follows.
     """
 
     def __init__(
@@ -43,37 +42,44 @@ class Sender:
         metadata: Metadata,
         pool: ConnectionPool,
         config: ConnectionConfig,
-        on_finished: OnFinished,
-        on_failed: OnFailed,
+        on_landed: OnLanded,
+        on_settled: OnSettled,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metadata = metadata
         self._pool = pool
         self._request_timeout = config.request_timeout_seconds
-        self._on_finished = on_finished
-        self._on_failed = on_failed
+        self._on_landed = on_landed
+        self._on_settled = on_settled
         self._clock = clock
         self._headers = SendHeaders()
 
-    def transmit(self, accumulator: Accumulator, batch: list[Outgoing], caller: Outgoing | None = None) -> None:
-        """Send `batch`. caller: the message whose thread this is and which is going to drive the connection."""
+    def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
+        """Send `flight`. caller: the message whose thread this is and which is going to drive the connection."""
         now = self._clock()
-        last = batch[0].deadline if len(batch) == 1 else max(outgoing.deadline for outgoing in batch)
+        turns = flight.turns
+        if len(turns) == 1 and len(turns[0].batch) == 1:
+            last = turns[0].batch[0].deadline
+        else:
+            last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
         deadline = min(now + self._request_timeout, last)
         try:
-            connection = self._connection(accumulator.partition, deadline - now)
-            accumulator.connection = connection
-            background = (len(batch) > 1 or batch[0] is not caller) and any(
-                each.driver is not connection and each is not caller for each in batch
-            )
+            connection = self._connection(turns[0].accumulator.partition, deadline - now)
+        except MetaqError as error:
+            self._on_landed(flight, (), [(turn, error) for turn in turns])
+            return
+        flight.lane.use(connection)
+        if len(turns) > 1 and connection.takes_many:
+            self._send_many(connection, flight, deadline, _needs_reader(connection, flight, caller))
+            return
+        for turn in turns:  # more than one only if the connection is new, to an older broker
+            background = _needs_reader(connection, flight, caller)
             if connection.speaks_frames:
-                self._send_frame(connection, accumulator, batch, deadline, background)
+                self._send_frame(connection, flight, turn, deadline, background)
             else:
-                _TextBatch(accumulator, batch, connection.endpoint, self._on_finished, self._on_failed).send(
+                TextBatch(flight, turn, connection.endpoint, self._on_landed, self._on_settled).send(
                     connection, deadline, background
                 )
-        except MetaqError as error:
-            self._on_failed(accumulator, batch, error)
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -81,40 +87,85 @@ class Sender:
             raise NoPartition(f"topic {partition.topic!r}: broker {partition.broker} is not registered any more")
         return self._pool.connection(endpoint, timeout)
 
-    # --- frames -----------------------------------------------------------------------------------------------------
+    # --- one partition ----------------------------------------------------------------------------------------------
 
     def _send_frame(
-        self, connection: Connection, accumulator: Accumulator, batch: list[Outgoing], deadline: float, background: bool
+        self, connection: Connection, flight: Flight, turn: Turn, deadline: float, background: bool
     ) -> None:
-        partition, opaque, first = accumulator.partition, connection.new_opaque(), batch[0]
+        partition, opaque, first = turn.accumulator.partition, connection.new_opaque(), turn.batch[0]
         frame: Sequence[Buffer]
-        if len(batch) == 1 and type(first) is Outgoing:
+        if len(turn.batch) == 1 and type(first) is Outgoing:
             body = first.body
             frame = self._headers.encode(opaque, partition, first.flag, first.checksum, len(body)), body
         else:
-            frame = _batch(partition, batch, opaque)
-        on_done = partial(self._frame_answered, accumulator, batch, connection.endpoint)
+            frame = _batch_frame(partition, turn.batch, opaque)
+        on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
         connection.submit_built(opaque, frame, on_done, deadline, background)
 
     def _frame_answered(
-        self,
-        accumulator: Accumulator,
-        batch: list[Outgoing],
-        endpoint: Endpoint,
-        reply: Reply | None,
-        error: MetaqError | None,
+        self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        partition = accumulator.partition
-        if type(reply) is SentReply:
-            if partition.partition < 0:
-                partition = partition._replace(partition=reply.partition)  # the broker chose it
-            if len(batch) == 1:
-                batch[0].succeed_native(reply.message_id, partition, reply.offset)
-            else:
-                finish_batch(batch, reply.message_id, partition, reply.offset)
-            self._on_finished(accumulator, batch)
+        partition = turn.accumulator.partition
+        if type(reply) is not SentReply:
+            self._on_landed(flight, (), [(turn, error or _refusal(reply, partition, endpoint))])
+            return
+        self._on_landed(flight, (turn,), ())
+        if partition.partition < 0:
+            partition = partition._replace(partition=reply.partition)  # the broker chose it
+        if len(turn.batch) == 1:
+            turn.batch[0].succeed_native(reply.message_id, partition, reply.offset)
         else:
-            self._on_failed(accumulator, batch, error or _refusal(reply, partition, endpoint))
+            finish_batch(turn.batch, reply.message_id, partition, reply.offset)
+        self._on_settled((turn,))
+
+    # --- many partitions --------------------------------------------------------------------------------------------
+
+    def _send_many(self, connection: Connection, flight: Flight, deadline: float, background: bool) -> None:
+        opaque = connection.new_opaque()
+        frame = encode_many(opaque, [(turn.accumulator.partition, turn.batch) for turn in flight.turns])
+        on_done = partial(self._many_answered, flight, connection.endpoint)
+        connection.submit_built(opaque, frame, on_done, deadline, background)
+
+    def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
+        turns = flight.turns
+        rows: Sequence[PartRow] = ()
+        if error is None:
+            try:
+                rows = _rows(reply, turns, endpoint)
+            except MetaqError as wrong:
+                error = wrong
+        if error is not None:
+            self._on_landed(flight, (), [(turn, error) for turn in turns])
+            return
+        if any(map(attrgetter("code"), rows)):
+            failed = [
+                (turn, _part_refusal(row, reply, turn.accumulator.partition, endpoint))
+                for turn, row in zip(turns, rows, strict=True)
+                if row.code
+            ]
+            stored = [(turn, row) for turn, row in zip(turns, rows, strict=True) if not row.code]
+            turns, rows = [turn for turn, _ in stored], [row for _, row in stored]
+            self._on_landed(flight, turns, failed)
+        else:
+            self._on_landed(flight, turns, ())
+        for (accumulator, batch), row in zip(turns, rows, strict=True):
+            partition = accumulator.partition
+            if partition.partition < 0:
+                partition = partition._replace(partition=row.partition)
+            if len(batch) == 1:
+                batch[0].succeed_native(row.message_id, partition, row.offset)
+            else:
+                finish_batch(batch, row.message_id, partition, row.offset)
+        self._on_settled(turns)
+
+
+def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:
+    """Whether nobody is blocked for some of these messages who would read the connection for them."""
+    for _, batch in flight.turns:
+        for outgoing in batch:
+            if outgoing.driver is not connection and outgoing is not caller:
+                return True
+    return False
 
 
 def _refusal(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> MetaqError:
@@ -123,88 +174,23 @@ def _refusal(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint)
     return BrokerUnavailable(f"{endpoint} answered a send with something else: {reply!r}")
 
 
-def _batch(partition: TopicPartition, batch: list[Outgoing], opaque: int) -> Sequence[Buffer]:
+def _rows(reply: Reply | None, turns: Sequence[Turn], endpoint: Endpoint) -> Sequence[PartRow]:
+    """Raises MetaqError: the whole frame was refused, or the answer is not one."""
+    if not isinstance(reply, Frame) or not is_success(reply):
+        raise _refusal(reply, turns[0].accumulator.partition, endpoint)
+    try:
+        return list(decode_rows(reply.body, len(turns)))
+    except RemoteProtocolError as wrong:
+        raise BrokerUnavailable(f"{endpoint} answered a send with something else: {wrong}") from wrong
+
+
+def _part_refusal(row: PartRow, reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> MetaqError:
+    assert isinstance(reply, Frame)
+    return frame_error(reply._replace(code=row.code), partition, endpoint)
+
+
+def _batch_frame(partition: TopicPartition, batch: list[Outgoing], opaque: int) -> Sequence[Buffer]:
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
     request = SendBatchRequest(partition.topic, partition.partition, records)
     return encode_frame(RequestCode.SEND_BATCH, opaque, request.to_ext(), sum(map(len, body))), *body
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-class _TextBatch:
-    """Pipelined puts of one partition, answered one by one.
-
-    A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
-    time (`Accumulator.take`).
-    """
-
-    def __init__(
-        self,
-        accumulator: Accumulator,
-        batch: list[Outgoing],
-        endpoint: Endpoint,
-        on_finished: OnFinished,
-        on_failed: OnFailed,
-    ) -> None:
-        self._accumulator = accumulator
-        self._partition = accumulator.partition
-        self._batch = batch
-        self._endpoint = endpoint
-        self._on_finished = on_finished
-        self._on_failed = on_failed
-        self._records = [record for outgoing in batch for record in outgoing.records()]
-        self._results: list[SendResult | None] = [None] * len(self._records)
-        self._missing = len(self._records)
-        self._error: MetaqError | None = None
-        self._lock = threading.Lock()
-
-    def send(self, connection: Connection, deadline: float, background: bool) -> None:
-        builds = [partial(self._put, *record) for record in self._records]
-        handlers = [partial(self._answered, index) for index in range(len(builds))]
-        connection.submit_all(builds, handlers, deadline, background=background)
-
-    def _put(self, flag: int, checksum: int, body: Buffer, opaque: int) -> Sequence[Buffer]:
-        topic, partition = self._partition.topic, self._partition.partition
-        return (encode_put(topic, partition, flag, checksum, opaque, bytes(body)),)
-
-    def _answered(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
-        """Any order; the last one ends the batch."""
-        with self._lock:  # the reader, and a sender that finds the connection broken
-            self._note(index, reply, error)
-            self._missing -= 1
-            last = not self._missing
-        if last:
-            self._finish()
-
-    def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
-        if isinstance(reply, Result) and reply.code == Status.SUCCESS:
-            try:
-                message_id, number, offset = parse_put_result(reply.text)
-            except RemoteProtocolError as wrong:
-                self._error = BrokerUnavailable(f"{self._endpoint} answered a put with something else: {wrong}")
-            else:
-                self._results[index] = SendResult(message_id, self._partition._replace(partition=number), offset)
-        elif isinstance(reply, Result):
-            self._error = text_error(reply, self._partition, self._endpoint)
-        else:
-            self._error = error or BrokerUnavailable(f"{self._endpoint} answered a put with data")
-
-    def _finish(self) -> None:
-        position = 0
-        failed: list[Outgoing] = []
-        for outgoing in self._batch:
-            count = sum(1 for _ in outgoing.records())
-            results = self._results[position : position + count]
-            position += count
-            put = [result for result in results if result is not None]
-            if len(put) == count:
-                outgoing.succeed_text(put)
-            else:
-                outgoing.keep(results)
-                failed.append(outgoing)
-        if self._error is None:
-            self._on_finished(self._accumulator, self._batch)
-        else:
-            self._on_failed(self._accumulator, self._batch, self._error)

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metaq.client.config import ProducerConfig
-from metaq.client.producer.batching import Accumulator, Outbox
+from metaq.client.producer.batching import Outbox
 from metaq.client.producer.futures import SendFuture
+from metaq.client.producer.lanes import Accumulator, Flight, Lane
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, RequestTimedOut
@@ -26,21 +29,37 @@ class Sent:
     """An outbox whose requests are only noted; the test answers them."""
 
     def __init__(self, **config):
-        self.batches: list[tuple[Accumulator, list[Outgoing]]] = []
-        self.lingering: list[Accumulator] = []
+        self.flights: list[Flight] = []
+        self.lingering: list[Lane] = []
         self.now = 0.0
         self.outbox = Outbox(
             ProducerConfig(**config),
-            lambda accumulator, batch: self.batches.append((accumulator, batch)),
+            self.flights.append,
             self.lingering.append,
             lambda: self.now,
         )
 
     def add(self, outgoing, partition=HERE):
-        accumulator, batch = self.outbox.add(outgoing, partition)
-        if batch:
-            self.batches.append((accumulator, batch))
+        accumulator, flights = self.outbox.add(outgoing, partition)
+        self.flights += flights
         return accumulator
+
+    @property
+    def batches(self):
+        """What went to each partition, in the order it left."""
+        return [(turn.accumulator, turn.batch) for flight in self.flights for turn in flight.turns]
+
+    def finish(self, number=-1):
+        """The broker acknowledges a flight."""
+        flight = self.flights[number]
+        self.outbox.landed(flight, flight.turns)
+        self.outbox.release(flight.turns)
+
+    def fail(self, again, given_up):
+        """The last flight, to one partition, failed."""
+        flight = self.flights[-1]
+        self.outbox.failed(flight.turns[0].accumulator, again, given_up)
+        self.outbox.landed(flight, (), 1)
 
 
 def test_an_idle_partition_sends_at_once():
@@ -56,9 +75,9 @@ def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
     sent.add(second)
     sent.add(third)
     assert len(sent.batches) == 1
-    sent.outbox.finished(accumulator, [first])
+    sent.finish()
     assert sent.batches[1:] == [(accumulator, [second, third])]
-    sent.outbox.finished(accumulator, [second, third])
+    sent.finish()
     assert len(sent.batches) == 2
     assert sent.outbox.buffered_bytes == 0
 
@@ -73,19 +92,19 @@ def test_partitions_do_not_wait_for_each_other():
 def test_a_batch_ends_at_its_bytes_and_at_its_records():
     sent = Sent(max_batch_bytes=100, max_batch_records=3)
     waiting = [message(b"x" * 30) for _ in range(2)] + [message(b"") for _ in range(4)]
-    accumulator = sent.add(first := message())
+    sent.add(message())
     for outgoing in waiting:
         sent.add(outgoing)
-    sent.outbox.finished(accumulator, [first])
+    sent.finish()
     assert sent.batches[-1][1] == waiting[:2]  # 50 + 50 bytes
-    sent.outbox.finished(accumulator, waiting[:2])
+    sent.finish()
     assert sent.batches[-1][1] == waiting[2:5]
-    sent.outbox.finished(accumulator, waiting[2:5])
+    sent.finish()
     assert sent.batches[-1][1] == waiting[5:]
 
 
 def test_a_message_larger_than_a_batch_goes_alone():
-    accumulator = Accumulator(HERE)
+    accumulator = Accumulator(HERE, Lane())
     large, small = message(b"x" * 500), message()
     accumulator.put(large)
     accumulator.put(small)
@@ -95,9 +114,9 @@ def test_a_message_larger_than_a_batch_goes_alone():
 
 
 def test_over_the_text_protocol_messages_with_a_key_go_one_by_one():
-    accumulator = Accumulator(HERE)
+    accumulator = Accumulator(HERE, Lane())
     text_only: Any = SimpleNamespace(speaks_frames=False)
-    accumulator.connection = text_only
+    accumulator.lane.connection = text_only
     plain, keyed, also_keyed = [message(), message()], message(key="k"), message(key="k")
     for outgoing in (*plain, keyed, also_keyed):
         accumulator.put(outgoing)
@@ -110,7 +129,7 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     first, second, third = message(), message(), message()
     accumulator = sent.add(first)
     sent.add(second)
-    sent.outbox.failed(accumulator, [first], [])
+    sent.fail([first], [])
     sent.add(third)
     assert len(sent.batches) == 1
     assert sent.outbox.drain(accumulator) == [first, second, third]
@@ -125,7 +144,7 @@ def test_a_failed_batch_may_move_to_another_partition():
     first, keyed = message(), message(key="k")
     accumulator = sent.add(first)
     sent.add(keyed)
-    sent.outbox.failed(accumulator, [first], [])
+    sent.fail([first], [])
     drained = sent.outbox.drain(accumulator)
     sent.outbox.resume(accumulator, [(drained[0], THERE), (drained[1], HERE)])
     assert {(each.partition, tuple(batch)) for each, batch in sent.batches[1:]} == {(HERE, (keyed,)), (THERE, (first,))}
@@ -133,9 +152,9 @@ def test_a_failed_batch_may_move_to_another_partition():
 
 def test_given_up_messages_free_their_room():
     sent = Sent()
-    accumulator = sent.add(first := message(b"x" * 80))
+    sent.add(first := message(b"x" * 80))
     assert sent.outbox.buffered_bytes == 100
-    sent.outbox.failed(accumulator, [], [first])
+    sent.fail([], [first])
     assert sent.outbox.buffered_bytes == 0
 
 
@@ -159,8 +178,8 @@ def test_an_asynchronous_message_lingers_and_takes_company_along():
     first, second = message(future=True), message(future=True)
     accumulator = sent.add(first)
     sent.add(second)
-    assert (sent.batches, sent.lingering) == ([], [accumulator])
-    sent.outbox.flush_lingering(accumulator)
+    assert (sent.batches, sent.lingering) == ([], [accumulator.lane])
+    sent.outbox.flush_lingering(accumulator.lane)
     assert sent.batches == [(accumulator, [first, second])]
 
 
@@ -185,7 +204,7 @@ def test_flush_sends_what_lingers_and_gives_up_at_its_deadline():
     accumulator = sent.add(first := message(future=True))
     assert not sent.outbox.flush(deadline=0.0)
     assert sent.batches == [(accumulator, [first])]
-    sent.outbox.finished(accumulator, [first])
+    sent.finish()
     assert sent.outbox.flush(deadline=0.0)
 
 
@@ -196,3 +215,137 @@ def test_after_close_nothing_is_accepted_and_the_queue_is_handed_back():
     assert sent.outbox.close() == [waiting]
     with pytest.raises(ClientError, match="closed"):
         sent.add(message())
+
+
+# --- many partitions of one broker ------------------------------------------------------------------------------------
+
+PARTITIONS = [TopicPartition("t", 0, number) for number in range(8)]
+
+
+def gathering(partitions=PARTITIONS, **config):
+    """An outbox whose broker takes many partitions in one request, and has as many under way as may be."""
+    sent = Sent(max_requests_in_flight=2, **config)
+    for partition in partitions[:2]:
+        sent.add(message(), partition).lane.gathers = True
+    return sent
+
+
+def parts(flight):
+    return [(turn.accumulator.partition, turn.batch) for turn in flight.turns]
+
+
+def test_partitions_that_become_ready_while_requests_are_under_way_go_together():
+    sent = gathering()
+    waiting = [message() for _ in range(6)]
+    for outgoing, partition in zip(waiting, [*PARTITIONS[2:6], PARTITIONS[0], PARTITIONS[2]], strict=True):
+        sent.add(outgoing, partition)
+    assert len(sent.flights) == 2
+    sent.finish(0)
+    assert parts(sent.flights[2]) == [
+        (PARTITIONS[2], [waiting[0], waiting[5]]),
+        (PARTITIONS[3], [waiting[1]]),
+        (PARTITIONS[4], [waiting[2]]),
+        (PARTITIONS[5], [waiting[3]]),
+        (PARTITIONS[0], [waiting[4]]),
+    ]
+    sent.finish(1)
+    assert len(sent.flights) == 3
+    sent.finish(2)
+    assert sent.outbox.buffered_bytes == 0
+
+
+def test_a_partition_with_a_request_under_way_does_not_board_the_next():
+    sent = gathering()
+    sent.add(behind := message(), PARTITIONS[1])
+    sent.add(ready := message(), PARTITIONS[2])
+    sent.finish(0)
+    assert parts(sent.flights[2]) == [(PARTITIONS[2], [ready])]
+    sent.finish(1)
+    assert parts(sent.flights[3]) == [(PARTITIONS[1], [behind])]
+
+
+def test_a_request_of_many_partitions_ends_at_its_bytes_and_at_its_records():
+    sent = gathering(max_batch_bytes=100, max_batch_records=3)
+    sizes = [30, 30, 30, 0, 0, 0]
+    for size, partition in zip(sizes, PARTITIONS[2:], strict=True):
+        sent.add(message(b"x" * size), partition)
+    sent.finish(0)
+    assert [partition for partition, _ in parts(sent.flights[2])] == PARTITIONS[2:4]  # 50 + 50 bytes
+    sent.finish(1)
+    assert [partition for partition, _ in parts(sent.flights[3])] == PARTITIONS[4:7]
+
+
+def test_other_brokers_do_not_wait():
+    sent = gathering()
+    sent.add(message(), THERE)
+    assert len(sent.flights) == 3
+
+
+def test_a_part_that_failed_waits_alone_and_the_others_go_on():
+    sent = gathering()
+    first, second, third = message(), message(), message()
+    for outgoing, partition in ((first, PARTITIONS[2]), (second, PARTITIONS[3])):
+        sent.add(outgoing, partition)
+    sent.finish(0)
+    flight = sent.flights[2]
+    sent.add(third, PARTITIONS[3])
+    sent.outbox.failed(flight.turns[0].accumulator, [first], [])
+    sent.outbox.landed(flight, flight.turns[1:], 1)
+    assert parts(sent.flights[3]) == [(PARTITIONS[3], [third])]
+    sent.outbox.resume(flight.turns[0].accumulator, [(first, PARTITIONS[2])])
+    sent.finish(1)
+    sent.finish(3)
+
+
+def test_everything_of_a_broker_lingers_together():
+    sent = gathering(linger_ms=5)
+    for flight in list(sent.flights):
+        sent.finish(sent.flights.index(flight))
+    waiting = [message(future=True) for _ in range(3)]
+    for outgoing, partition in zip(waiting, PARTITIONS[2:5], strict=True):
+        sent.add(outgoing, partition)
+    assert len(sent.lingering) == 1
+    sent.outbox.flush_lingering(sent.lingering[0])
+    assert parts(sent.flights[2]) == [
+        (partition, [outgoing]) for partition, outgoing in zip(PARTITIONS[2:5], waiting, strict=True)
+    ]
+
+
+@given(st.lists(st.one_of(st.integers(0, 7), st.sampled_from(["finish", "fail"])), max_size=60), st.integers(1, 3))
+def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flight):
+    sent = Sent(max_requests_in_flight=in_flight, max_batch_records=4)
+    lane = sent.add(message(), PARTITIONS[0]).lane
+    lane.gathers = True
+    expected = {partition: [] for partition in PARTITIONS}
+    delivered = {partition: [] for partition in PARTITIONS}
+    answered = 0
+
+    def answer(failing):
+        nonlocal answered
+        flight = sent.flights[answered]
+        answered += 1
+        failed = flight.turns[:1] if failing else []
+        for accumulator, batch in failed:
+            sent.outbox.failed(accumulator, batch, [])
+        done = flight.turns[len(failed) :]
+        for accumulator, batch in done:
+            delivered[accumulator.partition] += batch
+        sent.outbox.landed(flight, done, len(failed))
+        sent.outbox.release(done)
+        for accumulator, _ in failed:
+            drained = sent.outbox.drain(accumulator)
+            sent.outbox.resume(accumulator, [(each, accumulator.partition) for each in drained])
+
+    answer(failing=False)
+    delivered[PARTITIONS[0]].clear()
+    for step in steps:
+        if isinstance(step, int):
+            expected[PARTITIONS[step]].append(outgoing := message())
+            sent.add(outgoing, PARTITIONS[step])
+        elif answered < len(sent.flights):
+            answer(failing=step == "fail")
+        assert lane.flights == len(sent.flights) - answered <= in_flight
+    while answered < len(sent.flights):
+        answer(failing=False)
+    assert delivered == expected
+    assert sent.outbox.buffered_bytes == 0

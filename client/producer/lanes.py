@@ -1,0 +1,159 @@
+"""What waits for one broker: each partition's queue, whose turn it is, and what is under way together.
+
+`Outbox._lock` guards everything here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ..connection import Connection
+from ..values import TopicPartition
+from .outgoing import Outgoing
+
+__all__ = ["Accumulator", "Flight", "Lane", "Turn"]
+
+
+class Accumulator:
+    """The queue of one partition. Either idle; or lingering or ready (in its lane's list); or busy (a request is under
+    way, or its sender is preparing it); or paused (its last request failed; the retry thread decides what becomes of
+    the queue)."""
+
+    __slots__ = ("busy", "failures", "lane", "partition", "paused", "queue", "queued_bytes", "ready")
+
+    def __init__(self, partition: TopicPartition, lane: Lane) -> None:
+        self.partition = partition
+        self.lane = lane
+        self.queue: deque[Outgoing] = deque()
+        self.queued_bytes = 0
+        self.ready = False
+        self.busy = False
+        self.paused = False
+        self.failures = 0  # in a row
+
+    def put(self, outgoing: Outgoing) -> None:
+        self.queue.append(outgoing)
+        self.queued_bytes += outgoing.size
+
+    def put_back(self, batch: list[Outgoing]) -> None:
+        """In front, in their order."""
+        self.queue.extendleft(reversed(batch))
+        self.queued_bytes += sum(outgoing.size for outgoing in batch)
+
+    def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
+        """The next request's messages: at least one, then as many as fit.
+
+        Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
+        """
+        queue = self.queue
+        first = queue.popleft()
+        batch, size, records = [first], first.size, first.count
+        connection = self.lane.connection
+        one_by_one = connection is not None and not connection.speaks_frames
+        while queue and not (one_by_one and (first.key is not None or queue[0].key is not None)):
+            following = queue[0]
+            if size + following.size > max_bytes or records + following.count > max_records:
+                break
+            size += following.size
+            records += following.count
+            batch.append(queue.popleft())
+        self.queued_bytes -= size
+        return batch
+
+    def take_all(self) -> list[Outgoing]:
+        batch = list(self.queue)
+        self.queue.clear()
+        self.queued_bytes = 0
+        return batch
+
+
+class Turn(NamedTuple):
+    """What goes to one partition in one request."""
+
+    accumulator: Accumulator
+    batch: list[Outgoing]
+
+
+class Flight:
+    """Turns that go to one broker together. `missing`: those without an outcome."""
+
+    __slots__ = ("lane", "missing", "turns")
+
+    def __init__(self, lane: Lane, turns: list[Turn]) -> None:
+        self.lane = lane
+        self.turns = turns
+        self.missing = len(turns)
+
+
+class Lane:
+    """All partitions of one broker.
+
+    gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and what
+    becomes ready meanwhile goes together.
+    """
+
+    __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None  # that was sent on last
+        self.gathers = False
+        self.flights = 0  # under way
+        self.ready: deque[Accumulator] = deque()
+        self.lingering: list[Accumulator] = []
+
+    def use(self, connection: Connection) -> None:
+        """The sender's, without the lock: what goes to this broker now goes on this connection."""
+        self.connection = connection
+        self.gathers = connection.takes_many
+
+    def is_open(self, max_flights: int) -> bool:
+        """Whether another flight may leave now."""
+        return self.flights < max_flights or not self.gathers
+
+    def call(self, accumulator: Accumulator) -> None:
+        """Let it go with the next flight, if it may."""
+        if not accumulator.ready:
+            accumulator.ready = True
+            self.ready.append(accumulator)
+
+    def call_lingering(self) -> None:
+        """What lingers goes along with whatever leaves: waiting longer would save no request."""
+        for accumulator in self.lingering:
+            self.call(accumulator)
+        self.lingering.clear()
+
+    def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
+        """The flights that may leave now; their partitions are busy from here on."""
+        flights: list[Flight] = []
+        while self.ready and self.is_open(max_flights):
+            turns = self._board(max_bytes, max_records)
+            if turns:
+                self.flights += 1
+                flights.append(Flight(self, turns))
+        return flights
+
+    def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
+        """Partitions in the order they became ready, until the request is full or holds the only one it may."""
+        turns: list[Turn] = []
+        size = records = 0
+        if self.lingering:
+            self.call_lingering()
+        while self.ready:
+            accumulator = self.ready[0]
+            queue = accumulator.queue
+            waits = queue and not (accumulator.busy or accumulator.paused)
+            if turns and waits:
+                full = size + queue[0].size > max_bytes or records + queue[0].count > max_records
+                if full or not self.gathers:
+                    break
+            self.ready.popleft()
+            accumulator.ready = False
+            if waits:
+                before = accumulator.queued_bytes
+                batch = accumulator.take(max_bytes - size, max_records - records)
+                accumulator.busy = True
+                size += before - accumulator.queued_bytes
+                records += sum([outgoing.count for outgoing in batch])
+                turns.append(Turn(accumulator, batch))
+        return turns

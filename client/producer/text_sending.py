@@ -1,0 +1,105 @@
+"""One partition's batch as pipelined puts of the text protocol, for brokers that do not speak frames."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.record import Buffer
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Result, encode_put, parse_put_result
+
+from ..connection import Connection, Endpoint, Reply
+from ..replies import text_error
+from ..values import SendResult
+from .lanes import Flight, Turn
+from .outgoing import Outgoing
+
+__all__ = ["FailedTurn", "OnLanded", "OnSettled", "TextBatch"]
+
+FailedTurn = tuple[Turn, MetaqError]
+OnLanded = Callable[[Flight, Sequence[Turn], Sequence[FailedTurn]], None]
+"""These turns of a flight have ended: finished ones, and failed ones."""
+OnSettled = Callable[[Sequence[Turn]], None]
+"""The messages of these finished turns have their results."""
+
+
+class TextBatch:
+    """Pipelined puts of one partition, answered one by one.
+
+    A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
+    time (`Accumulator.take`).
+    """
+
+    def __init__(
+        self,
+        flight: Flight,
+        turn: Turn,
+        endpoint: Endpoint,
+        on_landed: OnLanded,
+        on_settled: OnSettled,
+    ) -> None:
+        self._flight = flight
+        self._turn = turn
+        self._partition = turn.accumulator.partition
+        self._batch = turn.batch
+        self._endpoint = endpoint
+        self._on_landed = on_landed
+        self._on_settled = on_settled
+        self._records = [record for outgoing in turn.batch for record in outgoing.records()]
+        self._results: list[SendResult | None] = [None] * len(self._records)
+        self._missing = len(self._records)
+        self._error: MetaqError | None = None
+        self._lock = threading.Lock()
+
+    def send(self, connection: Connection, deadline: float, background: bool) -> None:
+        builds = [partial(self._put, *record) for record in self._records]
+        handlers = [partial(self._answered, index) for index in range(len(builds))]
+        connection.submit_all(builds, handlers, deadline, background=background)
+
+    def _put(self, flag: int, checksum: int, body: Buffer, opaque: int) -> Sequence[Buffer]:
+        topic, partition = self._partition.topic, self._partition.partition
+        return (encode_put(topic, partition, flag, checksum, opaque, bytes(body)),)
+
+    def _answered(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
+        """Any order; the last one ends the batch."""
+        with self._lock:  # the reader, and a sender that finds the connection broken
+            self._note(index, reply, error)
+            self._missing -= 1
+            last = not self._missing
+        if last:
+            self._finish()
+
+    def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
+        if isinstance(reply, Result) and reply.code == Status.SUCCESS:
+            try:
+                message_id, number, offset = parse_put_result(reply.text)
+            except RemoteProtocolError as wrong:
+                self._error = BrokerUnavailable(f"{self._endpoint} answered a put with something else: {wrong}")
+            else:
+                self._results[index] = SendResult(message_id, self._partition._replace(partition=number), offset)
+        elif isinstance(reply, Result):
+            self._error = text_error(reply, self._partition, self._endpoint)
+        else:
+            self._error = error or BrokerUnavailable(f"{self._endpoint} answered a put with data")
+
+    def _finish(self) -> None:
+        position = 0
+        failed: list[Outgoing] = []
+        for outgoing in self._batch:
+            count = sum(1 for _ in outgoing.records())
+            results = self._results[position : position + count]
+            position += count
+            put = [result for result in results if result is not None]
+            if len(put) == count:
+                outgoing.succeed_text(put)
+            else:
+                outgoing.keep(results)
+                failed.append(outgoing)
+        if self._error is None:
+            self._on_landed(self._flight, (self._turn,), ())
+            self._on_settled((self._turn,))
+        else:
+            self._on_landed(self._flight, (), [(self._turn, self._error)])
