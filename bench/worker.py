@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -12,6 +13,7 @@ from metaq import Consumer, Producer
 
 from .loops import Generator, Poll, PollArrow, serve
 
+BATCHES_UNDER_WAY = 4
 POLL_MESSAGES = 1000
 
 
@@ -27,9 +29,14 @@ class Metaq:
         return self._producer.send_async(topic, data)
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Each frame is waited for."""
+        """A few batches are under way: one is stored, the next is on the wire, others are being made."""
+        unanswered: deque[Future[Any]] = deque()
         for _ in range(batches):
-            self._producer.send_batch(topic, payloads)
+            if len(unanswered) == BATCHES_UNDER_WAY:
+                unanswered.popleft().result()
+            unanswered.append(self._producer.send_batch_async(topic, payloads))
+        for future in unanswered:
+            future.result()
 
     @contextmanager
     def consume(self, topic: str, group: str) -> Iterator[Poll]:

@@ -24,6 +24,9 @@ __all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "finish_b
 
 _pack = HEADER.pack
 
+_JOIN_BELOW_BYTES = 32 * 1024
+"""Buffers smaller than this on average are copied into one; larger ones are sent from where they are."""
+
 
 class Outgoing(Waiter):
     """One message. Owned by the calling thread until it is enqueued, then by whoever holds its partition's turn.
@@ -52,6 +55,8 @@ class Outgoing(Waiter):
     )
 
     count = 1
+    storable = True
+    """Whether a store for undelivered messages can take it."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = False
@@ -113,9 +118,11 @@ class Outgoing(Waiter):
 
 
 class OutgoingBatch(Outgoing):
-    """The messages of one send_batch(), kept together in one partition."""
+    """The messages of one send_batch() or send_batch_async(), kept together in one partition."""
 
-    __slots__ = ("bodies", "checksums", "count", "flags", "put", "sizes")
+    storable = False
+
+    __slots__ = ("_encoded", "bodies", "checksums", "count", "flags", "put", "sizes")
 
     def __init__(
         self, topic: str, flags: Sequence[int], checksums: list[int], bodies: Sequence[Buffer], deadline: float
@@ -129,17 +136,25 @@ class OutgoingBatch(Outgoing):
         self.sizes += HEADER_BYTES
         self.size = int(self.sizes.sum())
         self.put: list[SendResult | None] | None = None
+        self._encoded: list[Buffer] | None = None
+
+    def encode(self) -> None:
+        """Make what `encoded` returns now, on this thread, so that it is there when the partition's turn comes."""
+        self._encoded = self.encoded()
+
+    def encoded(self) -> list[Buffer]:
+        """The records as stored, with message id 0, in one buffer; large ones are left where they are."""
+        if self._encoded is not None:
+            return self._encoded
+        headers = map(_pack, map(len, self.bodies), self.checksums, repeat(0), self.flags)
+        parts = list(chain.from_iterable(zip(headers, self.bodies, strict=True)))
+        return _joined(parts, self.size)
 
     def records(self) -> Iterable[tuple[int, int, Buffer]]:
         everything = zip(self.flags, self.checksums, self.bodies, strict=True)
         if self.put is None:
             return everything
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
-
-    def parts(self) -> Iterable[Buffer]:
-        """Header, body, header, body, …"""
-        headers = map(_pack, map(len, self.bodies), self.checksums, repeat(0), self.flags)
-        return chain.from_iterable(zip(headers, self.bodies, strict=True))
 
     def succeed_native(self, first_id: int, partition: TopicPartition, offset: int) -> None:
         self.succeed(BatchResults(first_id, partition, offset, self.sizes))
@@ -156,19 +171,15 @@ class OutgoingBatch(Outgoing):
         self.put = [next(fresh) if result is None else result for result in self.put]
 
 
-_JOIN_BELOW_BYTES = 64 * 1024
-"""Records smaller than this on average are copied into one buffer; larger ones are sent from where they are."""
-
-
 def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
     first = batch[0]
     if len(batch) == 1 and isinstance(first, OutgoingBatch):
-        return _body(first.sizes.astype(">u4").tobytes(), list(first.parts()), first.size, first.count)
+        return [first.sizes.astype(">u4").tobytes(), *first.encoded()]
     sizes: list[int] = []
     parts: list[Buffer] = []
     _encode_records(batch, sizes, parts)
-    return _body(np.array(sizes, dtype=">u4").tobytes(), parts, sum(sizes), len(sizes))
+    return [np.array(sizes, dtype=">u4").tobytes(), *_joined(parts, sum(sizes))]
 
 
 def encode_many(opaque: int, turns: Sequence[tuple[TopicPartition, list[Outgoing]]]) -> Sequence[Buffer]:
@@ -181,7 +192,7 @@ def encode_many(opaque: int, turns: Sequence[tuple[TopicPartition, list[Outgoing
         before = len(sizes)
         _encode_records(batch, sizes, parts)
         table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
-    body = _body(encode_parts(table, sizes), parts, sum(sizes), len(sizes))
+    body = [encode_parts(table, sizes), *_joined(parts, sum(sizes))]
     ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
     return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
 
@@ -195,12 +206,11 @@ def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buf
         else:
             assert isinstance(outgoing, OutgoingBatch)
             sizes.extend(outgoing.sizes.tolist())
-            parts.extend(outgoing.parts())
+            parts.extend(outgoing.encoded())
 
 
-def _body(table: bytes, parts: list[Buffer], size: int, count: int) -> list[Buffer]:
-    parts.insert(0, table)
-    return [b"".join(parts)] if size < _JOIN_BELOW_BYTES * count else parts
+def _joined(parts: list[Buffer], size: int) -> list[Buffer]:
+    return [b"".join(parts)] if size < _JOIN_BELOW_BYTES * len(parts) else parts
 
 
 def finish_batch(batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int) -> None:

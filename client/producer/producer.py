@@ -226,6 +226,37 @@ class Producer:
         outgoing.key, outgoing.fixed = key, partition
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
+    def send_batch_async(
+        self,
+        topic: str,
+        payloads: Iterable[Buffer | Message],
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        attribute: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        partition: TopicPartition | None = None,
+        timeout: float | None = None,
+    ) -> Future[Sequence[SendResult]]:
+        """As `send_batch`, but return a future at once; it ends with what `send_batch` would return or raise.
+
+        For bulk: the next batch is made while the broker stores the one before. The batches of one thread to one
+        partition keep their order. Blocks as `send_async` does; a store for `undelivered` messages has no part in it.
+        """
+        items = list(payloads)
+        future: SendFuture[Sequence[SendResult]] = SendFuture()
+        if not items:
+            future.set_result([])
+            return future
+        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
+        outgoing.key, outgoing.fixed, outgoing.future = key, partition, future
+        outgoing.encode()
+        _, flights = self._outbox.add(outgoing, self._route(outgoing))
+        for flight in flights:
+            self._sender.transmit(flight)
+        return future
+
     def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
 
@@ -388,7 +419,8 @@ class Producer:
 
     def _give_up(self, outgoing: Outgoing, error: MetaqError) -> None:
         """Nothing is tried any more: the caller gets the error, or the store the message."""
-        if self._undelivered is not None and error.retriable and outgoing.future is not None and not outgoing.done:
+        keeps = self._undelivered is not None and outgoing.storable and outgoing.future is not None
+        if self._undelivered is not None and keeps and error.retriable and not outgoing.done:
             self._undelivered.keep(outgoing, error)
         else:
             outgoing.fail(error)

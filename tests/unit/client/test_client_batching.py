@@ -316,8 +316,8 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
     sent = Sent(max_requests_in_flight=in_flight, max_batch_records=4)
     lane = sent.add(message(), PARTITIONS[0]).lane
     lane.gathers = True
-    expected = {partition: [] for partition in PARTITIONS}
-    delivered = {partition: [] for partition in PARTITIONS}
+    expected: dict[TopicPartition, list[Outgoing]] = {partition: [] for partition in PARTITIONS}
+    delivered: dict[TopicPartition, list[Outgoing]] = {partition: [] for partition in PARTITIONS}
     answered = 0
 
     def answer(failing):

@@ -1,0 +1,180 @@
+"""The producer with many partitions and with batches under way: fewer requests, the same promises."""
+
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from metaq import Producer, ProducerConfig, TopicPartition
+from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.protocol.errors import LocalProtocolError, PartitionClosed
+from metaq.protocol.frames import Frame
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+COUNT = 50
+MANY = f"frame {int(RequestCode.SEND_MANY)}"
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": COUNT, "u": COUNT}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def producer(broker):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        yield producer
+
+
+def send_rounds(producer, rounds):
+    """So many messages to each partition of both topics, in turn."""
+    return [
+        producer.send_async(topic, b"%d" % number, partition=TopicPartition(topic, 0, partition))
+        for number in range(rounds)
+        for topic in ("t", "u")
+        for partition in range(COUNT)
+    ]
+
+
+def check_stored(broker, rounds):
+    for (topic, partition), log in broker.logs.items():
+        assert broker.bodies(topic, partition) == [b"%d" % number for number in range(rounds)], (topic, partition)
+        assert len(log.ids) == rounds
+
+
+def test_messages_to_many_partitions_share_requests_and_get_their_results(broker, producer):
+    futures = send_rounds(producer, 20)
+    for future in futures:
+        result = future.result(10)
+        log = broker.log(result.partition.topic, result.partition.partition)
+        assert log.ids[log.starts.index(result.offset)] == result.message_id
+    check_stored(broker, 20)
+    assert MANY in broker.requests
+    assert broker.sends < len(futures) / 4
+
+
+def test_a_broker_that_does_not_take_many_gets_a_request_a_partition(broker):
+    broker.takes_many = False
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        assert not wait(send_rounds(producer, 10), timeout=10).not_done
+    check_stored(broker, 10)
+    assert MANY not in broker.requests
+
+
+def test_a_closed_partition_holds_up_only_its_own_messages(broker, producer):
+    closed = broker.log("t", 7)
+    closed.closed = True
+    futures = send_rounds(producer, 5)
+    others = [future for number, future in enumerate(futures) if number % (2 * COUNT) != 7]
+    assert not wait(others, timeout=10).not_done
+    assert not any(future.done() for number, future in enumerate(futures) if number % (2 * COUNT) == 7)
+    closed.closed = False
+    assert not wait(futures, timeout=10).not_done
+    check_stored(broker, 5)
+
+
+def test_a_part_that_stays_refused_gets_the_brokers_error(broker, producer):
+    broker.log("t", 7).closed = True
+    futures = [
+        producer.send_async("t", b"x", partition=TopicPartition("t", 0, partition), timeout=0.3)
+        for _ in range(4)
+        for partition in range(COUNT)
+    ]
+    wait(futures, timeout=10)
+    failed = [future.exception() for future in futures if future.exception() is not None]
+    assert len(failed) == 4
+    assert all(str(PartitionClosed(0, 7)) in str(error) for error in failed)
+
+
+def test_order_holds_while_connections_break(broker, producer):
+    stop = threading.Event()
+
+    def breaking():
+        while not stop.wait(0.01):
+            broker.drop_connections()
+
+    thread = threading.Thread(target=breaking)
+    thread.start()
+    futures = send_rounds(producer, 30)
+    stop.set()
+    thread.join()
+    assert not wait(futures, timeout=20).not_done
+    assert all(future.exception() is None for future in futures)
+    for topic in ("t", "u"):
+        for partition in range(COUNT):
+            numbers = list(map(int, broker.bodies(topic, partition)))
+            firsts = list(dict.fromkeys(numbers))  # a message whose answer was lost may be there twice
+            assert firsts == list(range(30))
+
+
+def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, producer):
+    left = [3]
+
+    def refuse(request):
+        if isinstance(request, Frame) and request.code == RequestCode.SEND_MANY and left[0]:
+            left[0] -= 1
+            return ResponseCode.SYSTEM_BUSY
+        return None
+
+    broker.refuse = refuse
+    assert not wait(send_rounds(producer, 10), timeout=10).not_done
+    assert left == [0]
+    check_stored(broker, 10)
+
+
+def test_the_broker_chooses_partitions_for_a_producer_that_does_not_know_them(broker):
+    with Producer.direct(f"{broker.endpoint.host}:{broker.endpoint.port}") as producer:
+        futures = [producer.send_async(topic, b"x") for _ in range(100) for topic in ("t", "u")]
+        results = [future.result(10) for future in futures]
+    for result in results:
+        log = broker.log(result.partition.topic, result.partition.partition)
+        assert log.ids[log.starts.index(result.offset)] == result.message_id
+
+
+# --- batches under way ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["auto", "text"])
+def either(broker, request):
+    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST) as producer:
+        yield producer
+
+
+def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, either):
+    here = TopicPartition("t", 0, 3)
+    batches = [[b"%d.%d" % (number, each) for each in range(20)] for number in range(30)]
+    futures = [either.send_batch_async("t", batch, partition=here) for batch in batches]
+    log = broker.log("t", 3)
+    for number, future in enumerate(futures):
+        results = future.result(10)
+        assert len(results) == 20
+        assert [each.offset for each in results] == log.starts[number * 20 : number * 20 + 20]
+        assert [each.message_id for each in results] == log.ids[number * 20 : number * 20 + 20]
+    assert broker.bodies("t", 3) == [payload for batch in batches for payload in batch]
+
+
+def test_batches_to_many_partitions_share_requests(broker, producer):
+    futures = [producer.send_batch_async("t", [b"x", b"y"]) for _ in range(10 * COUNT)]
+    assert not wait(futures, timeout=10).not_done
+    for partition in range(COUNT):
+        assert broker.bodies("t", partition) == [b"x", b"y"] * 10
+    assert MANY in broker.requests
+
+
+def test_large_records_are_sent_from_where_they_are(broker, producer):
+    large = [bytes([number]) * 300_000 for number in range(8)]
+    future = producer.send_batch_async("t", large)
+    partition = future.result(10)[0].partition.partition
+    assert broker.bodies("t", partition) == large
+
+
+def test_an_empty_batch_is_done_at_once(broker, producer):
+    assert producer.send_batch_async("t", []).result(0) == []
+    assert broker.sends == 0
+
+
+def test_a_batch_that_no_frame_can_carry_is_refused_by_the_call(producer):
+    with pytest.raises(LocalProtocolError, match="send it in parts"):
+        producer.send_batch_async("t", [bytes(6 << 20)] * 3)
