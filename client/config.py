@@ -165,9 +165,10 @@ class ConsumerConfig:
     """Asked for per pull. A broker gives at most its maxTransferSize; the first record comes whole, however large."""
     max_buffered_bytes: int = 4 << 20
     """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
-    check_crcs: bool = True
-    """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). The
-    broker has checked it when the message came; here it shows what a disk or memory has changed since."""
+    check_crcs: bool | None = None
+    """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). None:
+    poll() and run() do, poll_arrow() does not, where it would cost as much as all the rest. The broker has checked
+    the message when it came; here it shows what a disk or memory has changed since."""
     long_poll_ms: int = 15_000
     """How long a broker may park a pull when there is nothing to return."""
     text_idle_step_ms: int = 50

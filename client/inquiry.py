@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
@@ -24,6 +27,7 @@ from metaq.protocol.remoting import (
     SearchByTimeRequest,
     StatsRequest,
     decode_runs,
+    split_batch,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_stats
@@ -118,10 +122,13 @@ def offset_after(
 
 
 class Pulled(NamedTuple):
-    """Runs of adjacent stored records, each with its byte offset, and where to go on; None in the text protocol."""
+    """Runs of adjacent stored records, each with its byte offset, and where to go on; None in the text protocol. sizes:
+    of the records, headers included, if there is one run and the broker told them.
+    """
 
     runs: list[tuple[int, memoryview]]
     next_offset: int | None
+    sizes: npt.NDArray[np.int64] | None = None
 
 
 def pull(
@@ -140,8 +147,11 @@ def pull(
     if not connection.speaks_frames:
         data = _get(connection, partition, offset, max_bytes, timeout)
         return Pulled([(offset, data)] if data else [], None if data else offset)
-    frame = _pull(connection, partition, offset, max_bytes, timeout, tags)
+    frame = _pull(connection, partition, offset, max_bytes, timeout, tags, sizes=True)
     reply = PullReply.from_ext(frame.ext)
+    if reply.records:
+        sizes, records = split_batch(frame.body, reply.records)
+        return Pulled([(offset, records)], reply.next_offset, sizes)
     if reply.runs:
         return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
     return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
@@ -204,8 +214,9 @@ def _pull(
     max_bytes: int,
     timeout: float | None,
     tags: tuple[str, ...] = (),
+    sizes: bool = False,
 ) -> Frame:
-    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags)
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=sizes)
     accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
     frame = _ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:

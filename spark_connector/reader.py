@@ -109,7 +109,11 @@ def _blocks(pulled: Pulled, planned: OffsetRange, offset: int) -> Sequence[Recor
     """Raises CorruptRecord if there is nothing where there must be something."""
     if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= offset):
         return [RecordBlock(memoryview(b""), planned.id, offset, planned.end)]
-    return [RecordBlock(data, planned.id, start, planned.end) for start, data in pulled.runs if start < planned.end]
+    return [
+        RecordBlock(data, planned.id, start, planned.end, pulled.sizes)
+        for start, data in pulled.runs
+        if start < planned.end
+    ]
 
 
 def _readable_from(

@@ -1,8 +1,8 @@
 """Stored records as Arrow columns: numpy and Arrow over a whole pulled block.
 
-Records of one size, as many topics have them, cost no bytecode each; after the first of another size, one step from
-length to length finds where the rest of the block begin. Headers, checksums, payloads, ids and times are one call each
-per block. Rows with attributes are decoded once per distinct text.
+Records whose sizes the broker told, and those of one size, as many topics have them, cost no bytecode each; else, after
+the first of another size, one step from length to length finds where the rest of the block begin. Headers, checksums,
+payloads, ids and times are one call each per block. Rows with attributes are decoded once per distinct text.
 """
 
 from __future__ import annotations
@@ -48,12 +48,26 @@ class RecordBlock:
     and for a wrong checksum (an offset in the middle of a record).
     """
 
-    def __init__(self, data: memoryview, source: TopicPartition, offset: int, end: int) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        source: TopicPartition,
+        offset: int,
+        end: int,
+        sizes: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """sizes: of all records of the block, headers included, if the broker told them."""
         self._data = data
         self._source = source
         self._offset = offset
-        self._starts = self._find_starts(end - offset)
+        if sizes is None:
+            self._starts = self._find_starts(end - offset)
+        else:
+            starts = np.cumsum(sizes) - sizes
+            self._starts = starts[: np.searchsorted(starts, end - offset)]
         self._headers = headers_at(data, self._starts)
+        if sizes is not None:
+            self._check_sizes(sizes[: len(self)])
         self._ends = self._starts + HEADER_BYTES + self._headers["length"]
         self._bodies = self._gather(self._starts + HEADER_BYTES)
         self._check()
@@ -98,6 +112,13 @@ class RecordBlock:
         if length < 0:
             raise self._corrupt(position, f"it claims {length} bytes")
         return length
+
+    def _check_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
+        """Raises CorruptRecord for a record whose header says another length than its index."""
+        wrong = np.flatnonzero(self._headers["length"] != sizes - HEADER_BYTES)
+        if len(wrong):
+            first = int(wrong[0])
+            raise self._corrupt(int(self._starts[first]), f"it claims {self._headers['length'][first]} bytes")
 
     def _check(self) -> None:
         if not len(self):

@@ -92,13 +92,13 @@ def decode_batch(records: Records, partition: TopicPartition, check: bool = True
         pa.array(ids),
         _timestamps(ids),
         *_attribute_columns(attributes, count),
-        gather(records.data, payloads, good.starts + good.sizes),
+        _gather(records.data, payloads, good.starts + good.sizes),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     return DecodedBatch(batch, good.end(records) + shift, good.damage)
 
 
-def gather(data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
+def _gather(data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
     """The slices data[start:end], which lie one behind the other, as a binary column: one copy, no object per row.
 
     Slices of one size at one distance are one strided copy; others are the even elements of an array that has what

@@ -33,7 +33,7 @@ class Handout:
 
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
     accept: the user's filter; what it refuses is passed over and counts as consumed; `take` raises what it raises.
-    check: whether checksums are compared.
+    check_crcs: as in ConsumerConfig.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Handout:
         fetcher: Fetcher,
         tags: frozenset[str] | None,
         accept: Accept | None = None,
-        check: bool = True,
+        check_crcs: bool | None = None,
     ) -> None:
         self._arrivals = arrivals
         self._fetcher = fetcher
         self._tags = tags
         self._accept = accept
-        self._check = check
+        self._check_messages, self._check_batches = check_crcs is not False, check_crcs is True
         self._current: PartitionState | None = None
         self._handed: dict[PartitionState, tuple[int, int]] = {}
         self._held: set[PartitionState] = set()
@@ -141,7 +141,7 @@ class Handout:
         return record_batch(messages) if messages else EMPTY
 
     def _batch_of(self, state: PartitionState, chunk: Chunk, limit: int) -> pyarrow.RecordBatch:
-        batch = chunk.take_batch(state.partition, limit, self._check)
+        batch = chunk.take_batch(state.partition, limit, self._check_batches)
         state.last_id = batch["id"][-1].as_py()
         state.damage = 0
         state.position = chunk.offset if chunk.bytes_left else chunk.end_offset
@@ -153,7 +153,7 @@ class Handout:
         if chunk is None:  # lost, or moved by a seek
             self._current = None
             return []
-        taken, position = take_next(state, chunk, limit, self._tags, self._check)
+        taken, position = take_next(state, chunk, limit, self._tags, self._check_messages)
         messages = taken
         if taken:
             if self._accept is not None:

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -54,6 +55,23 @@ def test_a_java_brokers_id_gives_no_timestamp():
     rows = block(record(message_id=-5468) + record()).to_arrow()
     assert rows.column("timestamp").null_count == 1
     assert rows.column("id").to_pylist()[0] == -5468
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1), st.integers(1, 2000))
+def test_a_table_of_sizes_finds_the_records_that_steps_find(payloads, limit):
+    records = [record(payload) for payload in payloads]
+    sizes = np.array([len(each) for each in records])
+    data, end = memoryview(b"".join(records)), 1000 + limit
+    tabled, stepped = RecordBlock(data, PLACE, 1000, end, sizes), RecordBlock(data, PLACE, 1000, end)
+    assert tabled.next_offset == stepped.next_offset
+    assert tabled.to_arrow().equals(stepped.to_arrow())
+
+
+def test_a_size_that_is_not_the_records_is_damage_there():
+    data = record(b"12") + record(b"3456")
+    with pytest.raises(CorruptRecord) as caught:
+        RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([22, 23]))
+    assert caught.value.position == 1022
 
 
 def test_a_cut_last_record_is_left_for_the_next_pull():
