@@ -24,6 +24,7 @@ from .broker import AdminFrom, Broker
 from .cold_reads import MAX_COLD_READS
 from .config import BrokerConfig, TopicConfig, read_config
 from .daemon_threads import DaemonThreads
+from .disk_thread import DiskThread
 from .filters.table import load_filters
 from .reload import Reloader
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
@@ -125,7 +126,13 @@ class BrokerProcess:
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
         filters = load_filters(self._config)
-        store = Store(self._config.data_paths, self._store_config, self._data_path, run_in_thread=self._run_in_thread)
+        store = Store(
+            self._config.data_paths,
+            self._store_config,
+            self._data_path,
+            run_in_thread=self._run_in_thread,
+            run_journal=DiskThread(self._reactor, "journal"),
+        )
         store.open()
         try:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:

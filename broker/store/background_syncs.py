@@ -65,6 +65,11 @@ class BackgroundSyncs:
         """Checkpoint the log when its turn comes."""
         self._pending[log] = DATA | INDEX
 
+    def request(self, log: PartitionLog, kind: int) -> None:
+        """Start a job of this kind, at once unless others are under way: nobody waits for it."""
+        self._pending[log] = self._pending.get(log, 0) | kind
+        self._start_pending()
+
     def tick(self, now: float) -> None:
         """Start what is due at monotonic time `now`, in seconds."""
         for _ in range(_LOOKED_AT_PER_TICK):

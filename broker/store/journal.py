@@ -33,13 +33,16 @@ __all__ = ["Journal", "JournaledLog"]
 _log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
-"""A file that has grown to this is followed by the next, and its partitions are checkpointed."""
+"""A file that has grown to this is followed by the next."""
 
 MAX_GROUP_BYTES = 16 << 20
 """What one sync makes safe at most, unless a single append is larger."""
 
 _DIRECT_PARTITIONS = 2
-"""Up to so many busy partitions are synced themselves."""
+"""Up to so many busy partitions are synced themselves, unless that would have to wait for a checkpoint of theirs."""
+
+_FULL_FILES = 4
+"""Full files that are kept until their partitions are checkpointed, all at once: 256 MiB to replay at most."""
 
 
 class JournaledLog(Protocol):
@@ -51,6 +54,10 @@ class JournaledLog(Protocol):
     @property
     def synced_end(self) -> int:
         """Byte offset up to which the partition's own files are synced."""
+
+    @property
+    def syncing(self) -> bool:
+        """Whether a sync of the partition's own files is under way, which may take long."""
 
     def sync_directly(self, end: int, callback: VisibleCallback) -> None:
         """Sync the partition's own file up to `end` at least, then call back."""
@@ -92,15 +99,22 @@ class Journal:
         run_in_thread: RunInThread,
         checkpoint: Callable[[Any], None],
         *,
+        run_group: RunInThread | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
+        full_files: int = _FULL_FILES,
     ) -> None:
-        """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done."""
+        """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done.
+
+        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files.
+        """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
         self._files = files
         self._run_in_thread = run_in_thread
+        self._run_group = run_group or run_in_thread
         self._checkpoint = checkpoint
         self._max_file_bytes = max_file_bytes
+        self._full_files = full_files
         self._waiting: list[_Append] = []
         self._callbacks: list[Callable[[], None]] = []  # of those who wait for all of `_waiting`
         self._running: list[Callable[[], None]] | None = None  # a group is under way, and who waits for it
@@ -172,12 +186,12 @@ class Journal:
 
     def _make_safe(self, group: Sequence[_Append]) -> None:
         last: _Last = {log: (end, sequence) for log, _, end, sequence, _ in group}
-        if len(last) <= _DIRECT_PARTITIONS:
+        if len(last) <= _DIRECT_PARTITIONS and not any(log.syncing for log in last):
             self._direct = len(last)
             for log, (end, _) in last.items():
                 log.sync_directly(end, self._synced_directly)
         else:
-            self._run_in_thread(partial(self._write, group), partial(self._written, last))
+            self._run_group(partial(self._write, group), partial(self._written, last))
 
     def _synced_directly(self, error: MetaqError | None) -> None:
         """A log has made itself safe, or has failed by itself; either way the next group may go."""
@@ -251,8 +265,9 @@ class Journal:
     def _retire(self, file: _File) -> None:
         self._file = None
         self._full.append(file)
-        for log in file.ends:
-            self._checkpoint(log)
+        if len(self._full) >= self._full_files:
+            for log in dict.fromkeys(log for full in self._full for log in full.ends):
+                self._checkpoint(log)
 
     def tick(self) -> None:
         """Remove the files that the partitions' own files cover now. To be called several times a second."""

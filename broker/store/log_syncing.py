@@ -18,6 +18,8 @@ __all__ = ["LogSyncing"]
 _log = logging.getLogger(__name__)
 
 _CHECKPOINT_SECONDS = 5.0
+_JOURNALED_CHECKPOINT_SECONDS = 30.0
+"""What the journal has is safe; a checkpoint only spares the next start work, and large appends bring one anyway."""
 
 
 class LogSyncing(LogLookup):
@@ -34,8 +36,12 @@ class LogSyncing(LogLookup):
         journal: Journal | None,
         unsynced_directories: Sequence[str],
         on_dirty: Callable[[Any], None] | None,
+        request_sync: Callable[[Any, int], None] | None,
     ) -> None:
-        """journal: makes puts safe that wait for the disk; without one the partition's own file is synced."""
+        """journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
+
+        request_sync(log, kind): start a job soon that nobody waits for; without it is started at once.
+        """
         super().__init__(segments, open_files)
         self.directory = directory
         self.read_only: str | None = None
@@ -48,6 +54,7 @@ class LogSyncing(LogLookup):
         self._flusher = Flusher(self, run_in_thread)
         self._unsynced_directories = list(unsynced_directories)
         self._on_dirty = on_dirty
+        self._request_sync = request_sync
         self._dirty = False
         self._dirty_since = self._checkpointed_at = float("-inf")
         self._unsynced_records = 0
@@ -87,6 +94,12 @@ class LogSyncing(LogLookup):
             self._waits = False
             self._show(self.end_offset, self._written)
 
+    def _sync_soon(self, kind: int) -> None:
+        if self._request_sync is None:
+            self._flusher.request(kind)
+        else:
+            self._request_sync(self, kind)
+
     def _turn_read_only(self, cause: str) -> None:
         self.read_only = cause
         _log.error("%s takes no more writes until the broker is restarted: %s", self.directory, cause)
@@ -119,18 +132,29 @@ class LogSyncing(LogLookup):
             self._checkpointed_at = now
         if self._dirty_since == float("-inf"):
             self._dirty_since = now
-        if now - self._checkpointed_at >= _CHECKPOINT_SECONDS:
+        if now - self._checkpointed_at >= self._checkpoint_seconds:
             self._checkpointed_at = self._dirty_since = now
             return DATA | INDEX
-        if self._unsynced_records and self._policy.due_after(now - self._dirty_since):
+        if self._unsynced_records and not self._journaled and self._policy.due_after(now - self._dirty_since):
             self._dirty_since = now
             return DATA
         return 0
 
     def next_due(self, now: float) -> float:
         """When `due`, asked at `now`, should be asked again: nothing becomes due before. Monotonic seconds."""
-        checkpoint = self._checkpointed_at + _CHECKPOINT_SECONDS
-        return min(checkpoint, self._dirty_since + self._policy.seconds) if checkpoint > now else now
+        checkpoint = self._checkpointed_at + self._checkpoint_seconds
+        if checkpoint <= now or self._journaled:
+            return max(now, checkpoint)
+        return min(checkpoint, self._dirty_since + self._policy.seconds)
+
+    @property
+    def _journaled(self) -> bool:
+        """Whether puts are made safe by the journal, so that the partition's own files may wait."""
+        return self._waits and self._journal is not None
+
+    @property
+    def _checkpoint_seconds(self) -> float:
+        return _JOURNALED_CHECKPOINT_SECONDS if self._journaled else _CHECKPOINT_SECONDS
 
     @property
     def dirty(self) -> bool:
@@ -204,6 +228,11 @@ class LogSyncing(LogLookup):
         return end
 
     # --- for the journal ----------------------------------------------------------------------------------------------
+
+    @property
+    def syncing(self) -> bool:
+        """Whether a sync of the partition's own files is under way, which may take long."""
+        return self._flusher.busy
 
     def sync_directly(self, end: int, callback: VisibleCallback) -> None:
         """For the journal: sync the partition's own file, then call back."""

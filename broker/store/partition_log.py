@@ -46,10 +46,12 @@ class PartitionLog(LogSyncing):
         journal: Journal | None = None,
         unsynced_directories: Sequence[str] = (),
         on_dirty: Callable[[PartitionLog], None] | None = None,
+        request_sync: Callable[[PartitionLog, int], None] | None = None,
     ) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them).
 
         journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
+        request_sync(log, kind): start a job soon that nobody waits for; without it is started at once.
         """
         self.topic = topic
         self.journal_name = f"{topic}-{partition}".encode()
@@ -64,6 +66,7 @@ class PartitionLog(LogSyncing):
             journal=journal,
             unsynced_directories=unsynced_directories,
             on_dirty=on_dirty,
+            request_sync=request_sync,
         )
 
     def __repr__(self) -> str:
@@ -102,10 +105,12 @@ class PartitionLog(LogSyncing):
         if journal is not None and (self._journal_end == base or self.synced_end >= base):
             self._journal_end = end
             journal.add(self, base, end, self._written, data)
-        elif self._policy.due_after_append(self._unsynced_records):
+        elif self._waits:
             self._flusher.request(DATA)
+        elif self._policy.due_after_append(self._unsynced_records):
+            self._sync_soon(DATA)
         if unstored > MAX_UNSTORED_UNITS and not self._flusher.writes_index:
-            self._flusher.request(INDEX)
+            self._sync_soon(INDEX if journal is None else DATA | INDEX)
         if not self._waits:
             self._show(end, self._written)
         return base
@@ -166,4 +171,4 @@ class PartitionLog(LogSyncing):
         self._segments = [*self._segments, segment]
         self._unsynced_directories.append(self.directory)
         self._relist()
-        self._flusher.request(DATA | INDEX)
+        self._sync_soon(DATA | INDEX)

@@ -44,6 +44,7 @@ class Store:
         data_path_for: Callable[[str], str] | None = None,
         *,
         run_in_thread: RunInThread,
+        run_journal: RunInThread | None = None,
         files: Files = REAL_FILES,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -52,8 +53,10 @@ class Store:
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
-        clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files: descriptors kept
-        open between uses, by default a share of the process's limit. key_block_bytes: see key_building.py.
+        run_journal: a thread for nothing but the journal's groups, so that puts wait for no other work; by default
+        `run_in_thread`. clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files:
+        descriptors kept open between uses, by default a share of the process's limit. key_block_bytes: see
+        key_building.py.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
@@ -73,7 +76,9 @@ class Store:
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
         self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
         self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
-        self._journal = Journal(self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon)
+        self._journal = Journal(
+            self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
+        )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
         self._closed = False
@@ -260,6 +265,7 @@ class Store:
             journal=self._journal,
             unsynced_directories=recovered.unsynced_directories,
             on_dirty=self._syncs.mark_dirty,
+            request_sync=self._syncs.request,
         )
         self._syncs.watch(log)
         self._logs[topic, partition] = log

@@ -171,6 +171,7 @@ def test_a_full_file_is_followed_by_the_next_and_goes_when_its_partitions_are_sy
     puts: Puts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(puts.harness.store._journal, "_max_file_bytes", 400)
+    monkeypatch.setattr(puts.harness.store._journal, "_full_files", 1)
     puts.round("a" * 40)
     puts.harness.threads.run_one()
     puts.harness.threads.run_one()
@@ -236,6 +237,50 @@ def test_a_stop_answers_a_turn_that_waits(puts: Puts) -> None:
     puts.harness.store.close()
     assert all(len(each) == 2 for each in puts.acknowledged.values())
     assert journal_files(puts.harness) == []
+
+
+def test_what_the_journal_has_is_left_to_a_rare_checkpoint(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.harness.threads.run_all()
+    before = puts.harness.files.calls["fdatasync"]
+    for puts.harness.now in range(30):
+        puts.harness.store.tick()
+        puts.harness.threads.run_all()
+    assert puts.harness.files.calls["fdatasync"] == before
+    puts.harness.now = 30
+    puts.harness.store.tick()
+    puts.harness.threads.run_all()
+    assert puts.harness.files.calls["fdatasync"] == before + 2 * PARTITIONS  # data and index of each
+    assert not any(log.dirty for log in puts.harness.store.logs())
+
+
+def test_full_files_are_kept_until_they_are_worth_a_checkpoint(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puts.harness.store._journal, "_max_file_bytes", 1)
+    for number in range(3):
+        puts.put_together(range(PARTITIONS), b"%d" % number)
+        puts.harness.threads.run_all()
+        puts.harness.store.tick()
+        assert len(puts.harness.threads) == 0
+        assert len(journal_files(puts.harness)) == number + 1
+    puts.put_together(range(PARTITIONS), b"the fourth")
+    puts.harness.threads.run_all()
+    for _ in range(2):
+        puts.harness.store.tick()
+        puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == []
+
+
+def test_a_put_does_not_wait_for_a_checkpoint_of_its_partition(puts: Puts) -> None:
+    puts.put(0, b"a")
+    puts.harness.threads.run_all()
+    puts.harness.store.get("t", 0).checkpoint()
+    puts.put(0, b"b")
+    puts.harness.threads._calls.rotate(1)  # the journal's thread is faster than the checkpoint's
+    puts.harness.threads.run_one()
+    assert puts.acknowledged[0] == [b"a", b"b"]
+    assert len(puts.harness.threads) == 1
+    puts.harness.lose_power()
+    puts.check()
 
 
 def test_a_clean_stop_leaves_no_journal(puts: Puts) -> None:
@@ -383,6 +428,7 @@ def scenario(data_path: Path, fail_at: int | None, seed: list[int]) -> tuple[Put
     puts = Puts(harness)
     try:
         harness.store._journal._max_file_bytes = 500
+        harness.store._journal._full_files = 1 + seed[1] % 3
         for number in seed:
             if number < PARTITIONS:
                 puts.put(number, b"%d-" % number * (number + 1))
