@@ -28,7 +28,7 @@ from .local_address import local_address
 from .records import format_consumer_id, format_topics, parse_consumer_id
 from .session import SessionEvent, ZkSession
 from .watches import ChildrenWatcher
-from .znodes import create_ephemeral, delete
+from .znodes import ATOMIC_WRITES, create_ephemeral, delete
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
 
@@ -132,7 +132,7 @@ class GroupMembership:
         self._watch(self._paths.broker_ids(), self._brokers_changed)
 
     def leave(self) -> None:
-        """Give up all claims and the membership, in one step for the others. Idempotent.
+        """Give up all claims and the membership, which goes last. Idempotent.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
@@ -199,6 +199,9 @@ class GroupMembership:
     def _remove(self, session_id: int, held: Sequence[Partition]) -> None:
         paths = [self._paths.owner(self.group, *each) for each in held]
         mine = self._mine(session_id, [*paths, self._path])
+        while len(mine) > ATOMIC_WRITES:  # the membership goes last: without it others would claim what is still owned
+            self._nodes.write(session_id, [delete(path) for path in mine[:ATOMIC_WRITES]])
+            del mine[:ATOMIC_WRITES]
         if mine and self._nodes.write_atomically(session_id, [delete(path) for path in mine]) is not None:
             self._nodes.write(session_id, [delete(path) for path in mine])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,9 @@ from .session import ZkSession
 from .znodes import create_persistent, set_data
 
 __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "ZooKeeperOffsetStore"]
+
+_LISTED_FROM = 64
+"""Nodes above which it is cheaper to ask once which of them exist."""
 
 TopicPartitionName = tuple[str, str]
 """(topic, `<broker>-<partition>`)."""
@@ -44,33 +47,55 @@ class OffsetStore(Protocol):
 
 
 class ZooKeeperOffsetStore:
-    """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2). All writes are pipelined.
+    """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
 
-    A failed commit may have stored some of the offsets; committing again is always right.
+    Reads are pipelined, writes go out in transactions of many. A failed commit may have stored some of the offsets;
+    committing again is always right.
     """
 
     def __init__(self, session: ZkSession) -> None:
         self._nodes = session.nodes
         self._session = session
         self._paths = session.paths
+        self._known: set[str] = set()  # nodes that have been seen: they are set, others are made
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
         return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         paths = [self._paths.offset(group, *each) for each in partitions]
-        nodes = self._nodes.get_many(paths)
-        return [parse_offset(path, node.data) if node else None for path, node in zip(paths, nodes, strict=True)]
+        if len(paths) > _LISTED_FROM:
+            self._known |= self._listed(group, partitions)
+            there = [path for path in paths if path in self._known]
+        else:
+            there = paths
+        nodes = {path: node for path, node in zip(there, self._nodes.get_many(there), strict=True) if node}
+        self._known |= nodes.keys()
+        return [parse_offset(path, nodes[path].data) if path in nodes else None for path in paths]
+
+    def _listed(self, group: str, partitions: Iterable[TopicPartitionName]) -> set[str]:
+        """The nodes that the group has for these topics."""
+        topics = list(dict.fromkeys(topic for topic, _ in partitions))
+        names = self._nodes.children_many([self._paths.offsets(group, topic) for topic in topics])
+        return {
+            self._paths.offset(group, topic, name) for topic, each in zip(topics, names, strict=True) for name in each
+        }
 
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
         if not offsets:
             return
         session_id = self._session.session_id if fence is None else fence
         wanted = {self._paths.offset(group, *each): format_offset(offset) for each, offset in offsets.items()}
-        missing = self._set(session_id, wanted)
+        if len(wanted) > _LISTED_FROM and not wanted.keys() <= self._known:
+            self._known |= self._listed(group, offsets)
+            there = {path: data for path, data in wanted.items() if path in self._known}
+        else:
+            there = wanted
+        missing = {path: data for path, data in wanted.items() if path not in there} | self._set(session_id, there)
         if missing:
             self._nodes.ensure({self._paths.offsets(group, topic) for topic, _ in offsets})
             self._create(session_id, missing)
+        self._known |= wanted.keys()
 
     def _set(self, session_id: int, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
         """Set the nodes; return those that do not exist."""

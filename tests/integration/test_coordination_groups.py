@@ -319,3 +319,25 @@ def test_a_thousand_offsets_are_committed_in_a_pipeline(sessions):
         store.commit("g", offsets, None)
         assert time.monotonic() - started < 10
     assert store.load_many("g", list(offsets)) == list(offsets.values())
+
+
+def test_thousands_of_partitions_are_claimed_committed_and_given_up(sessions: list[ZkSession]) -> None:
+    first, second = Member(sessions[0]).joined().membership, Member(sessions[1]).joined().membership
+    everything = [("t", f"0-{number}") for number in range(2_500)]
+    assert second.claim("t", "0-1200")
+    assert first.claim_many(everything) == set(everything) - {("t", "0-1200")}
+    assert first.owner("t", "0-1200") == second.consumer_id
+
+    store = ZooKeeperOffsetStore(sessions[0])
+    offsets = {each: Offset(1, number) for number, each in enumerate(everything)}
+    store.commit("g", dict(list(offsets.items())[:1_500]), first.session_id)
+    ZooKeeperOffsetStore(sessions[1]).commit("g", {("t", "0-2000"): Offset(7, 7)}, None)  # a tool
+    assert sum(each is not None for each in store.load_many("g", everything)) == 1_501
+    sessions[0].zk.delete(sessions[0].paths.offset("g", "t", "0-10"))  # behind the store's back
+    store.commit("g", offsets, first.session_id)
+    assert ZooKeeperOffsetStore(sessions[1]).load_many("g", everything) == list(offsets.values())
+
+    first.release_many(everything[:1_100])
+    assert second.claim_many(everything) == set(everything[:1_100]) | {("t", "0-1200")}
+    first.leave()
+    assert second.claim_many(everything) == set(everything)
