@@ -268,7 +268,9 @@ class Listener:
             lane.end = state.position
             return 0.0
         try:
-            messages, lane.end = take_next(state, chunk, max(_BLOCK, self._batch), self._tags, self._config.check_crcs)
+            messages, lane.end = take_next(
+                state, chunk, max(_BLOCK, self._batch), self._tags, self._config.check_crcs is not False
+            )
         except CorruptRecord as error:
             return self._damaged(lane, error)
         state.damage = 0
