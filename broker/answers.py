@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import (
     ChecksumMismatch,
+    DiskFull,
     FiltersBusy,
     InvalidName,
     LogReadOnly,
@@ -53,6 +54,7 @@ _RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
     WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
+    DiskFull: ResponseCode.DISK_FULL,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
     SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,

@@ -45,6 +45,7 @@ __all__ = ["run"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
+_SPACE_CHECK_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
@@ -60,6 +61,7 @@ def run(
     plugins: Mapping[str, str] | None = None,
     admin_from: AdminFrom = "loopback",
     grace_seconds: float | None = None,
+    disk_reserve: int | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
 
@@ -69,6 +71,9 @@ def run(
     beside the file. admin_from: where admin requests are taken from. grace_seconds: how long to go on serving after
     unregistering, so that clients can move; by default the file's zkSyncTimeMs. A second signal ends it at once. Main
     thread only.
+
+    disk_reserve: bytes of each data directory's disk below which puts are refused, by default a part of it
+    (store/disk_space.py).
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("twisted").setLevel(logging.WARNING)
@@ -82,7 +87,15 @@ def run(
         config = config_for(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, reactor, grace_seconds, files=files, admin_from=admin_from, plugins=chosen).run()
+        return BrokerProcess(
+            config,
+            reactor,
+            grace_seconds,
+            files=files,
+            admin_from=admin_from,
+            plugins=chosen,
+            disk_reserve=disk_reserve,
+        ).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -101,6 +114,7 @@ class BrokerProcess:
         admin_from: AdminFrom = "loopback",
         plugins: Plugins = NO_PLUGINS,
         rng: random.Random | None = None,
+        disk_reserve: int | None = None,
     ) -> None:
         """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
 
@@ -112,6 +126,7 @@ class BrokerProcess:
         self._plugins = plugins
         self._reactor = reactor
         self._rng = rng
+        self._disk_reserve = disk_reserve
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
         self._failure: BaseException | None = None
         self._stopping = False
@@ -132,6 +147,7 @@ class BrokerProcess:
             self._data_path,
             run_in_thread=self._run_in_thread,
             run_journal=DiskThread(self._reactor, "journal"),
+            disk_reserve=self._disk_reserve,
         )
         store.open()
         try:
@@ -230,6 +246,7 @@ class BrokerProcess:
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
         self._tx_tick = repeat(_TICK_SECONDS, self.broker.transactions.tick, self._reactor, "the transactions' timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
+        self._space = repeat(_SPACE_CHECK_SECONDS, store.space.look, self._reactor, "the look at free space")
         self._sizes = repeat(_SIZE_CHECK_SECONDS, self._apply_size_limits, self._reactor, "the retention by size")
         ensureDeferred(self._register()).addErrback(self._fail)
 
@@ -325,6 +342,7 @@ class BrokerProcess:
         self._tx_tick.stop()
         self._retention.stop()
         self._sizes.stop()
+        self._space.stop()
         if self._registration is not None:
             await self._registration.close()
 

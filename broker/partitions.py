@@ -94,10 +94,14 @@ class Partitions:
         """The log to append to, made on its first use.
 
         chosen: the broker chose the partition, so that a closed one is not refused (1.x). Raises PartitionClosed,
-        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, StoreError.
+        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, DiskFull, StoreError.
         """
         log = self._writable.get((topic, partition))
-        return self._open(topic, partition, chosen) if log is None else log
+        if log is None:
+            log = self._open(topic, partition, chosen)
+        elif self._store.space.full:
+            self._store.space.check(log.directory, journaled=log.waits)
+        return log
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
         """The log, made if there is none, whatever the configuration says: what was committed must be kept.
@@ -148,6 +152,9 @@ class Partitions:
         if closed and not chosen:
             raise PartitionClosed(self.broker_id, partition)
         self.check(topic, partition)
+        if self._store.space.full:
+            waits = self.topic(topic).unflush_threshold <= 0
+            self._store.space.check(self._store.directory_for(topic, partition), journaled=waits)
         log = self._store.get_or_create(topic, partition)
         self._learn(log)
         if not closed:

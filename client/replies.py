@@ -7,6 +7,7 @@ import re
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ChecksumMismatch,
+    DiskFull,
     LogReadOnly,
     MetaqError,
     PartitionClosed,
@@ -43,6 +44,8 @@ def frame_error(frame: Frame, partition: TopicPartition, endpoint: Endpoint) -> 
         return TopicNotAccepted(partition.topic)
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:
         return LogReadOnly(f"{partition.topic} {partition} on {endpoint}", remark)
+    if code == ResponseCode.DISK_FULL:
+        return DiskFull(str(endpoint), remark)
     if code == ResponseCode.SYSTEM_BUSY:
         return BrokerUnavailable(f"{endpoint} is busy: {remark}")
     if code == ResponseCode.TRANSACTION_REFUSED:

@@ -25,6 +25,7 @@ __all__ = [
     "CoordinationUnavailable",
     "CorruptRecord",
     "DirectoryInUse",
+    "DiskFull",
     "FilterUnavailable",
     "FiltersBusy",
     "InvalidName",
@@ -216,6 +217,17 @@ class LogReadOnly(StoreError):
     def __init__(self, directory: str, cause: str) -> None:
         super().__init__(f"{directory} is read-only after a failed write: {cause}")
         self.directory = directory
+        self.cause = cause
+
+
+class DiskFull(StoreError):
+    """There is no room for puts here. Consuming goes on, and so do puts when space returns."""
+
+    retriable = True
+
+    def __init__(self, place: str, cause: str) -> None:
+        super().__init__(f"{place} takes no puts, its disk is full: {cause}")
+        self.place = place
         self.cause = cause
 
 

@@ -66,3 +66,4 @@ class ResponseCode(IntEnum):
     PULL_OFFSET_MOVED = 21
     QUERY_NOT_FOUND = 22
     TRANSACTION_REFUSED = 1010
+    DISK_FULL = 1011

@@ -114,6 +114,12 @@ def _replication_lines(broker: Broker) -> Iterator[str]:
     yield from replication_status(broker).lines()
 
 
+def _disk_lines(broker: Broker) -> Iterator[str]:
+    """Of each data directory. An item of ours."""
+    for room in broker.store.space.rooms():
+        yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
+
+
 def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
     logs = _logs_by_topic(broker)[topic]
     yield topic
@@ -144,4 +150,5 @@ _ITEMS = {
     "realtime": _realtime_lines,
     "reset": _reset_lines,
     "replication": _replication_lines,
+    "disk": _disk_lines,
 }

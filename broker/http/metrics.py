@@ -41,10 +41,24 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
         for name in _COMMANDS:
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
+        yield from self._disks()
         yield self._filter_failures()
         yield from self._topics()
         if broker.replication is not None:
             yield from _replication(broker.replication.status())
+
+    def _disks(self) -> Iterator[Metric]:
+        rooms = self._broker.store.space.rooms()
+        families = (
+            ("metaq_disk_free_bytes", "Room on a data directory's disk", [room.free for room in rooms]),
+            ("metaq_disk_reserve_bytes", "Room below which puts are refused", [room.reserve for room in rooms]),
+            ("metaq_disk_takes_puts", "0 while puts are refused for want of room", [room.takes_puts for room in rooms]),
+        )
+        for name, text, values in families:
+            family = GaugeMetricFamily(name, text, labels=["path"])
+            for room, value in zip(rooms, values, strict=True):
+                family.add_metric([room.path], value)
+            yield family
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])

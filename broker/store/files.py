@@ -110,6 +110,9 @@ class Files(Protocol):
 
     def truncate(self, fd: int, size: int) -> None: ...
     def status(self, path: str) -> FileStatus: ...
+    def space(self, path: str) -> tuple[int, int]:
+        """Bytes that we may still write on the file system of `path`, and its size."""
+
     def device(self, fd: int) -> int: ...
     def device_of(self, path: str) -> int: ...
     def is_directory(self, path: str) -> bool: ...
@@ -175,6 +178,10 @@ class RealFiles:
     def status(self, path: str) -> FileStatus:
         found = os.stat(path)
         return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def space(self, path: str) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def device(self, fd: int) -> int:
         return os.fstat(fd).st_dev

@@ -11,11 +11,13 @@ Invariants, checked by tests after every step (`testing.check_invariants`):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
-from metaq.protocol.errors import LogReadOnly
+from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import Buffer
 
+from .disk_space import no_room
 from .files import OpenFiles, write_all
 from .flush import DATA, INDEX, FlushPolicy, RunInThread
 from .index import UNIT, UNIT_BYTES
@@ -24,6 +26,8 @@ from .log_syncing import LogSyncing
 from .segment import Segment, create_segment
 
 __all__ = ["MAX_UNSTORED_UNITS", "PartitionLog"]
+
+_log = logging.getLogger(__name__)
 
 MAX_UNSTORED_UNITS = 1 << 16
 """Index units held in memory (2 MiB) before they are written out ahead of the checkpoint."""
@@ -77,7 +81,8 @@ class PartitionLog(LogSyncing):
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
         packed UNIT for each record, with absolute byte offsets from `end_offset` on. All or nothing: what a failed
-        write left is cut back, the log turns read-only and LogReadOnly is raised. Rolls afterwards if the segment has
+        write left is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable,
+        where there only was no room. Rolls afterwards if the segment has
         reached its size. Raises ValueError, with nothing written, if data and units do not belong together.
         """
         if self.read_only is not None:
@@ -151,21 +156,29 @@ class PartitionLog(LogSyncing):
             fd = active.data.use()
             write_all(self._files, fd, data, active.size)
         except OSError as error:
-            cause = str(error) if fd is None else self._cut_back(fd, active.size, str(error))
+            cause = str(error)
+            if fd is not None and (left := self._cut_back(fd, active.size)) is not None:
+                cause = f"{cause} (and {left})"
+            elif no_room(error):  # nothing of it was shown, journaled or synced, and nothing is left of it
+                raise DiskFull(self.directory, f"{cause}; nothing of the put was kept") from error
             self._turn_read_only(cause)
             raise LogReadOnly(self.directory, cause) from error
 
-    def _cut_back(self, fd: int, size: int, cause: str) -> str:
+    def _cut_back(self, fd: int, size: int) -> str | None:
+        """Why it failed; None if it did not."""
         try:
             self._files.truncate(fd, size)
         except OSError as error:  # recovery cuts it at the next start
-            return f"{cause} (and cutting the file back to {size} bytes failed: {error})"
-        return cause
+            return f"cutting the file back to {size} bytes failed: {error}"
+        return None
 
     def _roll(self) -> None:
         try:
             segment = create_segment(self._open_files, self.directory, self.end_offset)
         except OSError as error:  # what was appended is good; only the next append has nowhere to go
+            if no_room(error):
+                _log.warning("%s goes on with a segment above its size: %s", self.directory, error)
+                return  # the next append tries again
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
             return
         self._segments = [*self._segments, segment]

@@ -12,6 +12,7 @@ from metaq.protocol.record import Buffer
 
 from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
+from .disk_space import DiskSpace
 from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
@@ -50,13 +51,14 @@ class Store:
         monotonic: Callable[[], float] = time.monotonic,
         max_open_files: int | None = None,
         key_block_bytes: int = BLOCK_BYTES,
+        disk_reserve: int | None = None,
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
         run_journal: a thread for nothing but the journal's groups, so that puts wait for no other work; by default
         `run_in_thread`. clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files:
         descriptors kept open between uses, by default a share of the process's limit. key_block_bytes: see
-        key_building.py.
+        key_building.py. disk_reserve: see DiskSpace.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
@@ -75,6 +77,7 @@ class Store:
         self._file_systems = FileSystems(files)
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
         self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
+        self.space = DiskSpace(files, lambda: self.data_paths, run_in_thread, disk_reserve)
         self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
         self._journal = Journal(
             self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
@@ -99,6 +102,7 @@ class Store:
         except BaseException:
             self._release()
             raise
+        self.space.look_now()
         self._rebuilding.start()
         self.key_building.start(self._logs.values())
 
@@ -232,6 +236,13 @@ class Store:
         log = self._logs.get((topic, partition))
         return self._create(topic, partition, first_offset) if log is None else log
 
+    def directory_for(self, topic: str, partition: int) -> str:
+        """Where a partition is, or will be made. Raises InvalidName."""
+        log = self._logs.get((topic, partition))
+        if log is not None:
+            return log.directory
+        return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
+
     def logs(self) -> Iterable[PartitionLog]:
         """All logs, in no particular order."""
         return self._logs.values()
@@ -242,8 +253,8 @@ class Store:
         return max((log.max_message_id for log in self._logs.values()), default=0)
 
     def _create(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
-        data_path = os.path.realpath(self._data_path_for(topic))
-        path = partition_path(data_path, topic, partition)
+        path = self.directory_for(topic, partition)
+        data_path = os.path.dirname(path)
         try:
             self.files.make_directory(path)
             segment = create_segment(self._open_files, path, first_offset)

@@ -75,6 +75,8 @@ class FaultyFiles(RealFiles):
         self.calls: Counter[str] = Counter()
         self.nowait_supported = True
         self.page_cache_empty = False
+        self.free: int | None = None
+        """What `space` says of a file system of 100 GB; None: of the real one."""
         self._failing: set[str] = set()
         self._paths: dict[int, str] = {}
         self._synced: dict[str, bytes] = {}
@@ -179,6 +181,9 @@ class FaultyFiles(RealFiles):
     def unlink(self, path: str) -> None:
         self._change("unlink")
         os.unlink(path)
+
+    def space(self, path: str) -> tuple[int, int]:
+        return super().space(path) if self.free is None else (self.free, 100 * 10**9)
 
     def status(self, path: str) -> FileStatus:
         self.calls["status"] += 1

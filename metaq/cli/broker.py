@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from .options import BYTES
+
 __all__ = ["broker"]
 
 
@@ -46,6 +48,12 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="Where admin requests (reload, closing partitions …) are taken from: this machine, or any address.",
 )
 @click.option(
+    "--disk-reserve",
+    type=BYTES,
+    help="Refuse puts when a data directory's disk has less room than this; 0: never.  [default: 5 % of the disk, at "
+    "most 1g]",
+)
+@click.option(
     "-F",
     "plugins",
     multiple=True,
@@ -54,7 +62,7 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="A role as in 1.x, with its properties file: metaslave (asynchronous slave), samsa (synchronous master), "
     "gregor (its slave). May be given more than once.",
 )
-def broker(ini: Path, filters: Path | None, admin_from: str, plugins: dict[str, str]) -> int:
+def broker(ini: Path, filters: Path | None, admin_from: str, disk_reserve: int | None, plugins: dict[str, str]) -> int:
     """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
     \b
@@ -69,4 +77,5 @@ def broker(ini: Path, filters: Path | None, admin_from: str, plugins: dict[str, 
         filters_path=None if filters is None else str(filters),
         plugins=plugins,
         admin_from="any" if admin_from == "any" else "loopback",
+        disk_reserve=disk_reserve,
     )

@@ -44,6 +44,8 @@ class ClusterPlan:
     topics: Sequence[TopicSpec]
     durable: bool = True
     session_timeout_ms: int = 30_000
+    disk_reserve: int | None = None
+    """Bytes; None: the broker's default."""
 
 
 def server_ini(plan: ClusterPlan, broker_id: int, connect_string: str) -> str:
@@ -117,7 +119,8 @@ class LocalCluster:
         (directory / "data").mkdir(parents=True, exist_ok=True)
         ini = directory / "server.ini"
         ini.write_text(server_ini(self.plan, broker_id, self.connect_string), "utf-8")
-        return Child(f"broker {broker_id}", ["broker", "-f", str(ini)], directory / "broker.log")
+        reserve = [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
+        return Child(f"broker {broker_id}", ["broker", "-f", str(ini), *reserve], directory / "broker.log")
 
     def _wait_for_brokers(self, view: ClusterView) -> None:
         def all_serve() -> bool:

@@ -13,6 +13,7 @@ from metaq.protocol.errors import InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
 
 __all__ = [
+    "BYTES",
     "GROUP",
     "PARTITION",
     "PORT",
@@ -139,12 +140,28 @@ class _Seconds(click.ParamType[float]):
         return seconds
 
 
+class _Bytes(click.ParamType[int]):
+    """A size in bytes, perhaps with a unit k, m, g or t (of 1,024): 512m."""
+
+    name = "BYTES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).lower()
+        number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+        if not (number.isascii() and number.isdecimal()):
+            self.fail(f"{value!r} is not a number of bytes, like 512m or 1g", param, ctx)
+        return int(number) << _UNITS[unit]
+
+
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
 TOPIC = _Name("TOPIC", check_topic)
 GROUP = _Name("GROUP", check_group)
 TOPIC_WITH_PARTITIONS = _TopicWithPartitions()
 PARTITION = _Partition()
 POSITION = _Position()
 SECONDS = _Seconds()
+BYTES = _Bytes()
 PORT = click.IntRange(0, 65535)
 """A TCP port; 0 lets the system choose a free one."""
 

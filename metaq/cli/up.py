@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .local_cluster import ClusterPlan, LocalCluster
-from .options import PORT, TOPIC_WITH_PARTITIONS, TopicSpec
+from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, TopicSpec
 from .servers import locked_directory, ready_port, ready_ports, stop_signal
 
 __all__ = ["up"]
@@ -56,6 +56,11 @@ __all__ = ["up"]
     metavar="SECONDS",
     help="ZooKeeper session timeout of the brokers.",
 )
+@click.option(
+    "--disk-reserve",
+    type=BYTES,
+    help="Brokers refuse puts when the disk has less room than this; 0: never.  [default: 5 % of the disk, at most 1g]",
+)
 def up(
     data_dir: Path,
     brokers: int,
@@ -64,6 +69,7 @@ def up(
     topics: tuple[TopicSpec, ...],
     flush: str,
     session_timeout: float,
+    disk_reserve: int | None,
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints one line with the addresses once all serve.
 
@@ -84,6 +90,7 @@ def up(
             topics=topics,
             durable=flush == "sync",
             session_timeout_ms=round(session_timeout * 1000),
+            disk_reserve=disk_reserve,
         )
         with LocalCluster(plan) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))

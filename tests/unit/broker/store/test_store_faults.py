@@ -80,9 +80,9 @@ def test_the_fault_test_covers_every_change_of_the_disk(
 
 def test_a_failed_write_is_cut_back_and_named(harness: StoreHarness) -> None:
     harness.append(b"good")
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.error = OSError(errno.EIO, "Input/output error")
     harness.files.fail("pwritev")
-    with pytest.raises(LogReadOnly, match="No space left on device") as caught:
+    with pytest.raises(LogReadOnly, match="Input/output error") as caught:
         harness.append(b"too much")
     assert caught.value.directory == harness.log.directory
     assert harness.data_file().stat().st_size == 24

@@ -1,0 +1,137 @@
+"""Too little room: puts are refused below the reserve, a full disk breaks nothing, and both end when space returns."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
+from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.testing import FaultyFiles, ManualThreads, check_invariants
+from metaq.protocol.errors import DiskFull, LogReadOnly
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("total", "reserve"), [(100 * GIB, GIB), (10 * GIB, GIB // 2), (1000, 50), (0, 0)])
+def test_the_default_is_a_part_of_small_disks_and_bounded_on_large_ones(total: int, reserve: int) -> None:
+    assert default_reserve(total) == reserve
+
+
+class Disk:
+    """One data directory whose room is set by hand."""
+
+    def __init__(self, reserve: int | None) -> None:
+        self.files = FaultyFiles()
+        self.threads = ManualThreads()
+        self.space = DiskSpace(self.files, lambda: ["/data", "/other"], self.threads, reserve)
+
+    def look(self, free: int) -> bool:
+        """Whether puts are taken when so much is free."""
+        self.files.free = free
+        self.space.look()
+        self.threads.run_all()
+        return not self.space.full
+
+
+def test_puts_are_refused_below_the_reserve_until_there_is_clearly_more(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk(1000 << 20)
+    assert disk.look(1000 << 20)
+    assert not disk.look((1000 << 20) - 1)
+    with pytest.raises(
+        DiskFull, match=r"/data takes no puts, its disk is full: 999 MiB are free, 1000 MiB are the reserve \(--disk-r"
+    ):
+        disk.space.check("/data/t-0", journaled=False)
+    assert disk.space.rooms()[0] == Room("/data", (1000 << 20) - 1, 1000 << 20, False)
+    assert not disk.look(1010 << 20)
+    assert disk.look(1050 << 20)
+    assert [record.levelname for record in caplog.records if "/data" in record.getMessage()] == ["ERROR", "WARNING"]
+    disk.space.check("/data/t-0", journaled=False)
+
+
+def test_a_partition_elsewhere_depends_on_the_journals_disk_only_if_it_uses_it() -> None:
+    disk = Disk(100)
+    disk.space.full["/data"] = DiskFull("/data", "test")
+    disk.space.check("/other/t-0", journaled=False)
+    with pytest.raises(DiskFull):
+        disk.space.check("/other/t-0", journaled=True)
+
+
+def test_a_reserve_of_nothing_refuses_nothing() -> None:
+    assert Disk(0).look(0)
+
+
+def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing() -> None:
+    disk = Disk(100)
+    assert not disk.look(10)
+    disk.space.look()
+    disk.space.look()
+    assert len(disk.threads) == 1
+
+    def gone(path: str) -> tuple[int, int]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk.files.space = gone  # type: ignore[method-assign]
+    disk.threads.run_all()
+    assert disk.space.full
+
+
+@pytest.mark.parametrize("group_commit", [False, True])
+def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(
+    harness: StoreHarness, group_commit: bool
+) -> None:
+    harness.group_commit = group_commit
+    harness.append(b"good")
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail("pwritev")
+    with pytest.raises(DiskFull, match="No space left on device"):
+        harness.append(b"too much")
+    assert harness.data_file().stat().st_size == 24
+    check_invariants(harness.log)
+    harness.files.heal()
+    harness.append(b"goes on")
+    harness.threads.run_all()
+    assert harness.bodies() == [b"good", b"goes on"]
+    harness.lose_power() if group_commit else harness.kill()
+    assert harness.bodies() == [b"good", b"goes on"]
+
+
+def test_what_cannot_be_cut_back_turns_the_log_read_only(harness: StoreHarness) -> None:
+    harness.append(b"good")
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail("pwritev")
+    harness.files.fail("truncate")
+    with pytest.raises(LogReadOnly, match="cutting the file back to 24 bytes failed"):
+        harness.append(b"half written")
+
+
+def test_without_room_for_a_new_segment_the_last_one_grows(harness: StoreHarness) -> None:
+    harness.max_segment_size = 25
+    log = harness.log
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail("open")
+    harness.append(b"first")
+    harness.append(b"second")
+    assert len(log.segments) == 1
+    harness.files.heal()
+    harness.append(b"third")
+    assert len(log.segments) == 2
+    harness.threads.run_all()
+    assert harness.restart().first_offset == 0
+    assert harness.bodies() == [b"first", b"second", b"third"]
+
+
+def test_a_sync_that_finds_the_disk_full_still_stops(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    logs = [harness.store.get_or_create("t", number) for number in range(4)]
+    harness.append(b"a")
+    for log in logs[1:]:
+        log.flush()
+    harness.files.fail("fdatasync")
+    harness.threads.run_all()
+    assert harness.log.read_only is not None
+    harness.files.heal()
+    with pytest.raises(LogReadOnly):
+        harness.append(b"b")
