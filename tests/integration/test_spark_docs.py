@@ -1,11 +1,8 @@
-"""The examples of docs/spark.md, run in order as one program, and its option tables compared with the code."""
+"""The examples of docs/spark.md, run in order as one program, the notebook, and the page's tables of options."""
 
-import os
+import json
 import re
-import sys
 from typing import Any
-
-from pyspark.sql import SparkSession
 
 from metaq import Producer
 from metaq.spark_connector.columns import COLUMNS
@@ -17,10 +14,8 @@ from .cli_helpers import start_up, stop
 from .doc_examples import ROOT, blocks
 
 
-def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+def test_the_examples_of_the_page_run_and_compute_what_they_say(spark, tmp_path):
     up = start_up(tmp_path / "data", ["trades:2", "totals:1"])
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         with Producer(up.zookeeper) as producer:
             for symbol, price in (("AA", 1), ("AA", 2), ("BB", 5)):
@@ -30,7 +25,9 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
         for number in range(2):
             (source / str(number)).write_text(f"line {number}")
         names: dict[str, Any] = {"spark": spark, "source": str(source), "checkpoint": str(checkpoint)}
-        examples = blocks("spark.md", "python")
+        elsewhere = ("spark_connector.job", "daily_delays")  # have tests of their own
+        pages = blocks("spark.md", "python")
+        examples = [block for block in pages if not any(name in block for name in elsewhere)]
         assert len(examples) == 6
         for example in examples:
             exec(
@@ -47,7 +44,21 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(tmp_path):
         assert {tuple(row) for row in rows} == {("AA", "3"), ("BB", "5")} | streamed
         assert len(rows) == 4
     finally:
-        spark.stop()
+        assert stop(up.process) == 0
+
+
+def test_the_notebook_runs_from_top_to_bottom(spark, tmp_path):
+    cells = json.loads((ROOT / "docs" / "spark.ipynb").read_text("utf-8"))["cells"]
+    up = start_up(tmp_path / "data", ["trades:2"])
+    try:
+        names: dict[str, Any] = {}
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]).replace("127.0.0.1:2181", up.zookeeper), names)
+        sold = [tuple(row) for row in names["by_shop"].collect()]
+        assert sold == [(f"shop-{shop}", 34 - (shop > 0), sum(range(shop, 100, 3))) for shop in range(3)]
+        assert spark.table("seen").count() == 100
+    finally:
         assert stop(up.process) == 0
 
 

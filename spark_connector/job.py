@@ -1,0 +1,217 @@
+"""`metaq-spark`: topics to Parquet, partitioned by day, and back; also for spark-submit (docs/spark.md)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from metaq.protocol.errors import ConfigError
+
+from .columns import COLUMNS
+from .options import WriteOptions
+from .read_options import ReadOptions
+from .source import register
+
+__all__ = ["DONE", "FAILED", "WRONG_USAGE", "main"]
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+"""Exit codes. After FAILED the same command goes on where it was (drain), or may repeat rows (restore)."""
+
+DAY = "day"
+"""The column that Parquet is partitioned by: the date, in UTC, when the broker stored the message; null for Java's."""
+_PLACE = ("topic", "broker", "partition")
+_POLL_SECONDS = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Progress goes to standard error, the result as a line of JSON to the output."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        options = chosen.check(chosen)
+    except ConfigError as error:
+        print(f"metaq-spark: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    spark = _session(chosen.master)
+    start = time.monotonic()
+    try:
+        register(spark)
+        done: dict[str, Any] = chosen.run(spark, chosen, options)
+    except PySparkException as error:
+        print(f"metaq-spark: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        spark.stop()
+    print(json.dumps({**done, "seconds": round(time.monotonic() - start, 3)}))
+    return DONE
+
+
+def _session(master: str | None) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("metaq-spark").config("spark.sql.session.timeZone", "UTC")
+    if master is not None:
+        builder = builder.master(master)
+    return builder.getOrCreate()
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
+    """Options of the source. Raises ConfigError."""
+    named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
+    options = {
+        "zookeeper": chosen.zookeeper,
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        "maxBytesPerTrigger": str(chosen.batch_bytes),
+        **{name: value for name, value in named.items() if value is not None},
+        **dict(chosen.option),
+    }
+    ReadOptions.parse(options, "stream")
+    return options
+
+
+def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
+    """Each message is in one file once: the checkpoint and the sink's own log say what is done."""
+    messages = spark.readStream.format("metaq").options(**options).load()
+    rows = messages.withColumn(DAY, sql.to_date("timestamp"))
+    checkpoint = chosen.checkpoint or f"{chosen.directory.rstrip('/')}/_checkpoint"
+    query = (
+        rows.writeStream.format("parquet")
+        .partitionBy(DAY)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start(chosen.directory)
+    )
+    return _watch(query)
+
+
+def _watch(query: StreamingQuery) -> dict[str, Any]:
+    """Say what each micro-batch did, until the query ends. Raises StreamingQueryException."""
+    seen, rows = -1, 0
+    try:
+        while True:
+            ended = query.awaitTermination(_POLL_SECONDS)
+            for progress in query.recentProgress:
+                if progress.batchId > seen and progress.numInputRows:
+                    seen, rows = progress.batchId, rows + progress.numInputRows
+                    rate = progress.processedRowsPerSecond
+                    print(f"batch {seen}: {progress.numInputRows:,} messages, {rate:,.0f}/s", file=sys.stderr)
+            if ended:
+                return {"messages": rows}
+    finally:
+        query.stop()
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+
+
+def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
+    """Options of the sink. Raises ConfigError."""
+    options = {
+        "zookeeper": chosen.zookeeper,
+        "exactlyOnce": str(chosen.exactly_once).lower(),
+        **({} if chosen.topic is None else {"topic": chosen.topic}),
+        **dict(chosen.option),
+    }
+    WriteOptions.parse(options)
+    return options
+
+
+def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
+    """Messages of one partition are sent by one task, in their order."""
+    rows = _days(spark.read.parquet(chosen.directory), chosen.since, chosen.until)
+    ordered = rows.repartition(*_PLACE).sortWithinPartitions(*_PLACE, "offset")
+    left_out = {"topic"} if "topic" in options else set()
+    columns = [name for name in COLUMNS if name in rows.columns and name not in left_out]
+    count = rows.count()
+    print(f"sending {count:,} messages", file=sys.stderr)
+    ordered.select(*columns).write.format("metaq").options(**options).mode("append").save()
+    return {"messages": count}
+
+
+def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
+    """Only those days; messages without one (Java's) are in no range."""
+    if since is not None:
+        rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
+    if until is not None:
+        rows = rows.where(sql.col(DAY) < sql.lit(until).cast("date"))
+    return rows
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("metaq-spark", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    drain = commands.add_parser("drain", help="Append what is new in topics to Parquet files, then end.")
+    source = drain.add_mutually_exclusive_group(required=True)
+    source.add_argument("--topic", help="A topic, or several separated by commas.")
+    source.add_argument("--pattern", help="Regular expression that whole names of topics match.")
+    drain.add_argument("--group", help="Group whose offsets in ZooKeeper shall show the progress.")
+    drain.add_argument("--tags", help="Only messages with one of these tags, separated by commas.")
+    drain.add_argument("--checkpoint", help="Default: _checkpoint in DIRECTORY.")
+    drain.add_argument(
+        "--batch-bytes", type=_positive, default=1 << 30, help="Of a micro-batch, at most (default 1 GiB)."
+    )
+    drain.set_defaults(run=_drain, check=_drain_options)
+    restore = commands.add_parser("restore", help="Send the messages of Parquet files that drain wrote.")
+    restore.add_argument("--topic", help="Where to; default: the topic that each was in.")
+    restore.add_argument("--since", type=_day, metavar="YYYY-MM-DD", help="The first day.")
+    restore.add_argument("--until", type=_day, metavar="YYYY-MM-DD", help="The day after the last.")
+    restore.add_argument("--exactly-once", action="store_true", help="Nothing is seen until all is sent.")
+    restore.set_defaults(run=_restore, check=_restore_options)
+    for command in (drain, restore):
+        command.add_argument("directory", metavar="DIRECTORY", help="Path or URL that Spark reads and writes.")
+        command.add_argument("--zookeeper", required=True, help="Connect string like host:2181/chroot.")
+        command.add_argument("--master", help="Spark's master; default: spark-submit's, else local[*].")
+        command.add_argument(
+            "--option",
+            type=_pair,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="Any other option of the source or sink; may be repeated.",
+        )
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} has no '=': write NAME=VALUE")
+    return name, value
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes above 0")
+    return int(text)
+
+
+def _day(text: str) -> str:
+    try:
+        time.strptime(text, "%Y-%m-%d")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day: write YYYY-MM-DD") from error
+    return text
+
+
+def run() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()
