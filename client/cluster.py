@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
@@ -21,7 +21,14 @@ from .consumer.group_member import source_of
 from .pool import ConnectionPool
 from .values import TopicPartition
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Source"]
+
+
+class Source(NamedTuple):
+    """Where a partition is read now. is_master: False for a slave, which may lack the newest messages."""
+
+    endpoint: Endpoint
+    is_master: bool
 
 
 class Cluster:
@@ -106,11 +113,15 @@ class Cluster:
         found = self.view.topic_partitions(topic, publish=False)
         return [TopicPartition(topic, broker, number) for broker, number in found]
 
-    def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Endpoint]:
+    def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
         """Where each partition is read now: its broker's master, else a slave; those without either are left out."""
         brokers = self.view.brokers()
-        found = {each: source_of(brokers, each) for each in partitions}
-        return {each: endpoint for each, endpoint in found.items() if endpoint is not None}
+        found: dict[TopicPartition, Source] = {}
+        for each in partitions:
+            endpoint = source_of(brokers, each)
+            if endpoint is not None:
+                found[each] = Source(endpoint, brokers[each.broker].master is not None)
+        return found
 
     def connect(self, endpoint: Endpoint) -> Connection:
         """A connection to the broker that listens there. Raises BrokerUnavailable."""

@@ -17,6 +17,7 @@ from typing import Self
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
+from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import KazooState, KeeperState
 
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
@@ -25,7 +26,7 @@ from .events import EventThread
 from .paths import DEFAULT_ROOT, Paths, split_connect_string
 from .znodes import Znodes
 
-__all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession"]
+__all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession", "check_connect"]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,15 @@ class SessionEvent(Enum):
     """The same session again: ephemeral nodes are still there, but kazoo has dropped every watch."""
     EXPIRED = "expired"
     """The session has ended; others may own what it owned. CONNECTED follows."""
+
+
+def check_connect(connect: str) -> str:
+    """`connect`, if it is `host:port[,host:port…][/chroot]`. Raises ConfigError; asks nobody."""
+    try:
+        collect_hosts(connect)
+    except ValueError as error:
+        raise ConfigError("zookeeper", connect, "use host:port[,host:port…][/chroot]") from error
+    return connect
 
 
 class ZkSession:

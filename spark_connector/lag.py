@@ -188,7 +188,7 @@ class LagListener(StreamingQueryListener):
             try:
                 if partition not in sources:
                     raise BrokerUnavailable(f"broker {partition.broker} is not registered in ZooKeeper: start it")
-                connection = self._cluster.connect(sources[partition])
+                connection = self._cluster.connect(sources[partition].endpoint)
                 found.append(partition_lag(connection, partition, position, self._clock()))
             except MetaqError as error:
                 failures[partition] = str(error)

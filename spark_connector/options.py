@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from metaq.coordination.paths import DEFAULT_ROOT, Paths
+from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import check_topic
 
@@ -48,9 +50,9 @@ class WriteOptions:
         values = Values(options, WRITE_NAMES + (STREAM_NAMES if streaming else ()))
         topic = values.get("topic", "")
         return cls(
-            zookeeper=values.required("zookeeper", "give a connect string like host:2181 or host:2181/chroot"),
+            zookeeper=values.zookeeper(),
             topic=check_name("topic", topic, check_topic) if topic else None,
-            root=values.get("metaq.root", "/meta"),
+            root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
             exactly_once=values.choice("exactlyOnce", ("true", "false"), "false") == "true",
@@ -83,6 +85,13 @@ class Values:
         if not value:
             raise ConfigError(name, value, f"is missing: {remedy}")
         return value
+
+    def zookeeper(self) -> str:
+        return check_connect(self.required("zookeeper", "give a connect string like host:2181 or host:2181/chroot"))
+
+    def root(self) -> str:
+        root = self.get("metaq.root", DEFAULT_ROOT)
+        return check_name("metaq.root", root, lambda path: Paths(path).root, root)
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         value = self.get(name, default)

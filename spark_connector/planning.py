@@ -78,8 +78,9 @@ def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicParti
     group = options.group if options.starting == "committed" else None
     offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
     return [
-        _state(cluster.connect(sources[each]), sources[each], each, options, offset.offset if offset else None)
+        _state(cluster.connect(endpoint), endpoint, each, options, offset.offset if offset else None)
         for each, offset in zip(partitions, offsets, strict=True)
+        for endpoint in (sources[each].endpoint,)
     ]
 
 

@@ -145,7 +145,7 @@ class ReadOptions:
         starting_option, starting = _starting(values, mode)
         ending_option, ending = _ending(values)
         parsed = cls(
-            zookeeper=values.required("zookeeper", "give a connect string like host:2181 or host:2181/chroot"),
+            zookeeper=values.zookeeper(),
             topics=topics,
             pattern=pattern,
             assigned=assigned,
@@ -162,7 +162,7 @@ class ReadOptions:
             tags=_tags(values),
             push_filters=_flag(values, "pushFilters", "false"),
             limits=_limits(values),
-            root=values.get("metaq.root", "/meta"),
+            root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, 1 << 20),
             connection=_connection(values),

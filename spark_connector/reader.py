@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from metaq.client.backoff import Backoff
 from metaq.client.config import check_protocol
-from metaq.client.connection import Connection, open_connection
-from metaq.client.inquiry import Pulled, partition_bounds, pull
-from metaq.protocol.errors import OffsetOutOfRange
+from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.inquiry import Bounds, Pulled, partition_bounds, pull
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, OffsetOutOfRange, RequestTimedOut
 
 from .offsets import DataLoss, Lost, OffsetRange
-from .planning import plan_query
+from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
 from .read_options import ReadOptions
 from .records import RecordBlock
 
-__all__ = ["FilteringReader", "MetaqReader", "read_partition", "read_range"]
+__all__ = ["FAILOVER_SECONDS", "Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
 
 log = logging.getLogger(__name__)
+
+FAILOVER_SECONDS = 60.0
+"""How long a task waits for its broker to come back or to be replaced by a slave, from the last message on."""
 
 
 class MetaqReader(DataSourceReader):
@@ -58,72 +63,148 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """What a task does. Raises as read_range, and BrokerUnavailable."""
+    """What a task does: read where the driver planned it, and go on elsewhere if that broker goes.
+
+    Raises as RangeReader.batches, and BrokerUnavailable when nobody has served the partition for FAILOVER_SECONDS.
+    """
     planned: OffsetRange | None = partition.value
     if planned is None:  # what Spark makes of a query without ranges
         return
-    connection = open_connection(planned.endpoint, options.connection, check_protocol(options.protocol))
-    connection.expects_bulk = True
-    try:
-        yield from read_range(connection, planned, options, tags)
-    finally:
-        connection.close()
-
-
-def read_range(
-    connection: Connection, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...] = ()
-) -> Iterator[pa.RecordBatch]:
-    """Pull block after block until the end of `planned`, each while the one before is worked on; memory is bounded by
-    two blocks and a batch.
-
-    Raises DataLoss if retention was faster and failOnDataLoss is true, CorruptRecord for bytes that are no records.
-    """
-    offset = planned.start
-    with ThreadPoolExecutor(1, "metaq-prefetch") as ahead:
-        coming = ahead.submit(pull, connection, planned.id, offset, options.fetch_bytes, tags)
-        while offset < planned.end:
+    reader, search = RangeReader(planned, options, tags), Failover(planned, options)
+    endpoint = planned.endpoint
+    while True:
+        try:
+            connection = open_connection(endpoint, options.connection, check_protocol(options.protocol))
+            connection.expects_bulk = True
             try:
-                pulled = coming.result()
-            except OffsetOutOfRange as error:
-                offset = _readable_from(connection, planned, offset, options, error)
-                if offset < planned.end:
-                    coming = ahead.submit(pull, connection, planned.id, offset, options.fetch_bytes, tags)
-                continue
-            if pulled.next_offset is not None and offset < pulled.next_offset < planned.end:
-                coming = ahead.submit(pull, connection, planned.id, pulled.next_offset, options.fetch_bytes, tags)
-            blocks = _blocks(pulled, planned, offset)
-            following = pulled.next_offset if pulled.next_offset is not None else blocks[-1].next_offset
-            if pulled.next_offset is None and following < planned.end:
-                coming = ahead.submit(pull, connection, planned.id, following, options.fetch_bytes, tags)
-            for block in blocks:
-                yield _only(block.to_arrow(options.headers), options.tags)
-            offset = following
+                yield from reader.batches(connection)
+            finally:
+                connection.close()
+            return
+        except (BrokerUnavailable, RequestTimedOut) as error:
+            endpoint = search.next(reader.position, error)
+
+
+class RangeReader:
+    """Reads one range. position: byte offset of the next message that was not handed out."""
+
+    def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...] = ()) -> None:
+        self.position = planned.start
+        self._planned = planned
+        self._options = options
+        self._tags = tags
+
+    def batches(self, connection: Connection) -> Iterator[pa.RecordBatch]:
+        """From `position` to the end: pull block after block, each while the one before is worked on; memory is bounded
+        by two blocks and a batch.
+
+        Raises DataLoss if retention was faster and failOnDataLoss is true, CorruptRecord for bytes that are no records,
+        BrokerUnavailable also if a slave has not copied so far.
+        """
+        planned, end = self._planned, self._planned.end
+        with ThreadPoolExecutor(1, "metaq-prefetch") as ahead:
+
+            def pull_ahead(offset: int) -> Future[Pulled]:
+                return ahead.submit(pull, connection, planned.id, offset, self._options.fetch_bytes, self._tags)
+
+            coming = pull_ahead(self.position)
+            while self.position < end:
+                try:
+                    pulled = coming.result()
+                except OffsetOutOfRange as error:
+                    self.position = self._readable_from(connection, error)
+                    if self.position < end:
+                        coming = pull_ahead(self.position)
+                    continue
+                if pulled.next_offset is not None and self.position < pulled.next_offset < end:
+                    coming = pull_ahead(pulled.next_offset)
+                blocks = self._blocks(connection, pulled)
+                following = pulled.next_offset if pulled.next_offset is not None else blocks[-1].next_offset
+                if pulled.next_offset is None and following < end:
+                    coming = pull_ahead(following)
+                for block in blocks:
+                    self.position = block.next_offset  # while the caller has the block, it counts as handed out
+                    yield _only(block.to_arrow(self._options.headers), self._options.tags)
+                self.position = following
+
+    def _blocks(self, connection: Connection, pulled: Pulled) -> Sequence[RecordBlock]:
+        """Raises CorruptRecord if there is nothing where there must be something, BrokerUnavailable of a slave."""
+        planned = self._planned
+        if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
+            self._check_copied(connection, partition_bounds(connection, planned.id))
+            return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)]
+        return [
+            RecordBlock(data, planned.id, start, planned.end, pulled.sizes)
+            for start, data in pulled.runs
+            if start < planned.end
+        ]
+
+    def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
+        """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""
+        offset, end = self.position, self._planned.end
+        bounds = partition_bounds(connection, self._planned.id)
+        self._check_copied(connection, bounds)
+        following = min(max(bounds.first, offset), end) if offset < bounds.first else end
+        lost = Lost(self._planned.id, offset, following)
+        if self._options.fail_on_data_loss:
+            raise DataLoss([lost], bounds.first, bounds.end) from error
+        log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
+        return following
+
+    def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
+        """The planned bytes were there: a broker other than the planned one that has fewer is a slave behind."""
+        planned = self._planned
+        if connection.endpoint != planned.endpoint and bounds.end < planned.end:
+            raise BrokerUnavailable(
+                f"{connection.endpoint}, where {planned.id.topic} {planned.id} is read now, has {bounds.end} bytes of "
+                f"the {planned.end} that the query reads: start the master of broker {planned.id.broker}"
+            )
+
+
+class Failover:
+    """Finds who serves a partition when its broker went away during a task: the master again, or a slave."""
+
+    def __init__(
+        self,
+        planned: OffsetRange,
+        options: ReadOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._planned = planned
+        self._options = options
+        self._clock = clock
+        self._sleep = sleep
+        self._position = -1
+        self._backoff = Backoff(0.05, 2.0)
+        self._deadline = 0.0
+
+    def next(self, position: int, error: MetaqError) -> Endpoint:
+        """Wait a while, then say where to go on. Raises BrokerUnavailable if the last FAILOVER_SECONDS brought nothing;
+        CoordinationUnavailable."""
+        if position != self._position:
+            self._position = position
+            self._backoff.reset()
+            self._deadline = self._clock() + FAILOVER_SECONDS
+        while True:
+            pause = self._backoff.next()
+            if self._clock() + pause > self._deadline:
+                broker = self._planned.id.broker
+                raise BrokerUnavailable(
+                    f"{self._planned.id.topic} {self._planned.id} was not readable from byte {position} on for "
+                    f"{FAILOVER_SECONDS:g} s ({error}): start broker {broker}, or its slave, then the query"
+                ) from error
+            self._sleep(pause)
+            with open_cluster(self._options) as cluster:
+                source = cluster.sources([self._planned.id]).get(self._planned.id)
+            if source is not None:
+                log.warning(
+                    "%s %s: %s; going on at %s", self._planned.id.topic, self._planned.id, error, source.endpoint
+                )
+                return source.endpoint
 
 
 def _only(batch: pa.RecordBatch, tags: tuple[str, ...]) -> pa.RecordBatch:
     """The rows with one of `tags` (brokers compare hashes), all if there are none."""
     return batch.filter(pc.is_in(batch.column("tag"), pa.array(tags))) if tags else batch
-
-
-def _blocks(pulled: Pulled, planned: OffsetRange, offset: int) -> Sequence[RecordBlock]:
-    """Raises CorruptRecord if there is nothing where there must be something."""
-    if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= offset):
-        return [RecordBlock(memoryview(b""), planned.id, offset, planned.end)]
-    return [
-        RecordBlock(data, planned.id, start, planned.end, pulled.sizes)
-        for start, data in pulled.runs
-        if start < planned.end
-    ]
-
-
-def _readable_from(
-    connection: Connection, planned: OffsetRange, offset: int, options: ReadOptions, error: OffsetOutOfRange
-) -> int:
-    """Where to go on when the messages at `offset` are gone. Raises DataLoss."""
-    bounds = partition_bounds(connection, planned.id)
-    following = min(max(bounds.first, offset), planned.end) if offset < bounds.first else planned.end
-    lost = Lost(planned.id, offset, following)
-    if options.fail_on_data_loss:
-        raise DataLoss([lost], bounds.first, bounds.end) from error
-    log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
-    return following

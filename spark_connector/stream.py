@@ -44,11 +44,12 @@ Offsets = dict[TopicPartition, int]
 
 
 class _Held(NamedTuple):
-    """Where a partition is read now, and its readable bytes [first, end)."""
+    """Where a partition is read now, and its readable bytes [first, end). is_master: False for a slave."""
 
     endpoint: Endpoint
     first: int
     end: int
+    is_master: bool = True
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -129,7 +130,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges between two positions. Raises BrokerUnavailable if nobody has one of them, DataLoss."""
         before, after = from_json(start), from_json(end)
         wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
-        held = self._look(wanted, only=True)
+        held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
         self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
         ranges = [
             OffsetRange(each, held[each].endpoint, max(first, held[each].first), last)
@@ -149,8 +150,11 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster = open_cluster(self.options)
         return self._cluster
 
-    def _look(self, offsets: Mapping[TopicPartition, object], *, only: bool = False) -> dict[TopicPartition, _Held]:
-        """What the partitions hold now: those of `offsets`, and unless `only` all that the options select."""
+    def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, _Held]:
+        """What the partitions hold now: those of `offsets`, and unless `only` all that the options select.
+
+        A slave that has not copied what lies before the offset is no loss: its master has it. Raises BrokerUnavailable.
+        """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})
         sources = cluster.sources(wanted)
@@ -159,13 +163,19 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if each not in sources:
                     raise BrokerUnavailable(f"{each.topic} {each} has no live broker")
-                bounds = partition_bounds(cluster.connect(sources[each]), each)
+                source = sources[each]
+                bounds = partition_bounds(cluster.connect(source.endpoint), each)
+                if not source.is_master and bounds.end < offsets.get(each, 0):
+                    raise BrokerUnavailable(
+                        f"{each.topic} {each} is read up to byte {offsets[each]}, and its slave has {bounds.end} bytes "
+                        f"only: start the master of broker {each.broker}"
+                    )
             except (BrokerUnavailable, RequestTimedOut) as error:
                 if only or self._target is not None or not offsets:
                     raise
                 log.warning("%s %s is left out of this batch: %s", each.topic, each, error)
                 continue
-            held[each] = _Held(sources[each], bounds.first, bounds.end)
+            held[each] = _Held(source.endpoint, bounds.first, bounds.end, source.is_master)
         self._known_ends |= {each: known.end for each, known in held.items()}
         return held
 
@@ -173,7 +183,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What of each partition can be read next. Raises DataLoss."""
         losses: list[Lost] = []
         waiting: dict[TopicPartition, Span] = {}
-        for each, (_, first, end) in held.items():
+        for each, (_, first, end, _) in held.items():
             if self._target is not None:
                 if each not in self._target:
                     continue  # it came later than the trigger

@@ -7,8 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from metaq.client.cluster import Source
 from metaq.client.config import ConnectionConfig
-from metaq.client.connection import open_connection
+from metaq.client.connection import Endpoint, open_connection
 from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
@@ -64,7 +65,9 @@ def reports(monkeypatch):
 
     listener = LagListener("h:1", take)
     asked = SimpleNamespace(
-        sources=lambda wanted: {ZERO: "there"}, connect=lambda endpoint: endpoint, close=lambda: None
+        sources=lambda wanted: {ZERO: Source(Endpoint("h", 1), True)},
+        connect=lambda endpoint: endpoint,
+        close=lambda: None,
     )
     monkeypatch.setattr(listener, "_cluster", asked)
     monkeypatch.setattr(

@@ -1,0 +1,117 @@
+"""A task's reader when its broker goes away: it goes on where it was, at the master again or at a slave."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from metaq.client.cluster import Source
+from metaq.client.testing import FakeBroker
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.record import HEADER_BYTES
+from metaq.spark_connector import reader as module
+from metaq.spark_connector.offsets import DataLoss, OffsetRange
+from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.reader import FAILOVER_SECONDS, Failover, read_partition
+
+ZERO = TopicPartition("t", 0, 0)
+PAYLOADS = [f"{number:04d}".encode() * 100 for number in range(100)]
+SIZE = HEADER_BYTES + 400
+OPTIONS = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.bytes": "4096"})
+
+
+@contextmanager
+def brokers(*copied: int):
+    """Brokers that hold so many of the messages, each."""
+    running = [FakeBroker(topics={"t": 1}) for _ in copied]
+    for broker, count in zip(running, copied, strict=True):
+        broker.__enter__()
+        broker.append("t", 0, *PAYLOADS[:count])
+    try:
+        yield running
+    finally:
+        for broker in running:
+            broker.stop()
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that sleeping moves."""
+    time = [0.0]
+
+    def sleep(seconds):
+        time[0] += seconds
+
+    monkeypatch.setattr(
+        module, "Failover", lambda planned, options: Failover(planned, options, clock=lambda: time[0], sleep=sleep)
+    )
+    return time
+
+
+def registered(monkeypatch, *answers):
+    """What ZooKeeper says of the partition, one look after the other; the last for ever."""
+    left = list(answers)
+
+    def sources(partitions):
+        endpoint = left.pop(0) if len(left) > 1 else left[0]
+        return {} if endpoint is None else {ZERO: Source(endpoint, False)}
+
+    @contextmanager
+    def cluster(options):
+        yield SimpleNamespace(sources=sources)
+
+    monkeypatch.setattr(module, "open_cluster", cluster)
+
+
+def rows(batches):
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def planned(broker, messages=100):
+    return InputPartition(OffsetRange(ZERO, broker.endpoint, 0, messages * SIZE))
+
+
+def test_a_task_goes_on_at_the_slave_where_the_master_left_off(monkeypatch, now):
+    with brokers(100, 100) as (master, slave):
+        registered(monkeypatch, None, master.endpoint, slave.endpoint)
+        batches = read_partition(OPTIONS, planned(master))
+        first = next(batches)
+        master.stop()
+        assert rows([first, *batches]) == PAYLOADS
+        assert 0 < first.num_rows < 100
+    assert 0 < now[0] < FAILOVER_SECONDS
+
+
+def test_a_broker_that_stays_away_is_an_error_that_names_it(monkeypatch, now):
+    with brokers(100) as (master,):
+        registered(monkeypatch, None)
+        batches = read_partition(OPTIONS, planned(master))
+        read = [next(batches)]
+        master.stop()
+        with pytest.raises(BrokerUnavailable, match="start broker 0, or its slave, then the query") as refused:
+            read.extend(batches)
+        assert f"t 0-0 was not readable from byte {len(rows(read)) * SIZE} on" in str(refused.value)
+    assert FAILOVER_SECONDS - 2 < now[0] <= FAILOVER_SECONDS
+
+
+@pytest.mark.parametrize("copied", [0, 3, 50])
+def test_what_a_slave_has_not_copied_is_no_loss(monkeypatch, now, copied):
+    with brokers(100, copied) as (master, slave):
+        registered(monkeypatch, slave.endpoint)
+        batches = read_partition(OPTIONS, planned(master))
+        read = [next(batches)]
+        master.stop()
+        with pytest.raises(BrokerUnavailable, match=f"has {copied * SIZE} bytes of the {100 * SIZE}"):
+            read.extend(batches)
+        assert rows(read) == PAYLOADS[: len(rows(read))]
+
+
+def test_deleted_messages_are_still_data_loss_at_the_planned_broker(now):
+    with brokers(100) as (master,):
+        master.log("t", 0).drop_before(10 * SIZE)
+        with pytest.raises(DataLoss, match=rf"t 0-0: \[0, {10 * SIZE}\)"):
+            list(read_partition(OPTIONS, planned(master)))
+        accepting = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "failOnDataLoss": "false"})
+        assert rows(read_partition(accepting, planned(master))) == PAYLOADS[10:]
