@@ -15,7 +15,6 @@ from .names import JAVA, MIXED
 from .processes import ProcessFailed
 from .scenarios import (
     LATENCY_PER_SECOND,
-    WIDE_WINDOW,
     Run,
     Scenario,
     Stage,
@@ -164,7 +163,7 @@ class Comparison:
             singly = system.name in (JAVA, MIXED)  # 1.x's client has no batches
             command = (pipelined_command if singly else batch_command)(topic)
         else:
-            count, command = 2 * self._stage.topics[topic].partitions, pipelined_command(topic, WIDE_WINDOW)
+            count, command = self._stage.topics[topic].partitions, pipelined_command(topic)
         self._log(f"{scenario.name}: {system.name} sends {count:,} messages to {topic} first")
         system.generator.call(*command.format(count=count, size=BACKLOG_BYTES).split(), seconds=CALL_SECONDS)
         self._prepared.add((topic, system.broker))
