@@ -30,6 +30,7 @@ DEFAULT_SECONDS = 10.0
 EXIT_INTERRUPTED = 130
 MAX_THREADS = 1024
 MAX_KEYS = 1_000_000
+MAX_FRAMES = 1000
 TABLE_TIMES = ("p50", "p99", "p99.9", "max")
 MAX_WINDOW = 1_000_000
 
@@ -69,6 +70,9 @@ _size_option = click.option(
 _batch_option = click.option(
     "--batch", type=click.IntRange(1, MAX_BATCH_RECORDS), default=500, show_default=True, help="Messages in one frame."
 )
+_frames_option = click.option(
+    "--frames", type=click.IntRange(1, MAX_FRAMES), default=4, show_default=True, help="Most frames without an answer."
+)
 _window_option = click.option(
     "--window",
     type=click.IntRange(1, MAX_WINDOW),
@@ -100,11 +104,12 @@ def bench() -> None:
     type=click.Choice(["single", "pipelined", "batch"]),
     default="single",
     show_default=True,
-    help="Wait for each send; keep --window sends under way; send frames of --batch messages.",
+    help="Wait for each send; keep --window sends under way; keep --frames frames of --batch messages under way.",
 )
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="That send.")
 @_window_option
 @_batch_option
+@_frames_option
 @click.option(
     "--keys",
     type=click.IntRange(1, MAX_KEYS),
@@ -121,6 +126,7 @@ def produce(
     threads: int,
     window: int,
     batch: int,
+    frames: int,
     keys: int | None,
     linger_ms: int,
 ) -> int:
@@ -141,7 +147,7 @@ def produce(
         jobs: dict[str, Callable[[], Job]] = {
             "single": lambda: send_single(producer, topic, payload, run, places),
             "pipelined": lambda: send_pipelined(producer, topic, payload, window, run, places),
-            "batch": lambda: send_batches(producer, topic, payload, batch, run, places),
+            "batch": lambda: send_batches(producer, topic, payload, batch, frames, run, places),
         }
         messages, seconds, times = measure(f"produce {mode}", run, [jobs[mode]() for _ in range(threads)])
         _print(topic, [Outcome(mode, messages, messages * size, seconds, times.percentiles_ms())], as_json)
@@ -220,14 +226,17 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
 @_size_option
 @_window_option
 @_batch_option
+@_frames_option
 @click.option(
     "--mode",
     type=click.Choice(["pipelined", "batch"]),
     default="pipelined",
     show_default=True,
-    help="Keep --window single sends under way; send frames of --batch messages.",
+    help="Keep --window single sends under way, or --frames frames of --batch messages.",
 )
-def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, mode: str) -> int:
+def partitions(
+    zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, frames: int, mode: str
+) -> int:
     """Send to 1, 10, 100, … and all partitions of --topic in turn; --count and --seconds are for each step.
 
     \b
@@ -244,7 +253,7 @@ def partitions(zk: str, topic: str, limit: Limit, as_json: bool, size: int, wind
             title = f"{number:,} partition{'s' * (number > 1)}"
             places: list[Place] = [{"partition": partition} for partition in there[:number]]
             if mode == "batch":
-                job = send_batches(producer, topic, payload, batch, run, places)
+                job = send_batches(producer, topic, payload, batch, frames, run, places)
             else:
                 job = send_pipelined(producer, topic, payload, window, run, places)
             messages, seconds, times = measure(title, run, [job])

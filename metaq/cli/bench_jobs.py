@@ -48,17 +48,31 @@ def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places
 
 
 def send_batches(
-    producer: Producer, topic: str, payload: bytes, batch: int, run: Run, places: Sequence[Place] = ()
+    producer: Producer, topic: str, payload: bytes, batch: int, frames: int, run: Run, places: Sequence[Place] = ()
 ) -> Job:
-    """Waits for each frame of up to `batch` messages; the times are of frames. places: as send_single, of frames."""
+    """At most `frames` frames of up to `batch` messages without an answer; the times are of frames.
+
+    places: as send_single, of frames.
+    """
 
     def job(tally: Tally) -> None:
-        clock, place = run.clock_ns, cycle(places or ({},))
-        while messages := run.take(batch):
-            sent = clock()
-            producer.send_batch(topic, [payload] * messages, **next(place))
-            tally.times.add(clock() - sent)
+        unanswered: deque[tuple[Future[Sequence[SendResult]], int]] = deque()
+        place = cycle(places or ({},))
+
+        def wait_for_one() -> None:
+            future, messages = unanswered.popleft()
+            future.result()
             tally.messages += messages
+
+        while messages := run.take(batch):
+            if len(unanswered) == frames:
+                wait_for_one()
+            sent = run.clock_ns()
+            future = producer.send_batch_async(topic, [payload] * messages, **next(place))
+            future.add_done_callback(_timed(tally, sent, run.clock_ns))
+            unanswered.append((future, messages))
+        while unanswered:
+            wait_for_one()
 
     return job
 
@@ -89,7 +103,7 @@ def send_pipelined(
     return job
 
 
-def _timed(tally: Tally, sent: int, clock: Callable[[], int]) -> Callable[[Future[SendResult]], None]:
+def _timed(tally: Tally, sent: int, clock: Callable[[], int]) -> Callable[[Future[Any]], None]:
     return lambda _: tally.times.add(clock() - sent)
 
 

@@ -156,8 +156,8 @@ class Sender:
         future.set_result(None)
         return future
 
-    def send_batch(self, topic, payloads, **place):
-        self.calls.append({**place, "messages": len(payloads)})
+    def send_batch_async(self, topic, payloads, **place):
+        return self.send_async(topic, b"", **place, messages=len(payloads))
 
 
 def test_messages_and_frames_go_to_the_places_in_turn():
@@ -166,7 +166,7 @@ def test_messages_and_frames_go_to_the_places_in_turn():
         (lambda to, run: send_single(to, "t", b"x", run, places), [{"key": "a"}, {"key": "b"}, {"key": "a"}]),
         (lambda to, run: send_pipelined(to, "t", b"x", 2, run, places), [{"key": "a"}, {"key": "b"}, {"key": "a"}]),
         (
-            lambda to, run: send_batches(to, "t", b"x", 2, run, places),
+            lambda to, run: send_batches(to, "t", b"x", 2, 1, run, places),
             [{"key": "a", "messages": 2}, {"key": "b", "messages": 1}],
         ),
     ):
