@@ -17,8 +17,9 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint
-from .consumer.group_member import source_of
+from .finding import MessageFinder
 from .pool import ConnectionPool
+from .sources import source_of
 from .values import TopicPartition
 
 __all__ = ["Cluster", "Source"]
@@ -126,6 +127,10 @@ class Cluster:
     def connect(self, endpoint: Endpoint) -> Connection:
         """A connection to the broker that listens there. Raises BrokerUnavailable."""
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
+
+    def finder(self) -> MessageFinder:
+        """Searches for messages by id and by key."""
+        return MessageFinder(self.view, self.connect)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 

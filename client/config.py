@@ -15,6 +15,7 @@ __all__ = [
     "MAX_RETRIES",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
+    "SEARCH_TIMEOUT_SECONDS",
     "ConnectionConfig",
     "ConsumerConfig",
     "ProducerConfig",
@@ -27,6 +28,9 @@ Protocol = Literal["auto", "text"]
 """auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
 
 Start = Literal["earliest", "latest"]
+
+SEARCH_TIMEOUT_SECONDS = 30.0
+"""For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 
 BROWSE_BYTES = 1 << 20
 """Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""

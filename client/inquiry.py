@@ -40,6 +40,7 @@ __all__ = [
     "Asked",
     "Bounds",
     "Pulled",
+    "ask",
     "messages_before",
     "offset_after",
     "offset_at_time",
@@ -98,7 +99,7 @@ def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, t
             Status.BAD_REQUEST, f"{connection.endpoint} has no index by time (metaq 1.x): name an offset instead"
         )
     request = SearchByTimeRequest(partition.topic, partition.partition, time_ms)
-    frame = _ask(connection, RequestCode.SEARCH_OFFSET_BY_TIME, request.to_ext(), partition, timeout)
+    frame = ask(connection, RequestCode.SEARCH_OFFSET_BY_TIME, request.to_ext(), partition, timeout)
     return OffsetReply.from_ext(frame.ext).offset
 
 
@@ -117,7 +118,7 @@ def offset_after(
     if not connection.speaks_frames:
         raise RequestRefused(Status.BAD_REQUEST, f"{connection.endpoint} has no index by count (metaq 1.x)")
     request = SearchByCountRequest(partition.topic, partition.partition, offset, messages, max_bytes)
-    frame = _ask(connection, RequestCode.SEARCH_OFFSET_BY_COUNT, request.to_ext(), partition, timeout)
+    frame = ask(connection, RequestCode.SEARCH_OFFSET_BY_COUNT, request.to_ext(), partition, timeout)
     return OffsetReply.from_ext(frame.ext).offset
 
 
@@ -174,7 +175,7 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
     """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
     if connection.speaks_frames:
         ext = StatsRequest(item).to_ext()
-        frame = _ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
+        frame = ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
         text = str(frame.body, "utf-8", "replace")
     else:
         reply = _text_result(connection.call(lambda opaque: (encode_stats(item, opaque),), timeout), connection)
@@ -185,7 +186,7 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def _ask(
+def ask(
     connection: Asked,
     code: RequestCode,
     ext: Mapping[str, str | int],
@@ -193,6 +194,7 @@ def _ask(
     timeout: float | None,
     accepted: tuple[int, ...] = (),
 ) -> Frame:
+    """The answer to a frame without a body. partition: for errors. accepted: codes beside SUCCESS that are no error."""
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
@@ -203,7 +205,7 @@ def _ask(
 
 def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None) -> MessageCountsReply:
     request = MessageCountsRequest(partition.topic, partition.partition, offset)
-    frame = _ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
+    frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
     return MessageCountsReply.from_ext(frame.ext)
 
 
@@ -218,7 +220,7 @@ def _pull(
 ) -> Frame:
     request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=sizes)
     accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-    frame = _ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
+    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:
         moved = PullReply.from_ext(frame.ext)
         if moved.min_offset <= offset <= moved.max_offset:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         SqlOffsetStore,
         drop_message,
     )
+    from metaq.client.finding import FoundMessage, FoundMessages
     from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
+    from metaq.client.places import AtKey, AtMessage, Last
     from metaq.client.producer import PartitionSelector, Producer
     from metaq.client.producer.ordered import OrderedProducer
     from metaq.client.producer.transaction import Transaction
@@ -33,10 +35,15 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaCode, XaVote
 
 __all__ = [
+    "AtKey",
+    "AtMessage",
     "ConnectionConfig",
     "Consumer",
     "ConsumerConfig",
+    "FoundMessage",
+    "FoundMessages",
     "Lag",
+    "Last",
     "LocalMessageStore",
     "LocalOffsetStore",
     "LocalRecoverStore",
@@ -67,10 +74,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AtKey": "metaq.client.places",
+    "AtMessage": "metaq.client.places",
     "ConnectionConfig": "metaq.client.config",
     "Consumer": "metaq.client.consumer",
     "ConsumerConfig": "metaq.client.config",
+    "FoundMessage": "metaq.client.finding",
+    "FoundMessages": "metaq.client.finding",
     "Lag": "metaq.client.values",
+    "Last": "metaq.client.places",
     "LocalMessageStore": "metaq.client.local_store",
     "LocalOffsetStore": "metaq.client.consumer",
     "LocalRecoverStore": "metaq.client.consumer",

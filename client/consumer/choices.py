@@ -14,7 +14,8 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import check_topic
 
-from .fetcher import LATEST
+from ..lookups import max_offset
+from ..places import Locate
 
 __all__ = ["StartPosition", "check_topics", "offset_store_for", "start_position", "strategy_named"]
 
@@ -22,16 +23,18 @@ _STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "consist": consis
 
 
 class StartPosition(NamedTuple):
-    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`."""
+    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`, or
+    where `offset` finds it.
+    """
 
-    offset: int
+    offset: int | Locate
     resume: bool = True
 
 
 _STARTS = {
     "earliest": StartPosition(0),
-    "latest": StartPosition(LATEST),
-    "always_latest": StartPosition(LATEST, resume=False),
+    "latest": StartPosition(max_offset),
+    "always_latest": StartPosition(max_offset, resume=False),
 }
 
 
@@ -45,8 +48,10 @@ def check_topics(topics: Iterable[str]) -> list[str]:
     return wanted
 
 
-def start_position(start: str | int) -> StartPosition:
+def start_position(start: str | int | Locate) -> StartPosition:
     """Of the option `start`. Raises ConfigError."""
+    if callable(start):
+        return StartPosition(start)
     if isinstance(start, int) and start >= 0:
         return StartPosition(start)
     found = _STARTS.get(start) if isinstance(start, str) else None

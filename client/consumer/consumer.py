@@ -23,18 +23,22 @@ from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, NotOwner
 from metaq.protocol.limits import check_group
+from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
-from ..lookups import lag_behind, max_offset, min_offset, offset_at_time
+from ..finding import FoundMessages, MessageFinder
+from ..lookups import lag_behind, max_offset, min_offset
 from ..message import Message
+from ..places import Place, locate
 from ..pool import ConnectionPool
+from ..sources import source_of
 from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
 from .choices import check_topics, offset_store_for, start_position, strategy_named
 from .fetcher import Fetcher
-from .group_member import GroupMember, Notice, source_of
+from .group_member import GroupMember, Notice
 from .handout import Accept, Handout
 from .listener import Deliver, Listener, accepting
 from .offset_commit import OffsetCommitter
@@ -77,7 +81,7 @@ class Consumer:
         *,
         group: str,
         topics: Iterable[str],
-        start: str | int = "earliest",
+        start: str | int | Place = "earliest",
         tags: Iterable[str] | None = None,
         accept: Accept | None = None,
         broadcast: bool = False,
@@ -96,7 +100,8 @@ class Consumer:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
-        "always_latest": at its end each time this consumer gets it, whatever is committed. tags: only messages with one
+        "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
+        AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
         of these (filtered by the broker where it can, checked again here). accept: called with each message; what it
         returns false for is passed over and counts as consumed, what it raises comes out of poll(). broadcast: every
         host reads everything: the group is `<group>-<ip>` and its offsets are in offsets_file (default
@@ -155,19 +160,22 @@ class Consumer:
             self._handout,
             config,
             strategy_named(strategy),
-            start_position(start),
+            start_position(start if isinstance(start, str | int) else self._start_offset),
             self._timers,
             wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
             clock=clock,
         )
         self.consumer_id = membership.consumer_id
-        self._start()
+        self._finder = MessageFinder(ClusterView(self._session), self._connect_to)
+        self._start(None if isinstance(start, str | int) else start)
 
-    def _start(self) -> None:
+    def _start(self, place: Place | None) -> None:
         try:
             self._session.start(self._config.start_timeout_seconds)
+            self._locate = None if place is None else locate(place, self._topics, self._finder)
         except BaseException:
+            self._pool.close()
             self._session.close()
             raise
         self._prove_session()
@@ -175,6 +183,11 @@ class Consumer:
         if self._config.auto_commit_seconds:
             owned = _Owned(self._member)
             self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, owned)
+
+    def _start_offset(self, connection: Connection, partition: TopicPartition) -> int:
+        """Timer thread: where a partition begins that has no committed offset, if `start` is a place."""
+        assert self._locate is not None
+        return self._locate(connection, partition)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -379,11 +392,12 @@ class Consumer:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
         return self._owned(partition).position
 
-    def seek(self, partition: TopicPartition, to: int | str | datetime) -> None:
-        """Go on at a byte offset that begins a message, at "earliest", "latest", or the first message stored at a time.
+    def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
+        """Go on at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
+        datetime, Last(n) messages, AtMessage(id) or AtKey(key) (places.py).
 
-        It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; ClientError for a time if
-        the broker speaks the text protocol only.
+        It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
+        if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
         state = self._owned(partition)
         offset = self._resolve(partition, to)
@@ -393,20 +407,18 @@ class Consumer:
         self._fetcher.move(state, offset)
         state.consumed = (offset, UNKNOWN_MESSAGE_ID)
 
-    def _resolve(self, partition: TopicPartition, to: int | str | datetime) -> int:
+    def _resolve(self, partition: TopicPartition, to: int | str | Place) -> int:
         if isinstance(to, int):
             if to < 0:
                 raise ConfigError("offset", to, "choose 0 or more bytes")
             return to
-        if isinstance(to, datetime):
-            if to.tzinfo is None:
-                raise ConfigError("time", to, "give it a time zone, for example datetime.now(UTC)")
-            return offset_at_time(self._connection(partition), partition, int(to.timestamp() * 1000), _LOOKUP_SECONDS)
+        if not isinstance(to, str):
+            return locate(to, [partition.topic], self._finder)(self._connection(partition), partition)
         if to == "earliest":
             return min_offset(self._connection(partition), partition, _LOOKUP_SECONDS)
         if to == "latest":
             return max_offset(self._connection(partition), partition, _LOOKUP_SECONDS)
-        raise ConfigError("seek", to, "choose an offset, 'earliest', 'latest' or a datetime")
+        raise ConfigError("seek", to, "choose an offset, 'earliest', 'latest' or a place")
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
@@ -433,6 +445,31 @@ class Consumer:
             connection = self._connect(source_of(ClusterView(self._session).brokers(), partition), partition)
         return read_messages(connection, partition, offset, max_bytes, timeout)
 
+    def view_message(self, topic: str, message_id: int) -> Message:
+        """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker.
+
+        Raises MessageNotFound; SearchIncomplete if it may be where the brokers could not look; NoPartition,
+        BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search), CorruptRecord.
+        """
+        self._check_open()
+        return self._finder.view_message(topic, message_id).message
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_messages: int = DEFAULT_FOUND_MESSAGES,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+    ) -> FoundMessages:
+        """The newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
+
+        The answer says whether there are more, and how many bytes could not be looked at. Raises as view_message, but
+        nothing found is an empty answer.
+        """
+        self._check_open()
+        return self._finder.query_message(topic, key, max_messages, begin, end)
+
     def _owned(self, partition: TopicPartition) -> PartitionState:
         state = self._member.owned.get(partition)
         if state is None:
@@ -445,10 +482,13 @@ class Consumer:
     def _connection(self, partition: TopicPartition) -> Connection:
         return self._connect(self._member.endpoint_of(partition), partition)
 
+    def _connect_to(self, endpoint: Endpoint) -> Connection:
+        return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
+
     def _connect(self, endpoint: Endpoint | None, partition: TopicPartition) -> Connection:
         if endpoint is None:
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
-        return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
+        return self._connect_to(endpoint)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from functools import partial
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, iter_headers
 from metaq.protocol.remoting import PullReply, PullRequest, decode_runs, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
@@ -26,6 +25,7 @@ from metaq.protocol.text import Result, Value, encode_get
 from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
 from ..lookups import max_offset
+from ..places import Locate
 from ..pool import ConnectionPool
 from ..replies import frame_error, text_error
 from ..timers import Timers
@@ -34,12 +34,10 @@ from .arrivals import Arrivals
 from .chunk import Chunk
 from .partition_state import PartitionState
 
-__all__ = ["LATEST", "Fetcher"]
+__all__ = ["Fetcher"]
 
 log = logging.getLogger(__name__)
 
-LATEST = INT64_MAX
-"""A start position: the end of the partition at the moment it is opened."""
 _CONNECT_SECONDS = 3.0
 _LARGEST_GET_BYTES = 32 << 20
 """The text protocol's request stops growing here; no message is larger."""
@@ -88,10 +86,10 @@ class Fetcher:
             return self._arrivals.get_reading(connections[0], self._clock() + seconds)
         return self._arrivals.get(seconds)
 
-    def open(self, state: PartitionState, offset: int) -> None:
-        """Begin to fetch at `offset` (LATEST = where the partition ends when its broker is asked)."""
-        if offset == LATEST:
-            self._timers.call_later(0, partial(self._open_at_end, state))
+    def open(self, state: PartitionState, offset: int | Locate) -> None:
+        """Begin to fetch at `offset`, or where it finds it when the partition's broker is asked."""
+        if callable(offset):
+            self._timers.call_later(0, partial(self._open_where, state, offset))
         else:
             self.move(state, offset)
 
@@ -132,17 +130,17 @@ class Fetcher:
 
     # --- opening ----------------------------------------------------------------------------------------------------
 
-    def _open_at_end(self, state: PartitionState) -> None:
+    def _open_where(self, state: PartitionState, locate: Locate) -> None:
         """Timer thread."""
         if not state.active or state.opened:
             return
         try:
-            end = max_offset(self._connection(state), state.partition)
+            offset = locate(self._connection(state), state.partition)
         except MetaqError as error:
-            self._later(state, error, partial(self._open_at_end, state))
+            self._later(state, error, partial(self._open_where, state, locate))
             return
         state.backoff.reset()
-        self.move(state, end)
+        self.move(state, offset)
 
     def _connection(self, state: PartitionState) -> Connection:
         endpoint = self._endpoint_of(state.partition)

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from metaq.coordination.assignment import Strategy
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.brokers import BrokerNodes
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.offset_store import OffsetStore
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
@@ -22,6 +22,7 @@ from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 from ..backoff import Backoff
 from ..config import ConsumerConfig
 from ..connection import Endpoint
+from ..sources import endpoint_at, source_of
 from ..timers import Timers
 from ..values import TopicPartition
 from .choices import StartPosition
@@ -31,7 +32,7 @@ from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
 
-__all__ = ["GroupMember", "Notice", "source_of"]
+__all__ = ["GroupMember", "Notice"]
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class GroupMember:
 
     def is_slave(self, endpoint: Endpoint) -> bool:
         """Whether a slave listens there, as the group saw the brokers last."""
-        return any(endpoint == _endpoint(each) for nodes in self._brokers.values() for each in nodes.slaves)
+        return any(endpoint == endpoint_at(each) for nodes in self._brokers.values() for each in nodes.slaves)
 
     def close(self, timeout: float) -> bool:
         """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
@@ -218,7 +219,7 @@ class GroupMember:
         former, self._brokers = self._brokers, brokers
         assert self._fetcher is not None
         live = [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each is not None]
-        self._fetcher.brokers_are({_endpoint(each) for each in live})
+        self._fetcher.brokers_are({endpoint_at(each) for each in live})
         for partition, state in self.owned.items():
             source = source_of(brokers, partition)
             if source is not None and source != source_of(former, partition):
@@ -393,20 +394,6 @@ _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
     Action.ABANDON: GroupMember._abandon,
     Action.LEAVE: GroupMember._leave,
 }
-
-
-def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
-    nodes = brokers.get(partition.broker)
-    if nodes is None:
-        return None
-    if nodes.master is not None:
-        return _endpoint(nodes.master)
-    return _endpoint(nodes.slaves[partition.partition % len(nodes.slaves)]) if nodes.slaves else None
-
-
-def _endpoint(address: BrokerAddress) -> Endpoint:
-    return Endpoint(address.host, address.port)
 
 
 def _znode(partition: TopicPartition) -> tuple[str, str]:

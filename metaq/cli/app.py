@@ -26,6 +26,7 @@ COMMANDS = {
     "produce": "Send the lines of a file or of stdin as messages.",
     "consume": "Print messages of a topic, like kcat.",
     "topics": "List and describe topics.",
+    "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",

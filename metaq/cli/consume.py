@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import click
 import simplejson
@@ -17,6 +17,7 @@ from metaq.protocol.errors import RequestTimedOut
 from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, Position, zk_option
+from .positions import place_of
 from .servers import stop_signal
 
 __all__ = ["consume"]
@@ -50,7 +51,7 @@ class _Format(click.ParamType[Writer]):
     type=POSITION,
     default="earliest",
     show_default=True,
-    help="Where to begin; with --group only where the group has no offset (earliest or latest).",
+    help="Where to begin; with --group only where the group has no offset, and no OFFSET.",
 )
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
 @click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages.")
@@ -127,7 +128,7 @@ def _consume_in_group(
 ) -> None:
     from metaq import Consumer  # only with a group
 
-    beginning: Literal["earliest", "latest"] = "latest" if start.kind == "latest" else "earliest"
+    beginning = place_of(start) or start.kind
     with (
         stop_signal() as stop,
         Consumer(zk, group=group, topics=[topic], start=beginning, tags=tags or None) as consumer,
@@ -143,9 +144,9 @@ def _consume_in_group(
 
 
 def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
-    if start.kind in ("offset", "time"):
+    if start.kind == "offset":
         raise click.BadParameter(
-            "a group begins at earliest or latest; to move its offsets: metaq groups seek", param_hint="--from"
+            "is one partition's, a group has all; to move its offsets: metaq groups seek", param_hint="--from"
         )
     if only:
         raise click.BadParameter("the group decides who reads which partition: leave it out", param_hint="--partition")

@@ -14,7 +14,7 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
 
 from .options import PartitionName, Position
-from .positions import offset_of
+from .positions import OffsetIn, offset_in
 
 __all__ = ["decode_records", "read_topic"]
 
@@ -51,7 +51,8 @@ def read_topic(
     new and says whether to wait on. Raises NoPartition, OffsetOutOfRange, CorruptRecord.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-    cursors = [_cursor(cluster, partition, start, follow) for partition in chosen]
+    offset_of = offset_in(start, cluster, topic)
+    cursors = [_cursor(cluster, partition, offset_of, follow) for partition in chosen]
     while cursors:
         progress = False
         for cursor in cursors:
@@ -65,10 +66,10 @@ def read_topic(
             sleep(IDLE_SECONDS)
 
 
-def _cursor(cluster: Cluster, partition: TopicPartition, start: Position, follow: bool) -> _Cursor:
+def _cursor(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, follow: bool) -> _Cursor:
     connection = cluster.connection(partition.broker)
     bounds = partition_bounds(connection, partition)
-    offset = offset_of(start, connection, partition, bounds)
+    offset = offset_of(connection, partition, bounds)
     return _Cursor(partition, offset, None if follow else bounds.end)
 
 

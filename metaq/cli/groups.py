@@ -24,7 +24,7 @@ from .options import (
     zk_option,
 )
 from .output import print_json, print_table
-from .positions import offset_of
+from .positions import OffsetIn, offset_in
 
 __all__ = ["GroupPartition", "group_partition", "groups", "seek_group"]
 
@@ -146,6 +146,7 @@ def seek_group(
     Example
       metaq groups seek audit --topic trades --to 2024-05-01T00:00:00Z
       metaq groups seek audit --topic trades --partition 0-3 --to 4096
+      metaq groups seek audit --topic trades --to key:order-7
     """
     with Cluster(zk) as cluster:
         members = cluster.members(group)
@@ -154,7 +155,8 @@ def seek_group(
                 f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first"
             )
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-        offsets = {partition: _target(cluster, partition, target) for partition in chosen}
+        offset_of = offset_in(target, cluster, topic)
+        offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
         if not dry_run:
             cluster.commit(group, offsets)
     rows = [{"partition": str(partition), "offset": offset} for partition, offset in offsets.items()]
@@ -164,6 +166,6 @@ def seek_group(
         print_table(("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
 
 
-def _target(cluster: Cluster, partition: TopicPartition, target: Position) -> int:
+def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn) -> int:
     connection = cluster.connection(partition.broker)
-    return offset_of(target, connection, partition, partition_bounds(connection, partition))
+    return offset_of(connection, partition, partition_bounds(connection, partition))

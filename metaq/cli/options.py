@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from metaq.protocol.errors import InvalidName
-from metaq.protocol.limits import INT64_MAX, check_group, check_topic
+from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
 
 __all__ = [
     "BYTES",
@@ -19,6 +19,7 @@ __all__ = [
     "PORT",
     "POSITION",
     "SECONDS",
+    "TIME",
     "TOPIC",
     "TOPIC_WITH_PARTITIONS",
     "Position",
@@ -94,16 +95,39 @@ def _is_digits(text: str) -> bool:
 
 
 class Position(NamedTuple):
-    """Where to begin in a partition. kind: earliest, latest, offset (value: byte) or time (value: ms since 1970)."""
+    """Where to begin in a partition. kind: earliest, latest, offset (value: byte), time (value: ms since 1970), count
+    (value: messages before the end), id (value: of a message) or key (text: of a message).
+    """
 
     kind: str
     value: int = 0
+    text: str = ""
+
+
+class _Time(click.ParamType[datetime]):
+    """A time in ISO 8601, local time unless it names a zone."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return _moment(str(value))
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no time: write it like 2024-05-01T10:00:00Z", param, ctx)
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 class _Position(click.ParamType[Position]):
-    """`earliest`, `latest`, a byte offset, or a time in ISO 8601 (local time unless it names a zone)."""
+    """`earliest`, `latest`, a byte offset, a time in ISO 8601 (local time unless it names a zone), `-COUNT` messages
+    before the end, or a message: `id:ID`, `key:KEY`.
+    """
 
-    name = "earliest|latest|TIME|OFFSET"
+    name = "earliest|latest|TIME|OFFSET|-COUNT|id:ID|key:KEY"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
         if isinstance(value, Position):
@@ -113,12 +137,18 @@ class _Position(click.ParamType[Position]):
             return Position(text)
         if _is_digits(text) and int(text) <= INT64_MAX:
             return Position("offset", int(text))
+        if text[:1] == "-" and _is_digits(text[1:]) and int(text[1:]) <= INT64_MAX:
+            return Position("count", int(text[1:]))
+        if text.startswith("id:") and _is_digits(text[3:].removeprefix("-")) and abs(int(text[3:])) <= INT64_MAX:
+            return Position("id", int(text[3:]))
+        if text.startswith("key:") and 0 < len(text[4:]) <= MAX_KEY_CHARACTERS:
+            return Position("key", text=text[4:])
         try:
-            moment = datetime.fromisoformat(text).astimezone(UTC)
+            moment = _moment(text)
         except (ValueError, OverflowError):
             self.fail(
-                f"{text!r} is no position: choose earliest, latest, a byte offset like 4096, "
-                "or a time like 2024-05-01T10:00:00Z",
+                f"{text!r} is no position: choose earliest, latest, a byte offset like 4096, a time like "
+                "2024-05-01T10:00:00Z, -100 for the last 100 messages, id:ID or key:KEY of a message",
                 param,
                 ctx,
             )
@@ -160,6 +190,7 @@ GROUP = _Name("GROUP", check_group)
 TOPIC_WITH_PARTITIONS = _TopicWithPartitions()
 PARTITION = _Partition()
 POSITION = _Position()
+TIME = _Time()
 SECONDS = _Seconds()
 BYTES = _Bytes()
 PORT = click.IntRange(0, 65535)

@@ -1,28 +1,55 @@
-"""From a position on the command line (`earliest`, `latest`, a time, an offset) to a byte offset of a partition."""
+"""From a position on the command line (`earliest`, a time, `id:…` …) to a byte offset of a partition."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from metaq.client.cluster import Cluster
 from metaq.client.connection import Connection
-from metaq.client.inquiry import Bounds, offset_at_time
+from metaq.client.inquiry import Bounds
+from metaq.client.places import AtKey, AtMessage, Last, Place, locate
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import OffsetOutOfRange
 
 from .options import Position
 
-__all__ = ["offset_of"]
+__all__ = ["OffsetIn", "offset_in", "place_of"]
+
+OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
+"""The offset in a partition whose readable bytes are the bounds.
+
+Raises OffsetOutOfRange for an offset outside of them; RequestRefused for what a Java broker cannot look up.
+"""
 
 
-def offset_of(position: Position, connection: Connection, partition: TopicPartition, bounds: Bounds) -> int:
-    """Where `position` is in `partition`, whose readable bytes are `bounds`.
+def place_of(position: Position) -> Place | None:
+    """The client's value for a time, a count, an id or a key; None for the others."""
+    if position.kind == "time":
+        return datetime.fromtimestamp(position.value / 1000, UTC)
+    if position.kind == "count":
+        return Last(position.value)
+    if position.kind == "id":
+        return AtMessage(position.value)
+    return AtKey(position.text) if position.kind == "key" else None
 
-    Raises OffsetOutOfRange for an offset outside the bounds; RequestRefused for a time on a Java broker.
+
+def offset_in(position: Position, cluster: Cluster, topic: str) -> OffsetIn:
+    """How to find `position` in the partitions of `topic`. A message is searched for here: raises MessageNotFound,
+    SearchIncomplete and what else MessageFinder raises.
     """
+    place = place_of(position)
+    if place is not None:
+        find = locate(place, [topic], cluster.finder())
+        return lambda connection, partition, bounds: min(max(find(connection, partition), bounds.first), bounds.end)
+    return lambda connection, partition, bounds: _bounded(position, bounds)
+
+
+def _bounded(position: Position, bounds: Bounds) -> int:
     if position.kind == "earliest":
         return bounds.first
     if position.kind == "latest":
         return bounds.end
-    if position.kind == "time":
-        return offset_at_time(connection, partition, position.value)
     if not bounds.first <= position.value <= bounds.end:
         raise OffsetOutOfRange(position.value, bounds.first, bounds.end)
     return position.value

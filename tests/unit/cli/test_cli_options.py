@@ -18,13 +18,16 @@ def convert(kind, text):
         ("4096", Position("offset", 4096)),
         ("1970-01-01T00:00:01Z", Position("time", 1000)),
         ("1970-01-01T01:00:01.5+01:00", Position("time", 1500)),
+        ("-100", Position("count", 100)),
+        ("id:-7", Position("id", -7)),
+        ("key:order:7", Position("key", text="order:7")),
     ],
 )
-def test_position_is_a_word_an_offset_or_a_time(text, expected):
+def test_position_is_a_word_an_offset_a_time_a_count_or_a_message(text, expected):
     assert convert(POSITION, text) == expected
 
 
-@pytest.mark.parametrize("text", ["first", "-5", "12:00:99", "9223372036854775808", ""])
+@pytest.mark.parametrize("text", ["first", "-5x", "id:", "id:x", "key:", "12:00:99", "9223372036854775808", ""])
 def test_anything_else_is_no_position_and_the_choices_are_named(text):
     with pytest.raises(click.BadParameter, match="choose earliest, latest, a byte offset"):
         convert(POSITION, text)

@@ -8,7 +8,7 @@ import pytest
 from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.arrivals import Arrivals
-from metaq.client.consumer.fetcher import LATEST, Fetcher
+from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.lookups import lag_behind, max_offset, message_counts, min_offset, offset_at_time
@@ -117,7 +117,7 @@ def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
 
 def test_latest_begins_at_the_end(broker, reader):
     broker.append("t", 0, b"old")
-    reader.fetcher.open(reader.state, LATEST)
+    reader.fetcher.open(reader.state, max_offset)
     deadline = time.monotonic() + 5
     while not reader.state.opened:
         assert time.monotonic() < deadline

@@ -9,10 +9,10 @@ import pytest
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.choices import StartPosition
-from metaq.client.consumer.fetcher import LATEST
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
+from metaq.client.lookups import max_offset
 from metaq.client.values import TopicPartition
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
@@ -529,7 +529,7 @@ def test_a_partition_is_read_from_a_slave_while_there_is_no_master():
 
 @pytest.mark.parametrize(
     ("start", "begins"),
-    [(StartPosition(7), [100, 7]), (StartPosition(LATEST, resume=False), [LATEST, LATEST])],
+    [(StartPosition(7), [100, 7]), (StartPosition(max_offset, resume=False), [max_offset, max_offset])],
 )
 def test_a_partition_begins_at_what_is_committed_unless_it_shall_always_begin_at_the_end(start, begins):
     world = World("0-0", "0-1", start=start)

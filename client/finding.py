@@ -1,0 +1,195 @@
+"""Finding stored messages by id and by key, on all brokers that have the topic. Any thread; a round trip a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from metaq.coordination.brokers import ClusterView
+from metaq.protocol.errors import (
+    ConfigError,
+    CorruptRecord,
+    MessageNotFound,
+    RequestRefused,
+    SearchIncomplete,
+)
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES
+from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
+from metaq.protocol.searches import (
+    ALL_PARTITIONS,
+    DEFAULT_FOUND_MESSAGES,
+    FoundReply,
+    QueryMessageRequest,
+    ViewMessageRequest,
+    decode_found,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+
+from .config import SEARCH_TIMEOUT_SECONDS
+from .connection import Connection, Endpoint
+from .inquiry import Asked, ask
+from .message import Message
+from .sources import brokers_of
+from .values import TopicPartition
+
+__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "query_message", "view_message"]
+
+
+class FoundMessage(NamedTuple):
+    """A message and when it was stored (ms since 1970); `latest`: at that time or earlier (a Java broker's message)."""
+
+    message: Message
+    stored_ms: int
+    latest: bool = False
+
+
+class FoundMessages(NamedTuple):
+    """What a search has found, in the order asked for.
+
+    unsearched_bytes: data that was not looked at, because an index was being rebuilt or a bound was reached; searching
+    again goes further. more: there are further messages with the key.
+    """
+
+    found: list[FoundMessage]
+    unsearched_bytes: int = 0
+    more: bool = False
+
+    @property
+    def messages(self) -> list[Message]:
+        return [each.message for each in self.found]
+
+
+# --- one broker -------------------------------------------------------------------------------------------------------
+
+
+def view_message(
+    connection: Asked, broker_id: int, topic: str, message_id: int, partition: int = ALL_PARTITIONS
+) -> FoundMessages:
+    """The message with an id on one broker; several only if Java brokers gave the id.
+
+    Raises RequestRefused if the broker cannot search (Java), CorruptRecord, BrokerUnavailable, RequestTimedOut, and
+    what replies.py makes of a refusal.
+    """
+    request = ViewMessageRequest(topic, message_id, partition)
+    return _search(connection, broker_id, topic, RequestCode.VIEW_MESSAGE_BY_ID, request.to_ext())
+
+
+def query_message(connection: Asked, broker_id: int, request: QueryMessageRequest) -> FoundMessages:
+    """The messages with a key on one broker. Raises as `view_message`."""
+    return _search(connection, broker_id, request.topic, RequestCode.QUERY_MESSAGE, request.to_ext())
+
+
+def _search(
+    connection: Asked, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
+) -> FoundMessages:
+    if not connection.speaks_frames:
+        raise RequestRefused(
+            Status.BAD_REQUEST, f"{connection.endpoint} cannot search for messages (metaq 1.x): read the topic instead"
+        )
+    partition = TopicPartition(topic, broker_id, int(ext["partition"]))
+    frame = ask(connection, code, ext, partition, SEARCH_TIMEOUT_SECONDS, (ResponseCode.QUERY_NOT_FOUND,))
+    return _decode(frame, topic, broker_id)
+
+
+def _decode(frame: Frame, topic: str, broker_id: int) -> FoundMessages:
+    reply = FoundReply.from_ext(frame.ext)
+    found = []
+    for row, record in decode_found(frame.body, reply.messages):
+        partition = TopicPartition(topic, broker_id, row.partition)
+        length, expected, message_id, flag = HEADER.unpack_from(record)
+        body = bytes(record[HEADER_BYTES:])
+        if length != len(body) or checksum(body) != expected:
+            raise CorruptRecord(f"topic {topic}, partition {partition}", row.offset, "wrong size or checksum")
+        message = Message(partition, row.offset, message_id, flag, body)
+        found.append(FoundMessage(message, abs(row.time_ms), row.time_ms < 0))
+    return FoundMessages(found, reply.unsearched, reply.more)
+
+
+# --- all brokers ------------------------------------------------------------------------------------------------------
+
+
+class MessageFinder:
+    """Searches one topic on all brokers that have it, one after the other."""
+
+    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+        self._view = view
+        self._connect = connect
+
+    def view_message(self, topic: str, message_id: int) -> FoundMessage:
+        """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
+
+        Raises MessageNotFound; SearchIncomplete if it may be where nobody could look; NoPartition, and what the
+        function view_message raises.
+        """
+        unsearched = 0
+        found: list[FoundMessage] = []
+        for broker_id, endpoint in brokers_of(self._view, topic).items():
+            answer = view_message(self._connect(endpoint), broker_id, topic, message_id)
+            unsearched += answer.unsearched_bytes
+            found += answer.found
+            if found and message_id > 0:
+                break
+        return _first(found, f"topic {topic!r} has no message with the id {message_id}", unsearched)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_messages: int = DEFAULT_FOUND_MESSAGES,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        *,
+        oldest_first: bool = False,
+    ) -> FoundMessages:
+        """The newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
+
+        Nothing found is an empty answer. Raises ConfigError, NoPartition, and what the function query_message raises.
+        """
+        if not 1 <= max_messages <= MAX_FOUND_MESSAGES:
+            raise ConfigError("max_messages", max_messages, f"choose 1 … {MAX_FOUND_MESSAGES}")
+        if not key:
+            raise ConfigError("key", repr(key), "name one of the message's keys")
+        first, last = _milliseconds("begin", begin, 0), _milliseconds("end", end, INT64_MAX)
+        request = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first)
+        answers = [
+            query_message(self._connect(endpoint), broker_id, request)
+            for broker_id, endpoint in brokers_of(self._view, topic).items()
+        ]
+        return _merged(answers, max_messages, oldest_first)
+
+    def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
+        """The oldest message with a key. Raises as view_message."""
+        answer = self.query_message(topic, key, 1, oldest_first=True)
+        return _first(answer.found, f"topic {topic!r} has no message with the key {key!r}", answer.unsearched_bytes)
+
+
+def _milliseconds(option: str, moment: datetime | None, default: int) -> int:
+    if moment is None:
+        return default
+    if moment.tzinfo is None:
+        raise ConfigError(option, moment, "give it a time zone, for example datetime.now(UTC)")
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def _merged(answers: Iterable[FoundMessages], max_messages: int, oldest_first: bool) -> FoundMessages:
+    found, unsearched, more = [], 0, False
+    for answer in answers:
+        found += answer.found
+        unsearched += answer.unsearched_bytes
+        more |= answer.more
+    found.sort(key=_order, reverse=not oldest_first)
+    return FoundMessages(found[:max_messages], unsearched, more or len(found) > max_messages)
+
+
+def _first(found: list[FoundMessage], otherwise: str, unsearched: int) -> FoundMessage:
+    if found:
+        return min(found, key=_order)
+    if unsearched:
+        raise SearchIncomplete(f"{otherwise} as far as could be looked: {unsearched} bytes are left", unsearched)
+    raise MessageNotFound(otherwise)
+
+
+def _order(found: FoundMessage) -> tuple[int, TopicPartition, int]:
+    return found.stored_ms, found.message.partition, found.message.offset

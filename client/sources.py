@@ -1,0 +1,41 @@
+"""From which broker a partition, or a whole topic, is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
+from metaq.protocol.errors import NoPartition
+
+from .connection import Endpoint
+from .values import TopicPartition
+
+__all__ = ["brokers_of", "endpoint_at", "source_of"]
+
+
+def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
+    """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+    nodes = brokers.get(partition.broker)
+    if nodes is None:
+        return None
+    if nodes.master is not None:
+        return endpoint_at(nodes.master)
+    return endpoint_at(nodes.slaves[partition.partition % len(nodes.slaves)]) if nodes.slaves else None
+
+
+def brokers_of(view: ClusterView, topic: str) -> dict[int, Endpoint]:
+    """Where the topic can be read, by broker id. Raises NoPartition if nowhere."""
+    nodes = view.brokers()
+    found: dict[int, Endpoint] = {}
+    for broker_id, number in view.topic_partitions(topic, publish=False):
+        endpoint = source_of(nodes, TopicPartition(topic, broker_id, number))
+        if endpoint is not None:
+            found[broker_id] = endpoint
+    if not found:
+        raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+    return found
+
+
+def endpoint_at(address: BrokerAddress) -> Endpoint:
+    """Where a registered broker listens."""
+    return Endpoint(address.host, address.port)

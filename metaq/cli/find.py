@@ -1,0 +1,117 @@
+"""`metaq find`: messages by their id or by a key, wherever in a topic they are."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+import click
+
+from metaq.client.cluster import Cluster
+from metaq.client.finding import FoundMessage, FoundMessages
+from metaq.protocol.errors import MessageNotFound, SearchIncomplete
+from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
+from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
+
+from .message_format import message_fields
+from .options import TIME, TOPIC, json_option, zk_option
+from .output import print_json, print_table
+
+__all__ = ["find"]
+
+_SHOWN_BYTES = 60
+
+
+@click.command()
+@zk_option
+@json_option
+@click.option("--topic", "-t", type=TOPIC, required=True, help="Topic to search.")
+@click.option("--id", "message_id", type=click.IntRange(-INT64_MAX - 1, INT64_MAX), help="Id of the message.")
+@click.option("--key", "-k", help="One of the keys of the messages, exactly.")
+@click.option("--from", "begin", type=TIME, help="With --key: stored at this time or later.")
+@click.option("--to", "end", type=TIME, help="With --key: stored at this time or earlier.")
+@click.option(
+    "--count",
+    "-c",
+    type=click.IntRange(1, MAX_FOUND_MESSAGES),
+    default=DEFAULT_FOUND_MESSAGES,
+    show_default=True,
+    help="With --key: the newest messages, so many at most.",
+)
+@click.option("--oldest", is_flag=True, help="With --key: the oldest messages instead.")
+def find(
+    zk: str,
+    as_json: bool,
+    topic: str,
+    message_id: int | None,
+    key: str | None,
+    begin: datetime | None,
+    end: datetime | None,
+    count: int,
+    oldest: bool,
+) -> int:
+    """Find a message by its id, or messages by one of their keys. Exit code 1 if there is none.
+
+    \b
+    Example
+      metaq find --topic orders --key order-7
+      metaq find --topic orders --id 1661382015569625088 --json
+    """
+    if (message_id is None) == (key is None):
+        raise click.UsageError("name what to find: --id or --key, one of them")
+    if message_id is not None and (begin or end or oldest):
+        raise click.UsageError("--from, --to and --oldest go with --key: an id is one message's")
+    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+        raise click.BadParameter(f"a key has 1 … {MAX_KEY_CHARACTERS} characters", param_hint="--key")
+    with Cluster(zk) as cluster:
+        finder = cluster.finder()
+        if message_id is not None:
+            found = FoundMessages([finder.view_message(topic, message_id)])
+        else:
+            found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest)
+    if as_json:
+        print_json(_as_json(found))
+    elif found.found:
+        columns = ("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD")
+        print_table(columns, map(_row, found.found))
+    _tell_rest(topic, key, found)
+    return 0
+
+
+def _tell_rest(topic: str, key: str | None, found: FoundMessages) -> None:
+    unsearched = found.unsearched_bytes
+    if not found.found:
+        what = f"topic {topic!r} has no message with the key {key!r}"
+        if unsearched:
+            raise SearchIncomplete(
+                f"{what} as far as could be looked: {unsearched:,} bytes are left; try again", unsearched
+            )
+        raise MessageNotFound(what)
+    if unsearched:
+        print(f"{unsearched:,} bytes could not be looked at: there may be more; try again", file=sys.stderr)
+    elif found.more:
+        print("there are more: choose a larger --count, or narrow --from and --to", file=sys.stderr)
+
+
+def _row(found: FoundMessage) -> tuple[object, ...]:
+    message = found.message
+    payload = message.payload
+    shown = payload[:_SHOWN_BYTES].decode("utf-8", "replace") + ("…" if len(payload) > _SHOWN_BYTES else "")
+    stored = (
+        ("before " if found.latest else "")
+        + datetime.fromtimestamp(found.stored_ms / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
+        + "Z"
+    )
+    ids = (str(message.partition), str(message.offset), str(message.id))
+    return (*ids, stored, " ".join(message.keys), len(payload), shown)
+
+
+def _as_json(found: FoundMessages) -> dict[str, object]:
+    return {
+        "messages": [
+            {**message_fields(each.message), "stored": each.stored_ms, "stored_earlier": each.latest}
+            for each in found.found
+        ],
+        "more": found.more,
+        "unsearched_bytes": found.unsearched_bytes,
+    }
