@@ -34,8 +34,11 @@ def eventually(condition: Callable[[], object], seconds: float, what: str = "it"
 class Brokers:
     """Brokers that share a chroot; each keeps its directory and port across restarts."""
 
-    def __init__(self, connect: str, directory: Path, topics: Mapping[str, int]) -> None:
+    def __init__(
+        self, connect: str, directory: Path, topics: Mapping[str, int], max_segment_size: int = 1 << 30
+    ) -> None:
         self.connect = connect
+        self._max_segment_size = max_segment_size
         self._directory = directory
         self._topics = topics
         self.running: dict[int, RunningBroker] = {}
@@ -51,6 +54,7 @@ class Brokers:
             {topic: f"numPartitions={count}" for topic, count in self._topics.items()},
             broker_id=broker_id,
             zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={session_ms}\nzk.zkSyncTimeMs=100",
+            max_segment_size=self._max_segment_size,
         )
         if broker_id in self._ports:
             ini = ini.replace("serverPort=0", f"serverPort={self._ports[broker_id]}")
@@ -65,8 +69,10 @@ class Brokers:
 
 
 @contextmanager
-def running_brokers(connect: str, directory: Path, topics: Mapping[str, int], count: int = 1) -> Iterator[Brokers]:
-    brokers = Brokers(connect, directory, topics)
+def running_brokers(
+    connect: str, directory: Path, topics: Mapping[str, int], count: int = 1, max_segment_size: int = 1 << 30
+) -> Iterator[Brokers]:
+    brokers = Brokers(connect, directory, topics, max_segment_size)
     try:
         for broker_id in range(count):
             brokers.start(broker_id)
