@@ -78,14 +78,16 @@ def encode_frame(
 
     Integers in `ext` are written as strings. Raises LocalProtocolError if the frame would exceed MAX_FRAME_BYTES.
     """
-    # numbers need no escaping, and field names are ours: the common answer costs a quarter of the general way
-    if not remark and all(type(value) is int for value in ext.values()):
-        fields = "{" + ",".join([f'"{name}":"{value}"' for name, value in ext.items()]) + "}"
-    else:
-        fields = _encode_json({name: str(value) for name, value in ext.items()})
+    # numbers need no escaping, and field names are ours: a third of what encoding the whole object costs
+    fields = ",".join(
+        [
+            f'"{name}":{_encode_json(value)}' if isinstance(value, str) else f'"{name}":"{value}"'
+            for name, value in ext.items()
+        ]
+    )
     header = (
         f'{{"code":{int(code)},"language":"PYTHON","version":{REMOTING_VERSION},"opaque":{opaque},"flag":{flag},'
-        f'"remark":{_encode_json(remark) if remark else _NO_REMARK},"extFields":{fields}}}'
+        f'"remark":{_encode_json(remark) if remark else _NO_REMARK},"extFields":{{{fields}}}}}'
     ).encode("ascii")
     total = _LENGTH_WORD + len(header) + body_bytes
     if total + _LENGTH_WORD > MAX_FRAME_BYTES or len(header) > MAX_FRAME_HEADER_BYTES:
