@@ -69,6 +69,12 @@ class Replication(Protocol):
     def restart(self) -> None: ...
 
 
+MAX_UNSENT_BYTES = 64 << 20
+"""Answers waiting in full transports above which further ones are small; so a thousand stalled consumers cost 130 MB."""
+
+SCARCE_ANSWER_BYTES = 64 << 10
+"""Data of an answer then; one record may be larger."""
+
 MAX_FILTER_CALLS = 256
 """Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
 
@@ -105,6 +111,8 @@ class Broker:
         self.port = config.port
         """The port listened on; set by the server if the configured one is 0."""
         self.connections = 0
+        self.unsent_bytes = 0
+        """Answers that wait in full transports, for consumers that do not take them; kept by the sessions."""
         self.reloader: Reloads | None = None
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
@@ -165,6 +173,12 @@ class Broker:
         if self.reloader is None:
             return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
         return self.reloader.reload()
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Data of one answer: maxTransferSize, less while consumers that do not read hold too much of the memory."""
+        limit = self.config.max_transfer_size
+        return limit if self.unsent_bytes <= MAX_UNSENT_BYTES else min(limit, SCARCE_ANSWER_BYTES)
 
     @property
     def has_transactions(self) -> bool:

@@ -211,9 +211,9 @@ class Dispatcher:
         except MetaqError as error:
             return self._frame_error(pull.opaque, error)
 
-    def too_many_pulls(self, pull: Pull) -> bytes:
-        """The answer to a pull that would have to wait on a connection where too many do already."""
-        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, "too many pulls wait on this connection")
+    def too_many_pulls(self, pull: Pull, where: str) -> bytes:
+        """The answer to a pull that would have to wait where too many do already."""
+        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

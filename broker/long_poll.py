@@ -37,10 +37,11 @@ class ParkedPulls:
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._parked: dict[tuple[str, int], dict[Waiter, _Parked]] = {}
+        self._count = 0
         self._ready: dict[tuple[str, int], None] = {}  # as an ordered set
 
     def __len__(self) -> int:
-        return sum(map(len, self._parked.values()))
+        return self._count
 
     def park(self, waiter: Waiter, resume: Callable[[], None]) -> None:
         """Call `resume` once, when the partition shows more data or the deadline has come."""
@@ -48,6 +49,7 @@ class ParkedPulls:
         delay = max(0.0, waiter.deadline - self._reactor.seconds())
         parked.timer = self._reactor.callLater(delay, self._expired, parked)
         self._parked.setdefault(waiter.key, {})[waiter] = parked
+        self._count += 1
 
     def drop(self, waiter: Waiter) -> None:
         """Forget a parked pull; its connection is gone."""
@@ -71,7 +73,9 @@ class ParkedPulls:
     def _wake(self) -> None:
         ready, self._ready = self._ready, {}
         for key in ready:
-            for parked in self._parked.pop(key, {}).values():
+            woken = self._parked.pop(key, {})
+            self._count -= len(woken)
+            for parked in woken.values():
                 if parked.timer is not None:
                     parked.timer.cancel()
                 parked.resume()
@@ -84,5 +88,6 @@ class ParkedPulls:
     def _remove(self, waiter: Waiter) -> None:
         waiting = self._parked[waiter.key]
         del waiting[waiter]
+        self._count -= 1
         if not waiting:
             del self._parked[waiter.key]

@@ -44,7 +44,7 @@ _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 class Connection(tcp.Server):
     """One accepted connection."""
 
-    bufferSize = 256 * 1024  # what may be buffered before the session is paused  # noqa: N815
+    bufferSize = 64 * 1024  # what may be buffered before the session is paused  # noqa: N815
     SEND_LIMIT = 1024 * 1024
     _read_bytes = _SMALL_READ_BYTES
 

@@ -3,6 +3,7 @@
 - All requests that one read brought are served together; their answers go out in one write.
 - Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
   are told apart by their opaque, so theirs go out when they are ready.
+- Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn.
 - Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
   no further request is served; what was read already waits in `_queue`, at most one read's worth.
 """
@@ -40,6 +41,12 @@ MAX_PENDING_BYTES = 8 << 20
 
 MAX_PARKED_PULLS = 1024
 """Pulls one connection may have waiting for data."""
+
+MAX_ALL_PARKED_PULLS = 1 << 16
+"""Pulls that all connections together may have waiting: some 2 KiB each."""
+
+_TURN_SECONDS = 0.005
+"""A connection whose requests have taken this long lets the others have their turn."""
 
 _WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
@@ -83,6 +90,8 @@ class Session(Protocol):
         self._pending_bytes = 0
         self._parked: set[Pull] = set()
         self._full = False  # the transport wants no more data
+        self._unsent = 0  # at most so many bytes wait in a full transport
+        self._yielding = False  # the rest of the queue waits for the reactor's next turn
         self._reading = True
         self._closing = False  # no more requests are taken
         self._closed = False  # and the transport was told
@@ -112,7 +121,7 @@ class Session(Protocol):
         self._take(self._reader.received(count))
 
     def _take(self, requests: list[Request]) -> None:
-        if self._queue:
+        if self._queue or self._yielding:
             self._queue.extend(requests)
         else:
             self._serve(requests)
@@ -121,6 +130,7 @@ class Session(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
         self._queue.clear()
+        self._count_unsent(-self._unsent)
         for pull in self._parked:
             self._broker.parked.drop(pull)
         self._parked.clear()
@@ -135,6 +145,7 @@ class Session(Protocol):
     def resumeProducing(self) -> None:  # noqa: N802
         """The transport has sent everything."""
         self._full = False
+        self._count_unsent(-self._unsent)
         self.last_active = self._seconds()
         self._resume()
 
@@ -150,6 +161,7 @@ class Session(Protocol):
     def _serve(self, requests: Iterable[Request | Pull]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
+        turn_end = self._seconds() + _TURN_SECONDS
         requests = iter(requests)
         for request in requests:
             kind = type(request)
@@ -176,7 +188,7 @@ class Session(Protocol):
                 group = None
             if self._out_bytes >= _WRITE_BYTES:
                 self._flush()
-            if self._blocked:
+            if self._blocked or self._yielding:
                 self._queue.append(request)
                 self._queue.extend(requests)
                 return
@@ -184,8 +196,17 @@ class Session(Protocol):
                 self._close()
                 return
             self._serve_one(request)
+            if self._seconds() >= turn_end:
+                self._yielding = True
+                self._broker.reactor.callLater(0, self._go_on)
         if group is not None:
             self._commit(group)
+
+    def _go_on(self) -> None:
+        """The others had their turn."""
+        self._yielding = False
+        if not self._lost:
+            self._resume()
 
     def _serve_one(self, request: Request | Pull) -> None:
         if isinstance(request, Pull):
@@ -218,7 +239,9 @@ class Session(Protocol):
         elif pull.expired:
             self._write(self._dispatcher.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
-            self._write(self._dispatcher.too_many_pulls(pull))
+            self._write(self._dispatcher.too_many_pulls(pull, "on this connection"))
+        elif len(self._broker.parked) >= MAX_ALL_PARKED_PULLS:
+            self._write(self._dispatcher.too_many_pulls(pull, "on all connections together"))
         else:
             self._parked.add(pull)
             if answer is Step.AGAIN:
@@ -231,7 +254,7 @@ class Session(Protocol):
         self._parked.discard(pull)
         if self._closing:
             return
-        if self._queue or self._blocked:
+        if self._queue or self._blocked or self._yielding:
             self._queue.append(pull)
             return
         self._serve_pull(pull)
@@ -291,13 +314,19 @@ class Session(Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:
             self._transport.writeSequence(out)
+        if self._full:
+            self._count_unsent(size)
+
+    def _count_unsent(self, change: int) -> None:
+        self._unsent += change
+        self._broker.unsent_bytes += change
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
         """Something changed that may have blocked: serve what was put off."""
         self._flush()
-        while self._queue and not self._blocked and not self._closing:
+        while self._queue and not (self._blocked or self._yielding or self._closing):
             waiting, self._queue = self._queue, deque()
             self._serve(waiting)
             self._flush()

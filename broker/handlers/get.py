@@ -41,16 +41,16 @@ def answer_get(broker: Broker, get: Get) -> Answer:
         return _failed(broker, get, error)
     if filter_ is not None:
         return _filtered(broker, log, get, Judge(filter_, get.group, get.topic, get.partition))
-    size = min(get.max_size, broker.config.max_transfer_size)
+    size = min(get.max_size, broker.max_answer_bytes)
     data = broker.cold_reads.read(log, get.group, get.offset, size)
     if isinstance(data, Deferred):
-        return data.addCallbacks(partial(_whole_record, broker, log, get), partial(_gone, broker, log, get))
-    return _whole_record(broker, log, get, data)
+        return data.addCallbacks(partial(_whole_record, broker, log, get, size), partial(_gone, broker, log, get))
+    return _whole_record(broker, log, get, size, data)
 
 
-def _whole_record(broker: Broker, log: PartitionLog, get: Get, data: bytes) -> Bytes | Deferred[Bytes]:
-    """The answer; a first record that maxTransferSize would cut for ever is given whole if the client takes it."""
-    if len(data) == broker.config.max_transfer_size < get.max_size:
+def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: bytes) -> Bytes | Deferred[Bytes]:
+    """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
+    if len(data) == size < get.max_size:
         record = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if len(data) < record <= get.max_size:
             whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, record))

@@ -93,7 +93,7 @@ class Pull:
     @property
     def max_bytes(self) -> int:
         """How much data an answer may carry; one record may be larger."""
-        return min(self._request.max_bytes, self._broker.config.max_transfer_size, _MOST_BYTES)
+        return min(self._request.max_bytes, self._broker.max_answer_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaq.broker import broker as broker_module
 from metaq.broker import session as session_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
@@ -149,3 +150,81 @@ def test_nothing_is_written_to_a_lost_connection(peer, harness):
     harness.threads.run()
     harness.reactor.advance(1)
     assert peer.received() == b""
+
+
+def test_a_connection_with_many_requests_lets_others_have_their_turn(peer, harness, monkeypatch):
+    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    peer.ask(put("t", 0))
+    peer.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(3)) + put("t", 1, opaque=3))
+    assert [answer.opaque for answer in peer.answers()] == [0]
+    assert not reading(peer)
+    other = harness.connect()
+    assert other.ask(put("t", 0)).code == 200
+    harness.turn()
+    assert [answer.opaque for answer in peer.answers()] == [1, 2, 3]
+    assert reading(peer)
+    peer.send(b"version 7\r\n")
+    peer.lose()
+    harness.turn()
+
+
+def test_what_comes_while_a_connection_waits_for_its_turn_stays_in_order(peer, harness, monkeypatch):
+    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    peer.send(b"version 1\r\n")
+    peer.send(b"version 2\r\n")
+    peer.send(b"version 3\r\nquit\r\n")
+    for _ in range(5):
+        harness.turn()
+    assert [answer.opaque for answer in peer.answers()] == [1, 2, 3]
+    assert peer.transport.disconnecting
+
+
+def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full, harness, monkeypatch):
+    monkeypatch.setattr(broker_module, "MAX_UNSENT_BYTES", 100)
+    monkeypatch.setattr(broker_module, "SCARCE_ANSWER_BYTES", 30)
+    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    healthy = harness.connect()
+    for _ in range(4):
+        healthy.ask(put("t", 0))
+
+    def pulled():
+        return len(healthy.ask_frame(pull("t", 0, 0)).body)
+
+    assert pulled() == 5 * 25
+    full.send(pull("t", 0, 0))
+    assert harness.broker.unsent_bytes > 125
+    assert pulled() == 25
+    healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
+    assert [len(answer.data) for answer in healthy.answers()] == [30]
+    full.session.resumeProducing()
+    assert harness.broker.unsent_bytes == 0
+    assert pulled() == 5 * 25
+    full.send(pull("t", 0, 0))
+    full.lose()
+    assert harness.broker.unsent_bytes == 0
+
+
+def test_a_record_larger_than_a_small_answer_is_given_whole(full, harness, monkeypatch):
+    monkeypatch.setattr(broker_module, "MAX_UNSENT_BYTES", -1)
+    monkeypatch.setattr(broker_module, "SCARCE_ANSWER_BYTES", 10)
+    healthy = harness.connect()
+    healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
+    harness.threads.run()
+    assert [len(answer.data) for answer in healthy.answers()] == [25]
+    assert len(healthy.ask_frame(pull("t", 0, 0)).body) == 25
+
+
+def test_pulls_that_wait_are_bounded_over_all_connections(peer, harness, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_ALL_PARKED_PULLS", 3)
+    others = [harness.connect() for _ in range(3)]
+    for other in others:
+        other.send(pull("t", 0, 0, wait_ms=1000))
+    assert len(harness.broker.parked) == 3
+    frame = peer.ask_frame(pull("t", 0, 0, wait_ms=1000))
+    assert (frame.code, frame.remark) == (2, "too many pulls wait on all connections together")
+    others[0].lose()
+    assert len(harness.broker.parked) == 2
+    peer.send(pull("t", 0, 0, wait_ms=1000))
+    peer.ask(put("t", 0))
+    harness.turn()
+    assert len(harness.broker.parked) == 0
