@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 PEER = "spark-sql-kafka"
 MESSAGE_BYTES = 1024
 BATCH = 500
+HEAP = "2g"
+"""Of each Spark's JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,8 @@ def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Itera
                     _say(f"filling {each.name} of the {system.name} broker with {rows:,} messages")
                     system.generator.call("send_batch", each.name, BATCH, rows, MESSAGE_BYTES)
         script = str(HERE / "spark_worker.py")
-        ours = [sys.executable, script, "metaq", running.brokers[OURS].address]
-        peer = [str(python), script, "kafka", running.brokers[KAFKA].address, jars]
+        ours = [sys.executable, script, "metaq", running.brokers[OURS].address, HEAP]
+        peer = [str(python), script, "kafka", running.brokers[KAFKA].address, HEAP, jars]
         yield {
             OURS: stack.enter_context(Worker(ours, directory / "spark-ours.log", HERE.parent)),
             PEER: stack.enter_context(Worker(peer, directory / "spark-kafka.log", directory)),

@@ -1,7 +1,7 @@
 """Spark, local[2], behind the line protocol of bench.processes.Worker: reads and writes topics of ours or of Kafka.
 
-    python bench/spark_worker.py metaq ZOOKEEPER
-    python bench/spark_worker.py kafka BOOTSTRAP CLASS_PATH_OF_SPARK_SQL_KAFKA
+    python bench/spark_worker.py metaq ZOOKEEPER [HEAP]
+    python bench/spark_worker.py kafka BOOTSTRAP HEAP CLASS_PATH_OF_SPARK_SQL_KAFKA
 
 A script without imports from this package: the peer's Spark is another version, in an environment of its own.
 Each command is answered with one line of JSON; seconds are those of the whole action, planning included.
@@ -24,10 +24,10 @@ TASKS = 2
 class Topics:
     """Topics of one system as DataFrames; the same query for both."""
 
-    def __init__(self, system: str, address: str, class_path: str = "") -> None:
+    def __init__(self, system: str, address: str, heap: str = "2g", class_path: str = "") -> None:
         self._format = system
         self._where = {"zookeeper" if system == "metaq" else "kafka.bootstrap.servers": address}
-        self._spark = _session(class_path)
+        self._spark = _session(heap, class_path)
         if system == "metaq":
             from metaq.spark_connector import register
 
@@ -56,14 +56,14 @@ class Topics:
         return {"spark": self._spark.version}
 
 
-def _session(class_path: str) -> SparkSession:
+def _session(heap: str, class_path: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (
         SparkSession.builder.master(f"local[{TASKS}]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
+        .config("spark.driver.memory", heap)
     )
     if class_path:
         builder = builder.config("spark.driver.extraClassPath", class_path)

@@ -1,0 +1,116 @@
+"""`python -m bench.spark_memory`: reads a topic far larger than Spark's memory, and watches what its processes hold.
+
+Spark runs with local[2], so that the heap of its one JVM is that of driver and executors together. Prints one line of
+JSON; the exit code is 1 if the second half of the reading needed clearly more memory than the first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .memory import resident_mb
+from .names import OURS
+from .processes import Worker
+from .scenarios import Stage, Topic
+from .systems import start_stage
+
+__all__ = ["grew"]
+
+HERE = Path(__file__).parent
+MESSAGE_BYTES = 1024
+BATCH = 500
+SAMPLE_SECONDS = 0.2
+ALLOWED_GROWTH = 1.1
+"""Of the highest value in the second half over that of the first."""
+
+
+class Watch(threading.Thread):
+    """Samples the resident memory of a process and all below it until stop(). samples: sums in 10^6 bytes."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[float] = []
+        self._pid = pid
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.wait(SAMPLE_SECONDS):
+            self.samples.append(sum(map(_resident, _below(self._pid))))
+
+    def stop(self) -> list[float]:
+        self._end.set()
+        self.join()
+        return self.samples
+
+
+def _below(pid: int) -> list[int]:
+    found = [pid]
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = file.read_text().split()
+        except OSError:
+            continue  # the thread has just ended
+        found += [each for child in children for each in _below(int(child))]
+    return found
+
+
+def _resident(pid: int) -> float:
+    try:
+        return resident_mb(pid)[0]
+    except (OSError, KeyError, IndexError):
+        return 0.0  # it has just ended
+
+
+def grew(samples: list[float]) -> float:
+    """The highest value of the second half of `samples` relative to that of the first; 1.0 if there are too few."""
+    half = len(samples) // 2
+    return max(samples[half:]) / max(samples[:half]) if half else 1.0
+
+
+@click.command()
+@click.option("--megabytes", type=click.IntRange(1), default=10_000, show_default=True, help="Payload of the topic.")
+@click.option("--heap", default="1g", show_default=True, help="Of Spark's JVM.")
+@click.option("--partitions", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, exists=True, resolve_path=True),
+    help="For data and logs; default: a temporary one.",
+)
+def main(megabytes: int, heap: str, partitions: int, directory: Path | None) -> None:
+    """Fill a topic, read it twice by Spark (the first time warms up), and say what the second time held in memory."""
+    count = megabytes * 1_000_000 // MESSAGE_BYTES // BATCH * BATCH
+    topics = {"large": Topic(partitions)}
+    with tempfile.TemporaryDirectory(prefix="metaq-spark-memory-", dir=directory) as data:
+        place = Path(data)
+        with start_stage(Stage("memory", "Memory", topics), topics, [OURS], place, None, _say) as running:
+            running.systems[OURS].generator.call("send_batch", "large", BATCH, count, MESSAGE_BYTES)
+            command = [sys.executable, str(HERE / "spark_worker.py"), "metaq", running.brokers[OURS].address, heap]
+            with Worker(command, place / "spark.log", HERE.parent) as spark:
+                first = _read(spark, count)
+                second = _read(spark, count)
+    click.echo(json.dumps({"heap": heap, "megabytes": megabytes, "first": first, "second": second}))
+    sys.exit(1 if second["growth"] > ALLOWED_GROWTH else 0)
+
+
+def _read(spark: Worker, count: int) -> dict[str, Any]:
+    watch = Watch(spark.pid)
+    watch.start()
+    answer = spark.call("read", "large", count, MESSAGE_BYTES)
+    samples = watch.stop()
+    peak = max(samples, default=0.0)
+    return {"rate": round(answer["rate"]), "peak_mb": round(peak, 1), "growth": round(grew(samples), 3)}
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+if __name__ == "__main__":
+    main()
