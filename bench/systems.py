@@ -18,7 +18,7 @@ from .processes import ProcessFailed, Server, Worker, free_port
 from .scenarios import Stage, Topic
 from .server_ini import server_ini
 
-__all__ = ["Broker", "Running", "System", "start_stage"]
+__all__ = ["FLUSH", "Broker", "Running", "System", "start_stage", "zookeeper"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_CLIENTS = {
@@ -81,7 +81,7 @@ def start_stage(
         brokers = {BROKER_OF[name] for name in names}
         address = ""
         if brokers & {"java", OUR_BROKER}:
-            address = zk or stack.enter_context(_zookeeper(directory))
+            address = zk or stack.enter_context(zookeeper(directory))
             _create_chroots(address, [_chroot(stage, broker) for broker in sorted(brokers & {"java", OUR_BROKER})])
         for broker in sorted(brokers):
             try:
@@ -150,7 +150,8 @@ def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[st
 
 
 @contextmanager
-def _zookeeper(directory: Path) -> Iterator[str]:
+def zookeeper(directory: Path) -> Iterator[str]:
+    """A ZooKeeper of ours with its data below `directory`; where it listens, host:port."""
     port = free_port()
     command = [*_metaq(), "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
     with Server(command, directory / "zookeeper.log", "zookeeper serves at"):

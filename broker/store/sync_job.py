@@ -21,7 +21,7 @@ INDEX = 2
 class _Part:
     """One segment's share of a job: what it looked like when the job was made."""
 
-    __slots__ = ("end", "fd", "segment", "stored", "units")
+    __slots__ = ("end", "fd", "max_id", "segment", "stored", "units")
 
     def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
         self.segment = segment
@@ -31,6 +31,7 @@ class _Part:
         index = segment.index
         self.units = index.tail() if kind & INDEX and index is not None else b""
         self.stored = 0 if index is None else index.stored
+        self.max_id = 0  # of the units; the worker looks
 
 
 class SyncJob:
@@ -112,7 +113,7 @@ class SyncJob:
             if self.kind & DATA:
                 segment.synced = max(segment.synced, part.end)
             if self.kind & INDEX and segment.index is not None:
-                segment.index.mark_stored(len(part.units) // UNIT_BYTES, largest_id(part.units))
+                segment.index.mark_stored(len(part.units) // UNIT_BYTES, part.max_id)
                 if self.kind & DATA:
                     segment.checkpointed = part.end
 
@@ -126,12 +127,13 @@ class SyncJob:
         if self.kind & INDEX:
             for part in self._parts:
                 if part.segment.index is not None:
+                    part.max_id = largest_id(part.units)
                     checkpoint = self._checkpoint(part) if self.kind & DATA else None
                     write_units(self._files, part.segment.index_path, part.stored, part.units, checkpoint)
 
     def _checkpoint(self, part: _Part) -> Checkpoint:
         index = part.segment.index
-        max_id = largest_id(part.units) if index is None else max(index.max_stored_id, largest_id(part.units))
+        max_id = part.max_id if index is None else max(index.max_stored_id, part.max_id)
         return Checkpoint(part.segment.first_offset, part.end, part.stored + len(part.units) // UNIT_BYTES, max_id)
 
     # --- the same in a group ------------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ class SyncJob:
         if self.kind & INDEX:
             for part in self._parts:
                 if part.units:
+                    part.max_id = largest_id(part.units)
                     write_units(self._files, part.segment.index_path, part.stored, part.units, None)
 
     def move_checkpoints(self) -> None:

@@ -1,0 +1,135 @@
+"""`python -m bench.startup`: from kill -9 with many partitions to serving again, and how fast indexes are rebuilt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .processes import Server, free_port
+from .server_ini import server_ini
+from .startup_fill import REBUILT_TOPIC, TOPIC
+from .systems import FLUSH, zookeeper
+
+__all__ = ["measure_startup"]
+
+_REBUILT_BYTES = 2 << 30
+_REBUILD_SECONDS = 120.0
+_SETTLED_SECONDS = 3.0
+"""Between the rebuild's end and the look at the memory at rest."""
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class StartupFailed(RuntimeError):
+    """A step did not end as it must."""
+
+
+def measure_startup(
+    directory: Path, partitions: int, total_bytes: int, *, body_bytes: int = 1024, durable: bool = False
+) -> dict[str, Any]:
+    """Fill below `directory`, kill, start, kill, start with indexes missing. Raises StartupFailed, ProcessFailed.
+
+    The result: seconds from the process's start to its "serving" line, after a kill under load and after one at rest;
+    bytes that the rebuild of closed segments' indexes reads per second; resident memory and descriptors.
+    """
+    data = directory / "data"
+    _fill(data, partitions, total_bytes, body_bytes, durable=durable)
+    with ExitStack() as stack:
+        connect = stack.enter_context(zookeeper(directory))
+        topics = {TOPIC: partitions, REBUILT_TOPIC: 1}
+        config = directory / "server.ini"
+        config.write_text(server_ini(free_port(), connect, topics, {"dataPath": data, **FLUSH[durable]}))
+        result = {"partitions": partitions, "bytes": total_bytes, "body_bytes": body_bytes, "durable": durable}
+        result |= _start_and_kill(directory, config, "")
+        result |= _start_and_kill(directory, config, "_at_rest")
+        return result | _rebuild(directory, config, data)
+
+
+def _fill(data: Path, partitions: int, total_bytes: int, body_bytes: int, *, durable: bool) -> None:
+    data.mkdir()
+    words = [data, partitions, total_bytes, body_bytes, _REBUILT_BYTES, "durable" if durable else "asynchronous"]
+    command = [sys.executable, "-m", "bench.startup_fill", *map(str, words)]
+    ended = subprocess.run(command, cwd=_ROOT, check=False).returncode
+    if ended != -signal.SIGKILL:
+        raise StartupFailed(f"filling {data} ended with code {ended}")
+
+
+def _start_and_kill(directory: Path, config: Path, when: str) -> dict[str, float]:
+    broker, seconds = _start(directory, config)
+    cpu = _cpu_seconds(broker.pid)
+    broker.kill()
+    return {f"seconds_to_serving{when}": seconds, f"cpu_seconds_to_serving{when}": cpu}
+
+
+def _start(directory: Path, config: Path) -> tuple[Server, float]:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "metaq", "broker", "-f", str(config)]
+    broker = Server(command, directory / "broker.log", "metaq broker 0 serving")
+    return broker, round(time.monotonic() - began, 2)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of the process and its threads so far, proc(5)'s utime and stime."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rebuild(directory: Path, config: Path, data: Path) -> dict[str, Any]:
+    """Without the indexes of closed segments: how long the background takes, and how the broker is afterwards."""
+    folder = data / f"{REBUILT_TOPIC}-0"
+    *closed, _ = sorted(folder.glob("*.meta"))
+    size = sum(each.stat().st_size for each in closed)
+    indexes = [each.with_suffix(".index") for each in closed]
+    for index in indexes:
+        index.unlink(missing_ok=True)
+    broker, seconds = _start(directory, config)
+    with broker:
+        began = time.monotonic()
+        done = sum(index.exists() for index in indexes)
+        while not all(index.exists() for index in indexes):
+            if time.monotonic() - began > _REBUILD_SECONDS:
+                raise StartupFailed(f"the indexes in {folder} are not back within {_REBUILD_SECONDS:.0f} s")
+            time.sleep(0.01)
+        rebuilt = size * (len(indexes) - done) // len(indexes)
+        rate = rebuilt / max(time.monotonic() - began, 0.01) / 1e6
+        time.sleep(_SETTLED_SECONDS)
+        return {
+            "seconds_to_serving_without_closed_indexes": seconds,
+            "rebuild_megabytes_per_second": round(rate),
+            "memory_at_rest_megabytes": _resident_bytes(broker.pid) // 1_000_000,
+            "descriptors": len(os.listdir(f"/proc/{broker.pid}/fd")),
+        }
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@click.command()
+@click.option("--partitions", type=click.IntRange(1), default=10_240, show_default=True)
+@click.option("--gigabytes", type=click.FloatRange(0.001), default=10.0, show_default=True, help="In all partitions.")
+@click.option("--body", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a message's body.")
+@click.option("--durable", is_flag=True, help="Fill and start with synchronous flush.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
+)
+def main(partitions: int, gigabytes: float, body: int, durable: bool, directory: Path | None) -> None:
+    """Measure the start after kill -9 with a directory of many partitions; prints JSON. Needs twice the space."""
+    with tempfile.TemporaryDirectory(prefix="metaq-startup-", dir=directory) as data:
+        size = int(gigabytes * 1e9)
+        click.echo(
+            json.dumps(measure_startup(Path(data), partitions, size, body_bytes=body, durable=durable), indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
