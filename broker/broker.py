@@ -70,7 +70,7 @@ class Replication(Protocol):
 
 
 MAX_UNSENT_BYTES = 64 << 20
-"""Answers waiting in full transports above which further ones are small; so a thousand stalled consumers cost 130 MB."""
+"""Answers waiting in full transports above which further ones are small: a thousand stalled consumers cost 130 MB."""
 
 SCARCE_ANSWER_BYTES = 64 << 10
 """Data of an answer then; one record may be larger."""
