@@ -132,11 +132,14 @@ class Flusher:
         """Whether the job under way writes index units out."""
         return self._running is not None and bool(self._running.kind & INDEX)
 
-    def request(self, kind: int) -> None:
-        """Have everything appended up to now covered by a job of this kind; nothing after a failure."""
+    def request(self, kind: int, run: RunInThread | None = None) -> None:
+        """Have everything appended up to now covered by a job of this kind; nothing after a failure.
+
+        run: the thread to use if the job can start at once.
+        """
         self._wanted |= kind
         if self._running is None and self.failure is None:
-            self._start()
+            self._start(run or self._run_in_thread)
 
     def when_synced(self, end: int, callback: VisibleCallback) -> None:
         """Call back once, when `answer` reaches `end` or a job fails."""
@@ -194,10 +197,10 @@ class Flusher:
             job.apply()
             self._source.job_succeeded(job)
 
-    def _start(self) -> None:
+    def _start(self, run: RunInThread) -> None:
         kind, self._wanted = self._wanted, 0
         job = self._running = self._source.make_job(kind)
-        self._run_in_thread(job.run, partial(self.end, job))
+        run(job.run, partial(self.end, job))
 
     def end(self, job: SyncJob, result: object) -> None:
         """A job of `begin` has run; result: an exception that is not the job's own, or anything else."""
@@ -208,7 +211,7 @@ class Flusher:
             job.error = OSError(f"worker thread failed: {result!r}")
         self.end_last(job)
         if self._wanted and self.failure is None and self._running is None:
-            self._start()
+            self._start(self._run_in_thread)
         if self.on_job_end is not None:
             self.on_job_end()
 

@@ -59,8 +59,8 @@ class JournaledLog(Protocol):
     def syncing(self) -> bool:
         """Whether a sync of the partition's own files is under way, which may take long."""
 
-    def sync_directly(self, end: int, callback: VisibleCallback) -> None:
-        """Sync the partition's own file up to `end` at least, then call back."""
+    def sync_directly(self, end: int, run: RunInThread, callback: VisibleCallback) -> None:
+        """Sync the partition's own file up to `end` at least, by `run`, then call back."""
 
     def journaled(self, end: int, sequence: int) -> None:
         """Everything below `end`, the first `sequence` records of the log's own count, is safe."""
@@ -105,7 +105,7 @@ class Journal:
     ) -> None:
         """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done.
 
-        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files.
+        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files too.
         """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
@@ -189,7 +189,7 @@ class Journal:
         if len(last) <= _DIRECT_PARTITIONS and not any(log.syncing for log in last):
             self._direct = len(last)
             for log, (end, _) in last.items():
-                log.sync_directly(end, self._synced_directly)
+                log.sync_directly(end, self._run_group, self._synced_directly)
         else:
             self._run_group(partial(self._write, group), partial(self._written, last))
 

@@ -234,9 +234,9 @@ class LogSyncing(LogLookup):
         """Whether a sync of the partition's own files is under way, which may take long."""
         return self._flusher.busy
 
-    def sync_directly(self, end: int, callback: VisibleCallback) -> None:
-        """For the journal: sync the partition's own file, then call back."""
-        self._flusher.request(DATA)
+    def sync_directly(self, end: int, run: RunInThread, callback: VisibleCallback) -> None:
+        """For the journal: sync the partition's own file in its thread, then call back."""
+        self._flusher.request(DATA, run)
         self.when_visible(end, callback)
 
     def journaled(self, end: int, sequence: int) -> None:
