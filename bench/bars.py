@@ -62,28 +62,32 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One bar after a run: who, what was asked, what was reached, and whether that is enough."""
+    """One bar after a run: who, what was asked, what was reached, and whether that is enough; None: nobody can tell,
+    because the system it is relative to failed.
+    """
 
     scenario: str
     who: str
     bar: str
     reached: str
-    met: bool
+    met: bool | None
 
 
 def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
-    """A verdict for each bar whose sides were selected; one without a figure on either side is missed."""
+    """A verdict for each bar whose sides were selected. Without a figure of `who` it is missed."""
     verdicts = []
     for bar in bars:
         sides = [side for side in (bar.who, bar.of) if side is not None]
         if any(side not in measured.runs and side not in measured.failures for side in sides):
             continue
         value = bar.value(measured)
+        met: bool | None
         if value is not None:
             reached, met = bar.shown(value), bar.met(value)
         else:
             failed = [side for side in sides if side in measured.failures]
-            reached, met = f"{failed[0]} failed" if failed else f"no {bar.figure}", False
+            reached = f"{failed[0]} failed" if failed else f"no {bar.figure}"
+            met = None if failed == [bar.of] else False
         verdicts.append(Verdict(measured.scenario, bar.who, bar.text(), reached, met))
     return verdicts
 

@@ -27,6 +27,8 @@ from .systems import Running, System
 __all__ = ["HIDDEN", "Comparison", "Plan", "stage_topics"]
 
 PROBE = 2_000
+TOUCH_WINDOW = 64
+"""Small, because creating a partition's files takes longer than sending a message, and clients have deadlines."""
 LEAST_CONSUMED = 100_000
 """Messages of a run that consumes: a consumer may get tens of thousands at once, and the first ones start the clock."""
 HIDDEN = 2_000
@@ -163,7 +165,7 @@ class Comparison:
             singly = system.name in (JAVA, MIXED)  # 1.x's client has no batches
             command = (pipelined_command if singly else batch_command)(topic)
         else:
-            count, command = self._stage.topics[topic].partitions, pipelined_command(topic)
+            count, command = self._stage.topics[topic].partitions, pipelined_command(topic, TOUCH_WINDOW)
         self._log(f"{scenario.name}: {system.name} sends {count:,} messages to {topic} first")
         system.generator.call(*command.format(count=count, size=BACKLOG_BYTES).split(), seconds=CALL_SECONDS)
         self._prepared.add((topic, system.broker))

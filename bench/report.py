@@ -37,7 +37,7 @@ def missed(results: Results) -> list[str]:
     return [
         f"{each.scenario}: {each.who}: {each.reached}, the bar is {each.bar}"
         for each in verdicts(results)
-        if not each.met
+        if each.met is False
     ]
 
 
@@ -67,7 +67,8 @@ def markdown(results: Results, plots: Mapping[str, str]) -> str:
 def _bar_table(judged: Sequence[Verdict]) -> list[str]:
     if not judged:
         return []
-    reached = sum(each.met for each in judged)
+    reached = sum(each.met is True for each in judged)
+    words = {True: "yes", False: "**missed**", None: "not comparable"}
     rows = [
         "## Bars",
         "",
@@ -77,7 +78,7 @@ def _bar_table(judged: Sequence[Verdict]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for each in judged:
-        cells = (each.scenario, each.who, each.bar, each.reached, "yes" if each.met else "**missed**")
+        cells = (each.scenario, each.who, each.bar, each.reached, words[each.met])
         rows.append(f"| {' | '.join(cells)} |")
     return [*rows, ""]
 

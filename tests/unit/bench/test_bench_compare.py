@@ -75,7 +75,7 @@ def test_a_backlog_is_filled_once_for_each_broker_and_never_read_to_its_hidden_e
 def test_every_partition_gets_a_message_before_the_warm_up():
     ours = Generator()
     compare("batch-10240", Plan(rounds=1), ours=ours)
-    assert ours.commands[0] == "send_async many 256 10240 1024"
+    assert ours.commands[0] == "send_async many 64 10240 1024"
     assert [command.split()[1] for command in ours.commands[1:]] == ["many"] * 2 + ["one"] * 2 + ["many", "one"]
 
 

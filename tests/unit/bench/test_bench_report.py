@@ -83,8 +83,12 @@ def test_a_bar_without_one_of_its_sides_is_not_judged_unless_that_side_failed():
     assert judge(alone, (bar,)) == []
     alone.failures[JAVA] = "its broker does not start"
     (verdict,) = judge(alone, (bar,))
-    assert not verdict.met
+    assert verdict.met is None
     assert verdict.reached == "java failed"
+    assert missed(results(alone)) == []
+    ours_failed = measured("sync-256", java=[100.0])
+    ours_failed.failures[OURS] = "no answer"
+    assert [each.met for each in judge(ours_failed, (bar,))] == [False]
 
 
 def test_a_figure_that_a_program_did_not_print_is_a_missed_bar():
