@@ -64,6 +64,7 @@ COMMON_NAMES = (
     "metaq.root",
     "metaq.protocol",
     "metaq.fetch.bytes",
+    "metaq.check.crcs",
     "metaq.connect.timeout.seconds",
     "metaq.request.timeout.seconds",
 )
@@ -134,6 +135,7 @@ class ReadOptions:
     root: str = "/meta"
     protocol: str = "auto"
     fetch_bytes: int = 1 << 20
+    check_crcs: bool = False
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     @classmethod
@@ -165,6 +167,7 @@ class ReadOptions:
             root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, 1 << 20),
+            check_crcs=_flag(values, "metaq.check.crcs", "false"),
             connection=_connection(values),
         )
         if parsed.starting == "committed" and parsed.group is None:

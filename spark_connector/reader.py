@@ -134,7 +134,7 @@ class RangeReader:
             self._check_copied(connection, partition_bounds(connection, planned.id))
             return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)]
         return [
-            RecordBlock(data, planned.id, start, planned.end, pulled.sizes)
+            RecordBlock(data, planned.id, start, planned.end, pulled.sizes, self._options.check_crcs)
             for start, data in pulled.runs
             if start < planned.end
         ]

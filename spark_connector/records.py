@@ -45,7 +45,7 @@ class RecordBlock:
 
     Only records that begin before byte `end` of the partition count. next_offset is the byte after the last of them.
     Brokers send the first record whole, so there is at least one: raises CorruptRecord with the exact position if not,
-    and for a wrong checksum (an offset in the middle of a record).
+    for a size that is not the record's, and for a wrong checksum (an offset in the middle of a record).
     """
 
     def __init__(
@@ -55,8 +55,11 @@ class RecordBlock:
         offset: int,
         end: int,
         sizes: npt.NDArray[np.int64] | None = None,
+        check_crcs: bool = True,
     ) -> None:
-        """sizes: of all records of the block, headers included, if the broker told them."""
+        """sizes: of all records of the block, headers included, if the broker told them. check_crcs: also then; without
+        sizes checksums are always compared, because they tell whether the offset begins a record.
+        """
         self._data = data
         self._source = source
         self._offset = offset
@@ -69,8 +72,11 @@ class RecordBlock:
         if sizes is not None:
             self._check_sizes(sizes[: len(self)])
         self._ends = self._starts + HEADER_BYTES + self._headers["length"]
+        if not len(self):
+            raise self._corrupt(0, f"no complete record in {len(self._data)} bytes")
         self._bodies = self._gather(self._starts + HEADER_BYTES)
-        self._check()
+        if check_crcs or sizes is None:
+            self._check()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -121,8 +127,6 @@ class RecordBlock:
             raise self._corrupt(int(self._starts[first]), f"it claims {self._headers['length'][first]} bytes")
 
     def _check(self) -> None:
-        if not len(self):
-            raise self._corrupt(0, f"no complete record in {len(self._data)} bytes")
         expected = self._headers["checksum"]
         wrong = np.flatnonzero(checksums(self._bodies.to_pylist()) != expected)
         if len(wrong):

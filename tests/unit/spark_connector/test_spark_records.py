@@ -118,3 +118,17 @@ def test_any_payloads_and_tags_come_back(messages):
     assert batch.column("value").to_pylist() == [payload for payload, _ in messages]
     assert batch.column("tag").to_pylist() == [tag for _, tag in messages]
     assert isinstance(batch, pa.RecordBatch)
+
+
+def test_checksums_are_left_out_only_where_the_sizes_are_known_and_right():
+    data = bytearray(record(b"first") + record(b"second", tag="t"))
+    sizes = np.array([25, len(data) - 25])
+    data[24] ^= 1
+    whole = memoryview(data)
+    unchecked = RecordBlock(whole, PLACE, 0, 1 << 40, sizes, check_crcs=False).to_arrow()
+    assert unchecked.column("value").to_pylist() == [b"firsu", b"second"]
+    for known in (None, sizes):
+        with pytest.raises(CorruptRecord, match="checksum"):
+            RecordBlock(whole, PLACE, 0, 1 << 40, known, check_crcs=known is not None)
+    with pytest.raises(CorruptRecord, match="it claims 5 bytes"):
+        RecordBlock(whole, PLACE, 0, 1 << 40, sizes + np.array([1, -1]), check_crcs=False)

@@ -25,6 +25,7 @@ WRONG_READS = {
     "metaq.root": {"/meta/..": "cannot be the name of a znode", ".": "cannot be the name of a znode"},
     "metaq.protocol": {"http": "auto, text", "": "auto, text"},
     "metaq.fetch.bytes": {"4095": "from 4096 to 15728640", "15728641": "from 4096", "1m": "an integer"},
+    "metaq.check.crcs": {"always": "true, false"},
     "metaq.connect.timeout.seconds": {"0": "from 1 to 3600", "3601": "from 1 to 3600"},
     "metaq.request.timeout.seconds": {"0": "from 1 to 3600", "0.5": "from 1 to 3600"},
     "endingOffsets": {"earliest": "latest, JSON", '{"t":{"0-0":-2}}': "would be empty", "{": "is not JSON"},

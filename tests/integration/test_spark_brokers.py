@@ -1,0 +1,138 @@
+"""A streaming query while its cluster changes: partitions and brokers come, brokers die, retention is faster."""
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from metaq import Producer
+from metaq.client.cluster import Cluster
+from metaq.client.inquiry import partition_bounds
+from metaq.client.values import TopicPartition
+from tests.broker_process import RunningBroker, server_ini
+
+from .cli_helpers import eventually
+from .client_cluster import SESSION_SECONDS, Brokers
+from .replication_helpers import broker, same_files, slave
+
+SECONDS = 240
+ZERO = TopicPartition("t", 0, 0)
+
+
+class Stream:
+    """One query into Parquet, begun again from its checkpoint as often as wanted."""
+
+    def __init__(self, spark: SparkSession, connect: str, directory: Path, **options: str) -> None:
+        self._spark = spark
+        self._options = {"zookeeper": connect, "subscribe": "t", "startingOffsets": "earliest"} | options
+        self._checkpoint, self._rows = str(directory / "checkpoint"), directory / "rows"
+
+    def start(self, *, once: bool = False, **options: str) -> StreamingQuery:
+        stream = self._spark.readStream.format("metaq").options(**(self._options | options)).load()
+        writer = stream.selectExpr("CAST(value AS STRING) AS value").writeStream.format("parquet")
+        timed = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="100 milliseconds")
+        return timed.option("checkpointLocation", self._checkpoint).start(str(self._rows))
+
+    def written(self) -> int:
+        """Rows of the micro-batches that are done, cheaply: the sink's log names their files."""
+        logs = [log.read_text() for log in self._rows.glob("_spark_metadata/[0-9]*")]
+        files = {name for log in logs for name in re.findall(r'"path":"[^"]*/([^"/]+\.parquet)"', log)}
+        return sum(pq.read_metadata(self._rows / name).num_rows for name in files)
+
+    def rows(self) -> list[str]:
+        return sorted(row.value for row in self._spark.read.parquet(str(self._rows)).collect())
+
+
+def sender(producer: Producer) -> tuple[list[str], Callable[..., None]]:
+    """All that was sent, and how to send more: spread over all partitions, or to one."""
+    sent: list[str] = []
+
+    def send(count: int, partition: TopicPartition | None = None) -> None:
+        for _ in range(count):
+            sent.append(f"{len(sent):05d}")
+            producer.send("t", sent[-1].encode(), partition=partition, timeout=60)
+
+    return sent, send
+
+
+def test_a_query_follows_its_cluster_and_reads_every_message_once(spark: SparkSession, chroot: str, tmp_path: Path):
+    stream = Stream(spark, chroot, tmp_path)
+    others = Brokers(chroot, tmp_path, {"t": 2})
+    with broker(tmp_path / "master", chroot, {"t": 2}) as master, Producer(chroot) as producer:
+        sent, send = sender(producer)
+        try:
+            send(20)
+            query = stream.start()
+            eventually(lambda: stream.written() == len(sent), SECONDS)
+            master.ini.write_text(master.ini.read_text().replace("numPartitions=2", "numPartitions=3"))
+            master.process.send_signal(signal.SIGHUP)
+            eventually(lambda: len(producer.partitions("t")) == 3, SECONDS)
+            send(10, TopicPartition("t", 0, 2))
+            eventually(lambda: stream.written() == len(sent), SECONDS)
+            other = others.start(1)
+            eventually(lambda: len(producer.partitions("t")) == 5, SECONDS)
+            send(10, TopicPartition("t", 1, 1))
+            eventually(lambda: stream.written() == len(sent), SECONDS)
+            other.kill()  # no slave has its partitions: they wait, the others go on
+            send(10, ZERO)
+            eventually(lambda: stream.written() == len(sent), SECONDS)
+            others.start(1)
+            eventually(lambda: len(producer.partitions("t")) == 5, SECONDS)
+            send(10, TopicPartition("t", 1, 0))
+            eventually(lambda: stream.written() == len(sent), SECONDS)
+            query.stop()
+            with slave(tmp_path, chroot, {"t": 3}):
+                send(30, ZERO)
+                eventually(lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), SECONDS)
+                master.kill()  # its slave has what was not read yet
+                query = stream.start()
+                eventually(lambda: stream.written() == len(sent), SECONDS)
+                assert query.isActive
+                query.stop()
+            assert stream.rows() == sent
+        finally:
+            spark.streams.resetTerminated()
+            for each in spark.streams.active:
+                each.stop()
+            others.stop()
+
+
+def retaining_broker(directory: Path, connect: str) -> RunningBroker:
+    """Closes a segment every 4 KiB, and keeps all until told otherwise."""
+    ini = server_ini(
+        directory / "data",
+        {"t": "numPartitions=1"},
+        system="deleteWhen=* * * * * ?\ndeletePolicy=delete,168",
+        unflush_threshold=1,
+        zookeeper=f"zk.zkConnect={connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}\nzk.zkSyncTimeMs=100",
+        max_segment_size=4096,
+    )
+    return RunningBroker(directory, ini)
+
+
+def test_retention_that_overtakes_a_query_is_named_exactly(spark: SparkSession, chroot: str, tmp_path: Path):
+    stream = Stream(spark, chroot, tmp_path)
+    with retaining_broker(tmp_path, chroot) as running, Producer(chroot) as producer, Cluster(chroot) as cluster:
+        sent, send = sender(producer)
+        send(20)
+        assert stream.start(once=True).awaitTermination(SECONDS)
+        position = partition_bounds(cluster.connection(0), ZERO).end
+        size = position // len(sent)
+        send(1000)
+        running.ini.write_text(running.ini.read_text().replace("delete,168", "delete,1s"))
+        running.process.send_signal(signal.SIGHUP)
+        end = len(sent) * size
+        eventually(lambda: partition_bounds(cluster.connection(0), ZERO).first > end - 4096 - size, SECONDS)
+        first = partition_bounds(cluster.connection(0), ZERO).first
+        with pytest.raises(StreamingQueryException) as lost:
+            stream.start(once=True).awaitTermination(SECONDS)
+        assert f"1 ranges are not readable: t 0-0: [{position}, {first})" in str(lost.value)
+        assert stream.rows() == sent[:20]
+        assert stream.start(once=True, failOnDataLoss="false").awaitTermination(SECONDS)
+        assert stream.rows() == sent[:20] + sent[first // size :]
