@@ -48,7 +48,12 @@ def measure_startup(
         topics = {TOPIC: partitions, REBUILT_TOPIC: 1}
         config = directory / "server.ini"
         config.write_text(server_ini(free_port(), connect, topics, {"dataPath": data, **FLUSH[durable]}))
-        result = {"partitions": partitions, "bytes": total_bytes, "body_bytes": body_bytes, "durable": durable}
+        result: dict[str, Any] = {
+            "partitions": partitions,
+            "bytes": total_bytes,
+            "body_bytes": body_bytes,
+            "durable": durable,
+        }
         result |= _start_and_kill(directory, config, "")
         result |= _start_and_kill(directory, config, "_at_rest")
         return result | _rebuild(directory, config, data)
