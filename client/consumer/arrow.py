@@ -110,8 +110,9 @@ def _gather(data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int
         size = int(sizes[0])
         rows = np.ndarray((count, size), np.uint8, data, int(starts[0]), (int(strides[0]), 1))
         offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32) if size else np.zeros(count + 1, np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
-        return pa.Array.from_buffers(pa.binary(), count, buffers)
+        values = pa.allocate_buffer(count * size)  # Arrow's pool gives back memory that is mapped already
+        np.ndarray((count, size), np.uint8, values)[...] = rows
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), values])
     bounds = np.empty(2 * count, np.int32)
     bounds[0::2], bounds[1::2] = starts, ends
     whole = pa.Array.from_buffers(pa.binary(), max(0, 2 * count - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
