@@ -29,6 +29,9 @@ _HELP = (
     "realtime Returns realtime statistics detail info.",
     "config Returns broker's config file content.",
 )
+_MAX_NAMED = 100
+"""Read-only partitions that `journal` names with the cause."""
+
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 
 
@@ -120,6 +123,23 @@ def _disk_lines(broker: Broker) -> Iterator[str]:
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
+def _journal_lines(broker: Broker) -> Iterator[str]:
+    """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
+    status = broker.store.journal_status()
+    yield f"state {'failed' if status.cause else 'ok'}"
+    if status.cause:
+        yield f"cause {status.cause}"
+    yield f"partitions {sum(log.waits for log in broker.store.logs())}"
+    yield f"files {status.files}"
+    yield f"bytes {status.size_bytes}"
+    yield f"waiting_appends {status.waiting}"
+    yield f"waiting_bytes {status.waiting_bytes}"
+    closed = sorted((log.topic, log.partition, log.read_only) for log in broker.store.logs() if log.read_only)
+    yield f"read_only_partitions {len(closed)}"
+    for topic, partition, cause in closed[:_MAX_NAMED]:
+        yield f"read_only:{topic}-{partition} {cause}"
+
+
 def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
     logs = _logs_by_topic(broker)[topic]
     yield topic
@@ -151,4 +171,5 @@ _ITEMS = {
     "reset": _reset_lines,
     "replication": _replication_lines,
     "disk": _disk_lines,
+    "journal": _journal_lines,
 }

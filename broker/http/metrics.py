@@ -42,6 +42,7 @@ class _BrokerCollector(Collector):
         for name in _COMMANDS:
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
         yield from self._disks()
+        yield from self._journal()
         yield self._filter_failures()
         yield from self._topics()
         if broker.replication is not None:
@@ -59,6 +60,15 @@ class _BrokerCollector(Collector):
             for room, value in zip(rooms, values, strict=True):
                 family.add_metric([room.path], value)
             yield family
+
+    def _journal(self) -> Iterator[Metric]:
+        status = self._broker.store.journal_status()
+        failed = "1 after a failed write or sync: synchronous puts are refused until a restart"
+        yield GaugeMetricFamily("metaq_journal_failed", failed, bool(status.cause))
+        yield GaugeMetricFamily("metaq_journal_files", "Files of the journal", status.files)
+        yield GaugeMetricFamily("metaq_journal_bytes", "Bytes in the journal's files", status.size_bytes)
+        waiting = "Bytes that wait for the sync after the one under way"
+        yield GaugeMetricFamily("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])

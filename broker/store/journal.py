@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metaq.protocol.errors import LogReadOnly, MetaqError
 from metaq.protocol.record import Buffer
@@ -28,7 +28,7 @@ from .files import Files, write_all
 from .flush import RunInThread, VisibleCallback, call_safely
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 
-__all__ = ["Journal", "JournaledLog"]
+__all__ = ["Journal", "JournalStatus", "JournaledLog"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,16 @@ class JournaledLog(Protocol):
 
     def sync_failed(self, cause: str) -> None:
         """Nothing can be made safe any more."""
+
+
+class JournalStatus(NamedTuple):
+    """Figures for operators. cause: why it failed, "" if it has not. waiting: appends of the group after this one."""
+
+    cause: str
+    files: int
+    size_bytes: int
+    waiting: int
+    waiting_bytes: int
 
 
 _Append: TypeAlias = tuple[JournaledLog, int, int, int, Sequence[Buffer]]
@@ -126,10 +136,16 @@ class Journal:
         self._closed = False
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes in all its files."""
-        return sum(file.size for file in (*self._full, *((self._file,) if self._file else ())))
+    def status(self) -> JournalStatus:
+        """How it is now; counters of what is being written are those before it."""
+        files = (*self._full, *((self._file,) if self._file else ()))
+        return JournalStatus(
+            "" if self.failure is None else self.failure.cause,
+            len(files),
+            sum(file.size for file in files),
+            len(self._waiting),
+            sum(end - base for _, base, end, _, _ in self._waiting),
+        )
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

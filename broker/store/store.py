@@ -17,7 +17,7 @@ from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
-from .journal import Journal
+from .journal import Journal, JournalStatus
 from .journal_format import journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import read_entries, sync_recovered
@@ -183,6 +183,10 @@ class Store:
     def when_all_visible(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
         """Call back once when each log is visible up to its end or has failed (visibility.py); at once if all are."""
         when_all_visible(self._journal, ends, callback)
+
+    def journal_status(self) -> JournalStatus:
+        """Of the journal that the partitions with synchronous flush share."""
+        return self._journal.status()
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 
