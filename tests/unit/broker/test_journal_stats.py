@@ -15,12 +15,17 @@ TOPIC = f"[topic=durable]\nnumPartitions={PARTITIONS}\nunflushThreshold=0"
 
 
 @pytest.fixture
-def harness(tmp_path):
-    harness = Harness(tmp_path, files=FaultyFiles(), topics=TOPIC)
+def files():
+    return FaultyFiles()
+
+
+@pytest.fixture
+def harness(tmp_path, files):
+    harness = Harness(tmp_path, files=files, topics=TOPIC)
     yield harness
     harness.threads.run()
     harness.broker.transactions.close()
-    harness.store.files.heal()
+    files.heal()
     harness.store.close()
 
 
@@ -62,12 +67,12 @@ def test_a_journal_that_works(harness):
     assert metrics(harness)["metaq_journal_bytes"] == size
 
 
-def test_a_journal_that_has_failed_says_why_and_which_partitions_are_closed(harness):
+def test_a_journal_that_has_failed_says_why_and_which_partitions_are_closed(harness, files):
     peer = harness.connect()
     assert put_everywhere(peer, harness) == [ResponseCode.SUCCESS] * PARTITIONS
-    harness.store.files.fail("fdatasync")
+    files.fail("fdatasync")
     assert put_everywhere(peer, harness) == [ResponseCode.SERVICE_NOT_AVAILABLE] * PARTITIONS
-    harness.store.files.heal()
+    files.heal()
     found = journal_stats(peer)
     assert (found["state"], found["read_only_partitions"]) == ("failed", str(PARTITIONS))
     assert "Input/output error" in found["cause"]
