@@ -16,10 +16,10 @@ attribute, and an attribute set by a Java client can be filtered on as a tag.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,7 @@ ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
 
 _ATTRIBUTE_LENGTH = Struct(">i")
+_COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
@@ -291,7 +292,21 @@ def matching_checksums(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """For each body data[start:end] whether it has the checksum `expected`; no bytecode runs per record."""
-    slices = map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
-    found = np.fromiter(map(crc32, slices), dtype=np.uint32, count=len(starts))
+    found = np.fromiter(map(crc32, _bodies(data, starts, ends)), dtype=np.uint32, count=len(starts))
     matching: npt.NDArray[np.bool_] = (found & 0x7FFFFFFF) == expected
     return matching
+
+
+def _bodies(
+    data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterable[Buffer | npt.NDArray[np.uint8]]:
+    """The bodies one by one. Those of one size at one distance are taken by numpy, for a half of what slices cost."""
+    count = len(starts)
+    if count > 1:
+        width, length = int(starts[1] - starts[0]), int(ends[0] - starts[0])
+        if 0 < length <= width and (np.diff(starts) == width).all() and (ends - starts == length).all():
+            if length <= _COPY_BYTES:
+                copied = np.ndarray(count, np.dtype(("V", length)), data, int(starts[0]), (width,))
+                return cast(list[bytes], copied.tolist())
+            return np.ndarray((count, length), np.uint8, data, int(starts[0]), (width, 1))
+    return map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))

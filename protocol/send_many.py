@@ -9,7 +9,7 @@ names of the ext field `topics` from 0. Each part is stored or refused on its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from .remoting import int_field, split_batch, text_field
 
 __all__ = [
     "TOPIC_SEPARATOR",
-    "PartRow",
+    "PartRows",
     "Parts",
     "SendManyReply",
     "SendManyRequest",
@@ -81,13 +81,14 @@ class Parts(NamedTuple):
     records: memoryview
 
 
-class PartRow(NamedTuple):
-    """What became of one part: first message id, byte offset, the partition (if the broker chose it), response code."""
+class PartRows(NamedTuple):
+    """What became of the parts, a list for each column: first message ids, byte offsets, the partitions (where the
+    broker chose them), response codes."""
 
-    message_id: int
-    offset: int
-    partition: int
-    code: int
+    ids: list[int]
+    offsets: list[int]
+    partitions: list[int]
+    codes: list[int]
 
 
 def encode_parts(parts: Sequence[tuple[int, int, int]], sizes: Sequence[int] | npt.NDArray[np.int64]) -> bytes:
@@ -119,9 +120,9 @@ def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list
     return rows.tobytes()
 
 
-def decode_rows(body: Buffer, parts: int) -> Iterable[PartRow]:
-    """Each part's row. Raises RemoteProtocolError if there are not as many as were sent."""
+def decode_rows(body: Buffer, parts: int) -> PartRows:
+    """The columns. Raises RemoteProtocolError if there are not as many as were sent."""
     if len(body) != parts * _ROW.itemsize:
         raise RemoteProtocolError(f"an answer for {parts} parts has {len(body)} bytes")
     rows: npt.NDArray[Any] = np.frombuffer(body, _ROW)
-    return map(PartRow, rows["id"].tolist(), rows["offset"].tolist(), rows["partition"].tolist(), rows["code"].tolist())
+    return PartRows(*(rows[name].tolist() for name in ("id", "offset", "partition", "code")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+import numpy as np
 from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
@@ -50,11 +51,11 @@ def build_batch(
     Raises as `build_message`, and LocalProtocolError for more than one frame can carry.
     """
     flag, text = attributes
-    flags = [flag] * len(items)
+    flags: list[int] | int = flag
     if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[Buffer], items)
     else:
-        bodies = []
+        bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
             if isinstance(item, Message):
                 flags[index] = item.flag
@@ -65,7 +66,7 @@ def build_batch(
                 raise _no_buffer(item)
     if max(map(len, bodies)) > MAX_BODY_BYTES:
         raise _too_large(max(map(len, bodies)))
-    checksums = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
+    checksums = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=len(bodies)) & np.uint32(0x7FFFFFFF)
     outgoing = OutgoingBatch(topic, flags, checksums, bodies, deadline)
     if outgoing.size + 4 * outgoing.count > MAX_BATCH_BODY_BYTES or outgoing.count > MAX_BATCH_RECORDS:
         raise LocalProtocolError(

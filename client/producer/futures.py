@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["SendFuture"]
 
@@ -45,6 +45,11 @@ class SendFuture(Future[T]):
                 if self._made_condition is None:
                     self._made_condition = threading.Condition()
         return self._made_condition
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state == FINISHED and self._exception is None:
+            return cast(T, self._result)  # without a lock: most are asked for when they are done
+        return super().result(timeout)
 
     def done(self) -> bool:
         return self._state == FINISHED

@@ -48,6 +48,9 @@ class Accumulator:
         """
         queue = self.queue
         first = queue.popleft()
+        if not queue:
+            self.queued_bytes = 0
+            return [first]
         batch, size, records = [first], first.size, first.count
         connection = self.lane.connection
         one_by_one = connection is not None and not connection.speaks_frames
@@ -154,6 +157,6 @@ class Lane:
                 batch = accumulator.take(max_bytes - size, max_records - records)
                 accumulator.busy = True
                 size += before - accumulator.queued_bytes
-                records += sum([outgoing.count for outgoing in batch])
+                records += batch[0].count if len(batch) == 1 else sum([outgoing.count for outgoing in batch])
                 turns.append(Turn(accumulator, batch))
         return turns

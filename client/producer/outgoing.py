@@ -12,7 +12,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer
 from metaq.protocol.send_many import SendManyRequest, encode_parts
 from metaq.protocol.statuses import RequestCode
 
@@ -23,6 +23,9 @@ from .futures import SendFuture
 __all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "finish_batch"]
 
 _pack = HEADER.pack
+
+_TABLE_BYTES = 512
+"""Bodies of one size up to here are copied by numpy, which passes over them twice; above, joining costs less."""
 
 _JOIN_BELOW_BYTES = 32 * 1024
 """Buffers smaller than this on average are copied into one; larger ones are sent from where they are."""
@@ -122,18 +125,24 @@ class OutgoingBatch(Outgoing):
 
     storable = False
 
-    __slots__ = ("_encoded", "bodies", "checksums", "count", "flags", "put", "sizes")
+    __slots__ = ("_encoded", "_lengths", "bodies", "checksums", "count", "flags", "put", "sizes")
 
     def __init__(
-        self, topic: str, flags: Sequence[int], checksums: list[int], bodies: Sequence[Buffer], deadline: float
+        self,
+        topic: str,
+        flags: Sequence[int] | int,
+        checksums: npt.NDArray[np.uint32],
+        bodies: Sequence[Buffer],
+        deadline: float,
     ) -> None:
+        """flags: of each body, or of all. checksums: as record.checksum."""
         super().__init__(topic, 0, 0, b"", deadline)
         self.count = len(bodies)
+        self.bodies = bodies
         self.flags = flags
         self.checksums = checksums
-        self.bodies = bodies
-        self.sizes: npt.NDArray[np.int64] = np.fromiter(map(len, bodies), dtype=np.int64, count=self.count)
-        self.sizes += HEADER_BYTES
+        self._lengths = np.fromiter(map(len, bodies), dtype=np.int64, count=self.count)
+        self.sizes: npt.NDArray[np.int64] = self._lengths + HEADER_BYTES
         self.size = int(self.sizes.sum())
         self.put: list[SendResult | None] | None = None
         self._encoded: list[Buffer] | None = None
@@ -146,12 +155,25 @@ class OutgoingBatch(Outgoing):
         """The records as stored, with message id 0, in one buffer; large ones are left where they are."""
         if self._encoded is not None:
             return self._encoded
-        headers = map(_pack, map(len, self.bodies), self.checksums, repeat(0), self.flags)
-        parts = list(chain.from_iterable(zip(headers, self.bodies, strict=True)))
-        return _joined(parts, self.size)
+        length = len(self.bodies[0])
+        if 0 < length <= _TABLE_BYTES and (self._lengths == length).all():
+            return [self._table(length)]
+        headers = map(_pack, self._lengths.tolist(), self.checksums.tolist(), repeat(0), self._each_flag())
+        return _joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
+
+    def _table(self, length: int) -> memoryview:
+        """Records of one size are the rows of a table, which numpy fills without a step for each."""
+        records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
+        headers = np.ndarray(self.count, HEADER_DTYPE, records.data, strides=(HEADER_BYTES + length,))
+        headers["length"], headers["checksum"], headers["id"], headers["flag"] = length, self.checksums, 0, self.flags
+        records[:, HEADER_BYTES:] = np.frombuffer(b"".join(self.bodies), np.uint8).reshape(self.count, length)
+        return records.reshape(-1).data
+
+    def _each_flag(self) -> Sequence[int]:
+        return [self.flags] * self.count if isinstance(self.flags, int) else self.flags
 
     def records(self) -> Iterable[tuple[int, int, Buffer]]:
-        everything = zip(self.flags, self.checksums, self.bodies, strict=True)
+        everything = zip(self._each_flag(), self.checksums.tolist(), self.bodies, strict=True)
         if self.put is None:
             return everything
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)

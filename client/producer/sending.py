@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.remoting import SendBatchRequest
-from metaq.protocol.send_many import PartRow, decode_rows
+from metaq.protocol.send_many import PartRows, decode_rows
 from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
@@ -128,35 +127,37 @@ class Sender:
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
         turns = flight.turns
-        rows: Sequence[PartRow] = ()
+        rows: PartRows | None = None
         if error is None:
             try:
                 rows = _rows(reply, turns, endpoint)
             except MetaqError as wrong:
                 error = wrong
-        if error is not None:
-            self._on_landed(flight, (), [(turn, error) for turn in turns])
+        if rows is None:
+            failure = error or _refusal(reply, turns[0].accumulator.partition, endpoint)
+            self._on_landed(flight, (), [(turn, failure) for turn in turns])
             return
-        if any(map(attrgetter("code"), rows)):
+        stored: Sequence[Turn] = turns
+        failed: list[FailedTurn] = []
+        if any(rows.codes):
+            stored = [turn for turn, code in zip(turns, rows.codes, strict=True) if not code]
             failed = [
-                (turn, _part_refusal(row, reply, turn.accumulator.partition, endpoint))
-                for turn, row in zip(turns, rows, strict=True)
-                if row.code
+                (turn, _part_refusal(code, reply, turn.accumulator.partition, endpoint))
+                for turn, code in zip(turns, rows.codes, strict=True)
+                if code
             ]
-            stored = [(turn, row) for turn, row in zip(turns, rows, strict=True) if not row.code]
-            turns, rows = [turn for turn, _ in stored], [row for _, row in stored]
-            self._on_landed(flight, turns, failed)
-        else:
-            self._on_landed(flight, turns, ())
-        for (accumulator, batch), row in zip(turns, rows, strict=True):
+        self._on_landed(flight, stored, failed)
+        for (accumulator, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
+            if code:
+                continue
             partition = accumulator.partition
             if partition.partition < 0:
-                partition = partition._replace(partition=row.partition)
+                partition = partition._replace(partition=number)
             if len(batch) == 1:
-                batch[0].succeed_native(row.message_id, partition, row.offset)
+                batch[0].succeed_native(first_id, partition, offset)
             else:
-                finish_batch(batch, row.message_id, partition, row.offset)
-        self._on_settled(turns)
+                finish_batch(batch, first_id, partition, offset)
+        self._on_settled(stored)
 
 
 def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:
@@ -174,19 +175,19 @@ def _refusal(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint)
     return BrokerUnavailable(f"{endpoint} answered a send with something else: {reply!r}")
 
 
-def _rows(reply: Reply | None, turns: Sequence[Turn], endpoint: Endpoint) -> Sequence[PartRow]:
+def _rows(reply: Reply | None, turns: Sequence[Turn], endpoint: Endpoint) -> PartRows:
     """Raises MetaqError: the whole frame was refused, or the answer is not one."""
     if not isinstance(reply, Frame) or not is_success(reply):
         raise _refusal(reply, turns[0].accumulator.partition, endpoint)
     try:
-        return list(decode_rows(reply.body, len(turns)))
+        return decode_rows(reply.body, len(turns))
     except RemoteProtocolError as wrong:
         raise BrokerUnavailable(f"{endpoint} answered a send with something else: {wrong}") from wrong
 
 
-def _part_refusal(row: PartRow, reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> MetaqError:
+def _part_refusal(code: int, reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> MetaqError:
     assert isinstance(reply, Frame)
-    return frame_error(reply._replace(code=row.code), partition, endpoint)
+    return frame_error(reply._replace(code=code), partition, endpoint)
 
 
 def _batch_frame(partition: TopicPartition, batch: list[Outgoing], opaque: int) -> Sequence[Buffer]:

@@ -1,5 +1,8 @@
 """SEND_MANY: parts of several partitions in one frame, each stored or refused on its own, answered together."""
 
+from itertools import starmap
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +13,6 @@ from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
 from metaq.protocol.send_many import (
-    PartRow,
     SendManyRequest,
     decode_rows,
     encode_parts,
@@ -21,6 +23,15 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import put
 
 OK = ResponseCode.SUCCESS
+
+
+class Row(NamedTuple):
+    """What became of one part."""
+
+    message_id: int
+    offset: int
+    partition: int
+    code: int
 
 
 def many(parts, opaque=1, wrong=()):
@@ -39,7 +50,7 @@ def record(body=b"hello", flag=0):
 
 def rows(frame):
     assert (frame.code, frame.opaque) == (OK, 1), frame.remark
-    return list(decode_rows(frame.body, int(frame.ext["parts"])))
+    return list(starmap(Row, zip(*decode_rows(frame.body, int(frame.ext["parts"])), strict=True)))
 
 
 @pytest.fixture
@@ -226,9 +237,8 @@ def test_any_body_is_split_or_refused(body, parts, records):
 
 
 def test_the_rows_of_an_answer_come_back():
-    sent = [PartRow(2**62, 2**40, 7, 0), PartRow(-1, 0, -1, 1010)]
-    columns = list(zip(*sent, strict=True))
-    body = encode_rows(np.array(columns[0]), *map(list, columns[1:]))
-    assert list(decode_rows(body, 2)) == sent
+    columns = [2**62, -1], [2**40, 0], [7, -1], [0, 1010]
+    body = encode_rows(np.array(columns[0]), *columns[1:])
+    assert decode_rows(body, 2) == columns
     with pytest.raises(RemoteProtocolError):
         decode_rows(body[:-1], 2)

@@ -1,5 +1,6 @@
 """From messages to the bytes of a request."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ def one(body, flag=0):
 
 
 def many(*bodies):
-    return OutgoingBatch("t", [0] * len(bodies), [checksum(body) for body in bodies], bodies, 10.0)
+    return OutgoingBatch("t", 0, np.array([checksum(body) for body in bodies], np.uint32), bodies, 10.0)
 
 
 @given(
@@ -33,6 +34,20 @@ def test_a_batch_is_the_sizes_and_then_the_records_as_stored(items):
     sizes, records = split_batch(memoryview(b"".join(encode_batch(batch))), len(bodies))
     assert sizes.tolist() == [20 + len(body) for body in bodies]
     assert bytes(records) == b"".join(encode_record(body, 0, 0) for body in bodies)
+
+
+@given(st.lists(st.binary(max_size=9), min_size=1), st.booleans())
+def test_a_batch_made_ahead_is_the_same(bodies, one_size):
+    if one_size:
+        bodies = [bodies[0]] * len(bodies)
+    flags = [number % 2 for number in range(len(bodies))]
+    checksums = np.array([checksum(body) for body in bodies], np.uint32)
+    batch = OutgoingBatch("t", flags, checksums, bodies, 10.0)
+    now = b"".join(batch.encoded())
+    batch.encode()
+    assert b"".join(batch.encoded()) == now
+    assert now == b"".join(encode_record(body, 0, flag) for body, flag in zip(bodies, flags, strict=True))
+    assert list(batch.records()) == [(flag, checksum(body), body) for flag, body in zip(flags, bodies, strict=True)]
 
 
 def test_large_records_are_sent_from_where_they_are():
