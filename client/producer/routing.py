@@ -107,6 +107,8 @@ class Router:
 
     def _select(self, topic: str, partitions: tuple[TopicPartition, ...], message: Any) -> TopicPartition:
         if self._selector is None:
+            if len(partitions) == 1:
+                return partitions[0]
             return self._round_robin.select(topic, partitions, message)
         chosen = self._selector.select(topic, partitions, message)
         if chosen not in partitions:
