@@ -21,9 +21,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from struct import Struct
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
@@ -34,8 +34,9 @@ from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
 
 from .config import ConnectionConfig, Protocol
 from .reply_reader import ReplyReader, SentReply
+from .waiting import Waiter
 
-__all__ = ["Connection", "Endpoint", "OnDone", "Reply", "Waiter", "open_connection"]
+__all__ = ["Connection", "Endpoint", "OnDone", "Reply", "open_connection"]
 
 log = logging.getLogger(__name__)
 
@@ -65,41 +66,6 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
-
-
-class Waiter:
-    """What a thread blocks for. `finish` may be called on any thread, once."""
-
-    __slots__ = ("done", "leads", "mailbox")
-
-    returns: ClassVar[bool] = False
-    """Whether the thread comes back to drive the connection, so that nobody need read for it after its deadline."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self.leads = False
-        self.mailbox: SimpleQueue[None] | None = None  # made only by a thread that has to park
-
-    def finish(self) -> None:
-        # order matters: a parking thread makes its mailbox first and looks at `done` after that
-        self.done = True
-        if self.mailbox is not None:
-            self.mailbox.put(None)
-
-    def park(self, seconds: float) -> None:
-        """Block until something is put into the mailbox (finished, or handed the reading role) or the time is over."""
-        assert self.mailbox is not None
-        try:
-            self.mailbox.get(timeout=max(0.0, seconds))
-        except Empty:
-            return
-
-    def park_until_done(self, deadline: float, clock: Callable[[], float]) -> None:
-        """Block until finished by another thread, or the deadline has passed."""
-        if self.mailbox is None:
-            self.mailbox = SimpleQueue()
-        while not self.done and (remaining := deadline - clock()) > 0:
-            self.park(remaining)
 
 
 class _Call(Waiter):
@@ -252,13 +218,16 @@ class Connection:
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
         nobody else does."""
-        while not waiter.done:
-            if self._take_role(waiter):
-                self._lead(waiter, deadline)
-            else:
-                waiter.park(deadline - self._clock())
-            if not waiter.done and self._clock() >= deadline:
-                break
+        try:
+            while not waiter.done:
+                if self._take_role(waiter):
+                    self._lead(waiter, deadline)
+                else:
+                    waiter.park(deadline - self._clock())
+                if not waiter.done and self._clock() >= deadline:
+                    break
+        finally:
+            waiter.go()
         if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
             self._leave(waiter)
 
@@ -321,9 +290,11 @@ class Connection:
                 self._reading = False
                 self._sock.close()
                 return
-            if self._followers:
+            while self._followers:
                 heir = next(iter(self._followers))
                 del self._followers[heir]
+                if heir.done:
+                    continue  # it is about to be woken, and would only pass the role on
                 heir.leads = True
                 assert heir.mailbox is not None
                 heir.mailbox.put(None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from queue import Empty, SimpleQueue
 
-from ..connection import Connection, Waiter
+from ..connection import Connection
+from ..waiting import Waiter
 from .partition_state import PartitionState
 
 __all__ = ["Arrivals"]

@@ -16,11 +16,12 @@ from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer
 from metaq.protocol.send_many import SendManyRequest, encode_parts
 from metaq.protocol.statuses import RequestCode
 
-from ..connection import Connection, Waiter
+from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
+from ..waiting import Waiter
 from .futures import SendFuture
 
-__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "finish_batch"]
+__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "give_results"]
 
 _pack = HEADER.pack
 
@@ -65,6 +66,8 @@ class Outgoing(Waiter):
         self.done = False
         self.leads = False
         self.mailbox = None
+        self._following = None
+        self._gone = False
         self.topic = topic
         self.flag = flag
         self.checksum = checksum
@@ -108,9 +111,9 @@ class Outgoing(Waiter):
         """(flag, checksum, body) of each message that has no result yet."""
         return ((self.flag, self.checksum, self.body),)
 
-    def succeed_native(self, first_id: int, partition: TopicPartition, offset: int) -> None:
-        """The broker stored it from `offset` on, with ids counting up from `first_id`."""
-        self.succeed(SendResult(first_id, partition, offset))
+    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
+        """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
+        return SendResult(first_id, partition, offset)
 
     def succeed_text(self, results: list[SendResult]) -> None:
         """All that `records` returned were put, in this order."""
@@ -178,8 +181,8 @@ class OutgoingBatch(Outgoing):
             return everything
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
 
-    def succeed_native(self, first_id: int, partition: TopicPartition, offset: int) -> None:
-        self.succeed(BatchResults(first_id, partition, offset, self.sizes))
+    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
+        return BatchResults(first_id, partition, offset, self.sizes)
 
     def succeed_text(self, results: list[SendResult]) -> None:
         self.keep(list(results))
@@ -235,11 +238,29 @@ def _joined(parts: list[Buffer], size: int) -> list[Buffer]:
     return [b"".join(parts)] if size < _JOIN_BELOW_BYTES * len(parts) else parts
 
 
-def finish_batch(batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int) -> None:
-    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on."""
-    ids = message_ids_from(first_id, sum(outgoing.count for outgoing in batch)).tolist()
+def give_results(
+    batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
+) -> None:
+    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on.
+
+    Those whose threads have parked are added to `parked`, to be finished together.
+    """
+    if len(batch) == 1:
+        _give_result(batch[0], first_id, partition, offset, parked)
+        return
+    ids = message_ids_from(first_id, sum([outgoing.count for outgoing in batch])).tolist()
     position = 0
     for outgoing in batch:
-        outgoing.succeed_native(ids[position], partition, offset)
+        _give_result(outgoing, ids[position], partition, offset, parked)
         position += outgoing.count
         offset += outgoing.size
+
+
+def _give_result(
+    outgoing: Outgoing, first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
+) -> None:
+    if outgoing.mailbox is None:
+        outgoing.succeed(outgoing.native_result(first_id, partition, offset))
+    elif not outgoing.done:
+        outgoing.result = outgoing.native_result(first_id, partition, offset)
+        parked.append(outgoing)

@@ -20,8 +20,9 @@ from ..pool import ConnectionPool
 from ..replies import frame_error, is_success
 from ..reply_reader import SentReply
 from ..values import TopicPartition
+from ..waiting import Waiter, finish_together
 from .lanes import Flight, Turn
-from .outgoing import Outgoing, encode_batch, encode_many, finish_batch
+from .outgoing import Outgoing, encode_batch, encode_many, give_results
 from .templates import SendHeaders
 from .text_sending import FailedTurn, OnLanded, OnSettled, TextBatch
 
@@ -111,11 +112,10 @@ class Sender:
         self._on_landed(flight, (turn,), ())
         if partition.partition < 0:
             partition = partition._replace(partition=reply.partition)  # the broker chose it
-        if len(turn.batch) == 1:
-            turn.batch[0].succeed_native(reply.message_id, partition, reply.offset)
-        else:
-            finish_batch(turn.batch, reply.message_id, partition, reply.offset)
+        parked: list[Waiter] = []
+        give_results(turn.batch, reply.message_id, partition, reply.offset, parked)
         self._on_settled((turn,))
+        finish_together(parked)
 
     # --- many partitions --------------------------------------------------------------------------------------------
 
@@ -147,17 +147,16 @@ class Sender:
                 if code
             ]
         self._on_landed(flight, stored, failed)
+        parked: list[Waiter] = []
         for (accumulator, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
             if code:
                 continue
             partition = accumulator.partition
             if partition.partition < 0:
                 partition = partition._replace(partition=number)
-            if len(batch) == 1:
-                batch[0].succeed_native(first_id, partition, offset)
-            else:
-                finish_batch(batch, first_id, partition, offset)
+            give_results(batch, first_id, partition, offset, parked)
         self._on_settled(stored)
+        finish_together(parked)
 
 
 def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.producer.outgoing import Outgoing, OutgoingBatch, encode_batch, finish_batch
+from metaq.client.producer.outgoing import Outgoing, OutgoingBatch, encode_batch, give_results
 from metaq.client.producer.templates import SendHeaders
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.frames import encode_frame, parse_frame
@@ -58,7 +58,7 @@ def test_large_records_are_sent_from_where_they_are():
 
 def test_the_results_of_a_batch_count_up_ids_and_offsets():
     first, second, third = one(b"aa"), many(b"b", b"cccc"), one(b"")
-    finish_batch([first, second, third], first_id=4096, partition=HERE, offset=500)
+    give_results([first, second, third], 4096, HERE, 500, [])
     ids = message_ids_from(4096, 4).tolist()
     assert first.result == SendResult(ids[0], HERE, 500)
     assert list(second.result) == [SendResult(ids[1], HERE, 522), SendResult(ids[2], HERE, 543)]
