@@ -7,7 +7,7 @@ import pytest
 
 from metaq import Producer, ProducerConfig, TopicPartition
 from metaq.client.testing import FakeBroker, FakeCluster
-from metaq.protocol.errors import LocalProtocolError, PartitionClosed
+from metaq.protocol.errors import LocalProtocolError, PartitionClosed, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
@@ -77,15 +77,16 @@ def test_a_closed_partition_holds_up_only_its_own_messages(broker, producer):
 
 def test_a_part_that_stays_refused_gets_the_brokers_error(broker, producer):
     broker.log("t", 7).closed = True
-    futures = [
-        producer.send_async("t", b"x", partition=TopicPartition("t", 0, partition), timeout=0.3)
-        for _ in range(4)
+    futures = {
+        partition: producer.send_async(
+            "t", b"x", partition=TopicPartition("t", 0, partition), timeout=2.0 if partition == 7 else 30.0
+        )
         for partition in range(COUNT)
-    ]
-    wait(futures, timeout=10)
-    failed = [future.exception() for future in futures if future.exception() is not None]
-    assert len(failed) == 4
-    assert all(str(PartitionClosed(0, 7)) in str(error) for error in failed)
+    }
+    error = futures[7].exception(30)
+    assert isinstance(error, RequestTimedOut)
+    assert str(PartitionClosed(0, 7)) in str(error)
+    assert all(future.exception(30) is None for partition, future in futures.items() if partition != 7)
 
 
 def test_order_holds_while_connections_break(broker, producer):
