@@ -33,6 +33,10 @@ class DecidedBatches:
         self._nodes = session.nodes
         self._paths = session.paths
 
+    def query_ids(self) -> list[str]:
+        """Queries that have a node, sorted."""
+        return sorted(self._nodes.children(self._paths.spark_writes()))
+
     def load(self, query_id: str) -> Versioned:
         path = self._paths.spark_write(query_id)
         node = self._nodes.get_versioned(path)

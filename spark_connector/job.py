@@ -15,10 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from metaq.protocol.errors import ConfigError
+from metaq.client.producer import Producer
+from metaq.coordination.paths import DEFAULT_ROOT
+from metaq.coordination.session import ZkSession, check_connect
+from metaq.protocol.errors import ConfigError, MetaqError
 
 from .columns import COLUMNS
-from .options import WriteOptions
+from .options import Values, WriteOptions
+from .queries import forget_query, writing_queries
 from .read_options import ReadOptions
 from .source import register
 
@@ -36,6 +40,10 @@ _POLL_SECONDS = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Progress goes to standard error, the result as a line of JSON to the output."""
     chosen = _parser().parse_args(arguments)
+    return _administer(chosen) if "tool" in chosen else _run_in_spark(chosen)
+
+
+def _run_in_spark(chosen: argparse.Namespace) -> int:
     try:
         options = chosen.check(chosen)
     except ConfigError as error:
@@ -61,6 +69,20 @@ def _session(master: str | None) -> SparkSession:
     if master is not None:
         builder = builder.master(master)
     return builder.getOrCreate()
+
+
+def _administer(chosen: argparse.Namespace) -> int:
+    try:
+        root = Values({"metaq.root": chosen.root}, ("metaq.root",)).root()
+        with ZkSession(check_connect(chosen.zookeeper), root) as session:
+            chosen.tool(session, chosen)
+    except ConfigError as error:
+        print(f"metaq-spark: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except MetaqError as error:
+        print(f"metaq-spark: {error}", file=sys.stderr)
+        return FAILED
+    return DONE
 
 
 # --- drain ------------------------------------------------------------------------------------------------------------
@@ -149,6 +171,19 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
     return rows
 
 
+# --- queries that write exactly once ----------------------------------------------------------------------------------
+
+
+def _list_queries(session: ZkSession, chosen: argparse.Namespace) -> None:
+    for query in writing_queries(session):
+        print(json.dumps(query._asdict()))
+
+
+def _forget(session: ZkSession, chosen: argparse.Namespace) -> None:
+    with Producer(chosen.zookeeper, root=chosen.root) as producer:
+        forget_query(session, producer, chosen.query)
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +207,16 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--until", type=_day, metavar="YYYY-MM-DD", help="The day after the last.")
     restore.add_argument("--exactly-once", action="store_true", help="Nothing is seen until all is sent.")
     restore.set_defaults(run=_restore, check=_restore_options)
+    queries = commands.add_parser(
+        "queries", help="List the queries that have written exactly once, a line of JSON each."
+    )
+    queries.set_defaults(tool=_list_queries)
+    forget = commands.add_parser("forget", help="Clear away what a query that is gone for good has left.")
+    forget.add_argument("query", metavar="QUERY", help="Its id, as listed by queries.")
+    forget.set_defaults(tool=_forget)
+    for command in (queries, forget):
+        command.add_argument("--zookeeper", required=True, help="Connect string like host:2181/chroot.")
+        command.add_argument("--root", default=DEFAULT_ROOT, help="metaq's root in ZooKeeper (default %(default)s).")
     for command in (drain, restore):
         command.add_argument("directory", metavar="DIRECTORY", help="Path or URL that Spark reads and writes.")
         command.add_argument("--zookeeper", required=True, help="Connect string like host:2181/chroot.")

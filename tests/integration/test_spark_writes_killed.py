@@ -1,5 +1,6 @@
-"""A streaming job whose driver is killed again and again: nothing is lost, and with exactlyOnce nothing is repeated."""
+"""Streaming jobs whose driver is killed: nothing is lost; files, and topics with exactlyOnce, have nothing twice."""
 
+import json
 import os
 import random
 import signal
@@ -10,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from metaq import Producer, browse
 from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
 from metaq.spark_connector.decisions import qualifier
+from metaq.spark_connector.job import DONE, FAILED, main
 
 from .cli_helpers import Up, eventually, start_up, stop
 
@@ -24,15 +27,14 @@ FILES_PER_LIFE, LINES = 6, 40
 MOST_SECONDS_UNTIL_KILL = 2.0
 """A micro-batch takes about 0.4 s on an idle machine, so a random moment within this hits any part of one."""
 START_SECONDS = 240.0
-pytestmark = pytest.mark.timeout(60 + 120 * (KILLS + 1))
+pytestmark = pytest.mark.timeout(120 + 240 * (KILLS + 1))
 """Of a test, in seconds: a driver starts in 6 s on an idle machine, and a loaded one may need minutes for all."""
 
-JOB = """
+SESSION = """
 import sys
 from pyspark.sql import SparkSession
 from metaq.spark_connector import register
 
-zookeeper, topic, source, checkpoint, exactly_once = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]")
     .config("spark.ui.enabled", "false")
@@ -41,39 +43,54 @@ spark = (
     .getOrCreate()
 )
 register(spark)
+"""
+
+FILES_TO_TOPIC = """
+zookeeper, source, checkpoint = sys.argv[1:]
 lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(source)
 rows = lines.repartition(2).selectExpr("value", "CASE WHEN value LIKE '%7' THEN value END AS key", "'t' AS tag")
 query = (
     rows.writeStream.format("metaq")
-    .options(zookeeper=zookeeper, topic=topic, exactlyOnce=exactly_once, checkpointLocation=checkpoint)
+    .options(zookeeper=zookeeper, topic="once", exactlyOnce="true", checkpointLocation=checkpoint)
     .trigger(availableNow=True)
     .start()
 )
 query.awaitTermination()
 """
 
+TOPIC_TO_BOTH = """
+zookeeper, files, checkpoint = sys.argv[1:]
+options = {"subscribe": "source", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+stream = spark.readStream.format("metaq").options(zookeeper=zookeeper, **options).load()
+values = stream.selectExpr("CAST(value AS STRING) AS value")
+sinks = (
+    values.writeStream.format("parquet").option("path", files).option("checkpointLocation", checkpoint),
+    values.writeStream.format("metaq")
+    .options(zookeeper=zookeeper, topic="least", checkpointLocation=checkpoint + "-least"),
+)
+for query in [sink.trigger(availableNow=True).start() for sink in sinks]:
+    query.awaitTermination()
+"""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), ["once:2", "least:2"], "--brokers", "2", "--session-timeout", "5")
+    up = start_up(
+        tmp_path_factory.mktemp("up"), ["once:2", "source:2", "least:2"], "--brokers", "2", "--session-timeout", "5"
+    )
     yield up
     assert stop(up.process) == 0
 
 
 class Job:
-    """One query over a folder of files, one file a batch, in drivers that come one after the other."""
+    """Streaming queries in drivers that come one after the other; `checkpoint` is that of the first."""
 
-    def __init__(self, cluster: Up, topic: str, directory: Path, exactly_once: bool, files: int) -> None:
-        self.source, self.checkpoint = directory / "source", directory / "checkpoint"
-        self.source.mkdir()
-        self.lines = [f"{number:06d}" for number in range(files * LINES)]
-        for number in range(files):
-            text = "\n".join(self.lines[number * LINES : (number + 1) * LINES])
-            (self.source / f"{number:04d}.txt").write_text(text)
+    def __init__(self, cluster: Up, directory: Path, code: str, place: Path) -> None:
+        """place: the job's second argument."""
+        self.checkpoint = directory / "checkpoint"
         script = directory / "job.py"
-        script.write_text(JOB)
-        places = [str(self.source), str(self.checkpoint)]
-        self._command = [sys.executable, str(script), cluster.zookeeper, topic, *places, str(exactly_once).lower()]
+        script.write_text(SESSION + code)
+        self._command = [sys.executable, str(script), cluster.zookeeper, str(place), str(self.checkpoint)]
         self._log = directory / "log"
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -116,24 +133,52 @@ def payloads(cluster: Up, topic: str) -> list[str]:
     return sorted(message.payload.decode() for message in browse(cluster.zookeeper, topic))
 
 
-def test_an_exactly_once_query_whose_driver_is_killed_repeats_and_loses_nothing(cluster: Up, tmp_path: Path) -> None:
-    job = Job(cluster, "once", tmp_path, exactly_once=True, files=(KILLS + 1) * FILES_PER_LIFE)
+def lines(files: int) -> list[str]:
+    return [f"{number:06d}" for number in range(files * LINES)]
+
+
+def test_an_exactly_once_query_whose_driver_is_killed_repeats_and_loses_nothing(
+    cluster: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, files = tmp_path / "source", (KILLS + 1) * FILES_PER_LIFE
+    source.mkdir()
+    for number in range(files):
+        (source / f"{number:04d}.txt").write_text("\n".join(lines(files)[number * LINES : (number + 1) * LINES]))
+    job = Job(cluster, tmp_path, FILES_TO_TOPIC, source)
     for _ in range(KILLS):
         moment = random.uniform(0.0, MOST_SECONDS_UNTIL_KILL)
         job.kill_in_the_middle(moment)
-        print(f"killed {moment:.3f} s after its first batch, {job.batches()} batches done")
+        with capsys.disabled():
+            print(f"killed {moment:.3f} s after its first batch, {job.batches()} batches done")
     job.run_to_the_end()
-    assert payloads(cluster, "once") == job.lines
+    assert payloads(cluster, "once") == lines(files)
     with ZkSession(cluster.zookeeper) as session, Producer(cluster.zookeeper) as producer:
         decided = DecidedBatches(session).load(job.query_id()).decided
         assert decided is not None
         assert (decided.batch, decided.pending) == (job.batches() - 1, ())
         in_doubt = producer.xa(["once"], qualifier=qualifier(job.query_id())).recover()
         assert in_doubt == ((), {})
+    where = ("--zookeeper", cluster.zookeeper)
+    assert main(("queries", *where)) == DONE
+    listed = json.loads(capsys.readouterr().out)
+    assert listed == {"query": job.query_id(), "batch": job.batches() - 1, "pending": 0, "topic": "once"}
+    assert main(("forget", job.query_id(), *where)) == DONE
+    assert main(("forget", job.query_id(), *where)) == FAILED
+    assert main(("queries", *where)) == DONE
+    assert capsys.readouterr().out == ""
+    assert payloads(cluster, "once") == lines(files)
 
 
-def test_a_query_with_the_default_sink_whose_driver_is_killed_loses_nothing(cluster: Up, tmp_path: Path) -> None:
-    job = Job(cluster, "least", tmp_path, exactly_once=False, files=2 * FILES_PER_LIFE)
-    job.kill_in_the_middle(random.uniform(0.0, MOST_SECONDS_UNTIL_KILL))
+def test_queries_on_a_topic_whose_driver_is_killed_lose_nothing_and_files_repeat_nothing(
+    cluster: Up, spark: SparkSession, tmp_path: Path
+) -> None:
+    sent, files = lines((KILLS + 1) * FILES_PER_LIFE), tmp_path / "files"
+    with Producer(cluster.zookeeper) as producer:
+        for begin in range(0, len(sent), LINES):
+            producer.send_batch("source", [line.encode() for line in sent[begin : begin + LINES]])
+    job = Job(cluster, tmp_path, TOPIC_TO_BOTH, files)
+    for _ in range(KILLS):
+        job.kill_in_the_middle(random.uniform(0.0, MOST_SECONDS_UNTIL_KILL))
     job.run_to_the_end()
-    assert set(payloads(cluster, "least")) == set(job.lines)
+    assert sorted(row.value for row in spark.read.parquet(str(files)).collect()) == sent
+    assert set(payloads(cluster, "least")) == set(sent)

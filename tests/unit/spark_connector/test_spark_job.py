@@ -26,6 +26,8 @@ def no_spark(monkeypatch):
         (["drain", "d", "--topic", "t", "--option", "endingOffsets=latest", *WHERE], "endingOffsets=latest"),
         (["restore", "d", "--topic", "a/b", *WHERE], "topic=a/b"),
         (["restore", "d", "--option", "metaq.batch.messages=0", *WHERE], "metaq.batch.messages=0"),
+        (["queries", "--zookeeper", "h:port"], "zookeeper=h:port"),
+        (["forget", "q", "--root", "/..", *WHERE], "metaq.root=/.."),
     ],
 )
 def test_a_wrong_option_of_source_or_sink_is_named(arguments, said, capsys):
