@@ -16,6 +16,7 @@ attribute, and an attribute set by a Java client can be filtered on as a tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -47,6 +48,7 @@ __all__ = [
     "headers_at",
     "iter_headers",
     "key_hash",
+    "key_hashes",
     "keys_of_attribute",
     "matching_checksums",
     "payload_start",
@@ -72,6 +74,8 @@ _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
+_NO_HASHES: list[int] = []
+_is_one_key = re.compile(rb"[!-~]+").fullmatch  # nothing that could be a blank: the usual case, without decoding
 _KEYS_ITEM = f"{_VALUE_END}{_KEYS}{_NAME_END}".encode()
 RESERVED_PROPERTIES = frozenset((_TAGS, _KEYS, _ATTR))
 
@@ -193,6 +197,21 @@ def keys_of_attribute(attribute: bytes) -> list[str]:
     start += len(_KEYS_ITEM) - 1
     end = attribute.find(_ITEM_END, start)
     return attribute[start : end if end >= 0 else None].decode("utf-8", "replace").split()
+
+
+def key_hashes(data: bytes, start: int, end: int) -> list[int]:
+    """`key_hash` of each key in the property list data[start:end]; made for calls by the million."""
+    place = data.rfind(_KEYS_ITEM, start, end) + 1
+    if not place:
+        if not data.startswith(_KEYS_ITEM[1:], start, end):
+            return _NO_HASHES
+        place = start
+    place += len(_KEYS_ITEM) - 1
+    stop = data.find(_ITEM_END, place, end)
+    value = data[place : stop if stop >= 0 else end]
+    if _is_one_key(value):
+        return [crc32(value)]
+    return [key_hash(key) for key in value.decode("utf-8", "replace").split()]
 
 
 def key_hash(key: str) -> int:

@@ -43,10 +43,8 @@ from metaq.protocol.record import (
     HEADER,
     HEADER_BYTES,
     PROPERTIES_FLAG,
-    attribute_of,
     headers_at,
-    key_hash,
-    keys_of_attribute,
+    key_hashes,
 )
 
 from .files import Files, read_exactly, write_all
@@ -119,14 +117,14 @@ def scan_keys(
         start = int(positions[number])
         stop = max(number + 1, int(np.searchsorted(ends, start + _WINDOW_BYTES, "right")))
         size = min(int(ends[stop - 1]) - start, _LARGEST_BYTES)
-        data = memoryview(read_exactly(files, fd, size, start))
+        data = read_exactly(files, fd, size, start)
         found.append(_entries_in(data, positions[number:stop] - start, ends[number:stop] - start, start, pause))
         number = stop
     return np.concatenate(found)
 
 
 def _entries_in(
-    data: memoryview,
+    data: bytes,
     starts: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     base: int,
@@ -135,17 +133,30 @@ def _entries_in(
     whole = int(np.searchsorted(starts, len(data) - HEADER_BYTES, "right"))
     flags = headers_at(data, starts[:whole])["flag"].astype(np.int64)
     wanted = ATTRIBUTE_FLAG | PROPERTIES_FLAG
-    with_keys = np.flatnonzero((flags & wanted) == wanted)
+    starts = starts[np.flatnonzero((flags & wanted) == wanted)]
+    starts, properties, stops = _property_lists(data, starts, ends)
     entries: list[int] = []
-    for first in range(0, len(with_keys), _SLICE_RECORDS):
-        chosen = with_keys[first : first + _SLICE_RECORDS]
-        for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
-            attribute = attribute_of(data[start + HEADER_BYTES : end], ATTRIBUTE_FLAG)
-            if attribute:
-                position = base + start
-                entries += [key_hash(key) << _POSITION_BITS | position for key in keys_of_attribute(attribute)]
+    for first in range(0, len(starts), _SLICE_RECORDS):
+        chosen = slice(first, first + _SLICE_RECORDS)
+        places = (base + starts[chosen]).tolist(), properties[chosen].tolist(), stops[chosen].tolist()
+        for position, start, stop in zip(*places, strict=True):
+            for hashed in key_hashes(data, start, stop):
+                entries.append(hashed << _POSITION_BITS | position)
         pause(_SLICE_PAUSE_SECONDS)
     return np.array(entries, np.uint64)
+
+
+def _property_lists(
+    data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Starts of the records whose attribute lies wholly in the record and in `data`, and where the attributes are."""
+    raw = np.frombuffer(data, np.uint8)
+    body = starts + HEADER_BYTES
+    starts, body = starts[body + 4 <= len(data)], body[body + 4 <= len(data)]
+    lengths = raw[body[:, None] + np.arange(4)].view(">i4").reshape(-1).astype(np.int64)
+    stops = body + 4 + lengths
+    inside = (lengths >= 0) & (stops <= ends[np.searchsorted(ends, starts, "right")]) & (stops <= len(data))
+    return starts[inside], (body + 4)[inside], stops[inside]
 
 
 # --- searching --------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from metaq.protocol.record import (
     encode_body,
     encode_record,
     key_hash,
+    key_hashes,
     keys_of_attribute,
 )
 
@@ -77,7 +78,9 @@ class Segment:
 @settings(max_examples=300)
 def test_keys_are_those_that_a_decoded_attribute_has(attribute: bytes | str) -> None:
     raw = attribute.encode() if isinstance(attribute, str) else attribute
-    assert tuple(keys_of_attribute(raw)) == decode_attribute(raw, 3).keys
+    keys = decode_attribute(raw, 3).keys
+    assert tuple(keys_of_attribute(raw)) == keys
+    assert key_hashes(b"\x02KEYS\x01z\x02" + raw + b"x\x02", 8, 8 + len(raw)) == [key_hash(key) for key in keys]
 
 
 words = st.text("abcé\u2003x", min_size=1, max_size=3).filter(lambda word: not any(c.isspace() for c in word))
