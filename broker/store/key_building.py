@@ -56,7 +56,8 @@ def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None
     """The blocks of the segment after one more was written, if enough for one is there. Any thread. Raises OSError."""
     blocks = segment.known
     if blocks is None:
-        blocks = read_blocks(files, segment.keys_path, segment.path, segment.first_offset, segment.end)
+        paths = segment.keys_path, segment.path
+        blocks = read_blocks(files, *paths, segment.first_offset, segment.end, check_entries=True)
     start = blocks[-1].end if blocks else segment.first_offset
     with UnitReader(files, segment.index_path, segment.stored) as reader:
         first = reader.starting_before(start) if blocks else 0
@@ -139,6 +140,8 @@ class KeyBuilding:
         covered = segment.keys[-1].end if segment.keys else segment.first_offset
         if closed:
             return segment.keys is None or covered < segment.end
+        if segment.keys is None:
+            return segment.size > self._block_bytes
         return segment.checkpointed - covered > self._block_bytes
 
     def _next(self) -> None:

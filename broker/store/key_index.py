@@ -220,11 +220,13 @@ def position_of(entry: int) -> int:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_blocks(files: Files, path: str, data_path: str, first_offset: int, end: int) -> tuple[KeyBlock, ...]:
+def read_blocks(
+    files: Files, path: str, data_path: str, first_offset: int, end: int, *, check_entries: bool = False
+) -> tuple[KeyBlock, ...]:
     """The good blocks of a key file that describe the segment [first_offset, end); () if there is no such file.
 
     Any thread. Blocks behind a torn or foreign one, or whose last record is no longer there, are left out: they are to
-    be written again. Raises OSError.
+    be written again. check_entries: also those whose entries do not have their checksum. Raises OSError.
     """
     try:
         fd = files.open(path, os.O_RDONLY)
@@ -232,6 +234,10 @@ def read_blocks(files: Files, path: str, data_path: str, first_offset: int, end:
         return ()
     try:
         blocks, lasts = _walk_headers(files, fd, files.status(path).size, first_offset, end)
+        if check_entries:
+            good = [_has_checksum(files, fd, *each) for each in zip(blocks, lasts, strict=True)]
+            count = good.index(False) if False in good else len(good)
+            blocks, lasts = blocks[:count], lasts[:count]
     finally:
         files.close(fd)
     data = files.open(data_path, os.O_RDONLY)
@@ -253,11 +259,16 @@ class Covered(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """The last record of a block."""
+    """The last record of a block, and the checksum of the block's entries."""
 
     offset: int
     id: int
     checksum: int
+    entries_checksum: int
+
+
+def _has_checksum(files: Files, fd: int, block: KeyBlock, last: _Last) -> bool:
+    return crc32(read_exactly(files, fd, block.entries * ENTRY_BYTES, block.position)) == last.entries_checksum
 
 
 def _walk_headers(files: Files, fd: int, size: int, start: int, end: int) -> tuple[list[KeyBlock], list[_Last]]:
@@ -281,10 +292,10 @@ def _walk_headers(files: Files, fd: int, size: int, start: int, end: int) -> tup
 def _unpack_header(head: bytes, position: int) -> tuple[KeyBlock, _Last] | None:
     if len(head) < BLOCK_HEADER_BYTES or _HEADER_CRC.unpack_from(head, _HEADER.size)[0] != crc32(head[: _HEADER.size]):
         return None
-    magic, version, count, start, end, low, high, ascending, checksum, last_id, last, _ = _HEADER.unpack_from(head)
+    magic, version, count, start, end, low, high, ascending, checksum, last_id, last, crc = _HEADER.unpack_from(head)
     if (magic, version) != (_MAGIC, _VERSION):
         return None
-    return KeyBlock(start, end, count, low, high, bool(ascending), position), _Last(last, last_id, checksum)
+    return KeyBlock(start, end, count, low, high, bool(ascending), position), _Last(last, last_id, checksum, crc)
 
 
 def _is_record(files: Files, fd: int, last: _Last, first_offset: int, end: int) -> bool:

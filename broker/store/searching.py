@@ -47,7 +47,7 @@ class Searching:
     def take_in(self, found: Found, logs: Iterable[PartitionLog]) -> None:
         """Keep what a search in these logs has learned."""
         for segment, blocks in found.learned:
-            if segment.keys is None:
+            if segment.keys is None and not blocks:  # others are checked before they are believed for ever
                 segment.keys = blocks
         for segment in found.lost:
             segment.keys = None

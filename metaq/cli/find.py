@@ -9,7 +9,7 @@ import click
 
 from metaq.client.cluster import Cluster
 from metaq.client.finding import FoundMessage, FoundMessages
-from metaq.protocol.errors import MessageNotFound, SearchIncomplete
+from metaq.protocol.errors import ClientError, MessageNotFound, SearchIncomplete
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
@@ -49,7 +49,7 @@ def find(
     end: datetime | None,
     count: int,
     oldest: bool,
-) -> int:
+) -> None:
     """Find a message by its id, or messages by one of their keys. Exit code 1 if there is none.
 
     \b
@@ -69,26 +69,25 @@ def find(
             found = FoundMessages([finder.view_message(topic, message_id)])
         else:
             found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest)
+    if not found.found:
+        raise _nothing(f"topic {topic!r} has no message with the key {key!r}", found.unsearched_bytes)
     if as_json:
         print_json(_as_json(found))
-    elif found.found:
-        columns = ("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD")
-        print_table(columns, map(_row, found.found))
-    _tell_rest(topic, key, found)
-    return 0
+    else:
+        print_table(("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD"), map(_row, found.found))
+        _tell_rest(found)
 
 
-def _tell_rest(topic: str, key: str | None, found: FoundMessages) -> None:
-    unsearched = found.unsearched_bytes
-    if not found.found:
-        what = f"topic {topic!r} has no message with the key {key!r}"
-        if unsearched:
-            raise SearchIncomplete(
-                f"{what} as far as could be looked: {unsearched:,} bytes are left; try again", unsearched
-            )
-        raise MessageNotFound(what)
-    if unsearched:
-        print(f"{unsearched:,} bytes could not be looked at: there may be more; try again", file=sys.stderr)
+def _nothing(what: str, unsearched: int) -> ClientError:
+    if not unsearched:
+        return MessageNotFound(what)
+    return SearchIncomplete(f"{what} as far as could be looked: {unsearched:,} bytes are left, try again", unsearched)
+
+
+def _tell_rest(found: FoundMessages) -> None:
+    if found.unsearched_bytes:
+        text = f"{found.unsearched_bytes:,} bytes could not be looked at: there may be more; try again"
+        print(text, file=sys.stderr)
     elif found.more:
         print("there are more: choose a larger --count, or narrow --from and --to", file=sys.stderr)
 

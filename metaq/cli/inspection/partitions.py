@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, SegmentFile
+from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, SegmentFile
 
 from .findings import Finding, Level
+from .key_files import KeysState, inspect_keys
 from .segments import Bad, BadRange, IndexState, SegmentReport, inspect_segment
 
 __all__ = ["PartitionReport", "SegmentList", "inspect_partition", "list_partition"]
@@ -52,6 +53,8 @@ class PartitionReport:
     bad: list[BadRange] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
     """Number of segments by the state of their index."""
+    keys: dict[str, int] = field(default_factory=dict)
+    """The same of their key file."""
     largest_record: int = 0
     archives: int = 0
     quarantined: int = 0
@@ -106,9 +109,10 @@ def _joints(segments: Sequence[SegmentFile]) -> list[Finding]:
 def _orphans(path: str, names: Sequence[str]) -> list[Finding]:
     stems = {name.removesuffix(DATA_SUFFIX) for name in names if name.endswith(DATA_SUFFIX)}
     return [
-        Finding(Level.NOTE, os.path.join(path, name), "an index without a segment: it may be deleted")
+        Finding(Level.NOTE, os.path.join(path, name), f"{what} without a segment: it may be deleted")
         for name in names
-        if name.endswith(INDEX_SUFFIX) and name.removesuffix(INDEX_SUFFIX) not in stems
+        for suffix, what in ((INDEX_SUFFIX, "an index"), (KEYS_SUFFIX, "a key file"))
+        if name.endswith(suffix) and name.removesuffix(suffix) not in stems
     ]
 
 
@@ -133,6 +137,7 @@ def inspect_partition(
         last = segment is segments[-1]
         try:
             found = inspect_segment(files, segment, last=last, fast=fast, limit=limit, advance=advance)
+            keys = inspect_keys(files, segment, last=last, fast=fast)
         except OSError as error:
             gone = in_use and isinstance(error, FileNotFoundError)
             text = "retention took it meanwhile" if gone else f"cannot be read: {error.strerror}"
@@ -141,6 +146,7 @@ def inspect_partition(
             continue
         oversized += found.oversized
         _add(report, found, last, in_use)
+        _add_keys(report, segment, keys)
     if oversized:
         text = f"{oversized} records are larger than {limit} bytes: 1.x consumers with that maxTransferSize stop there"
         report.findings.append(Finding(Level.NOTE, listed.path, text))
@@ -164,6 +170,13 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
     if state is IndexState.WRONG:
         text = "it does not describe its segment: it is made again at the next start"
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
+
+
+def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> None:
+    report.keys[state.value] = report.keys.get(state.value, 0) + 1
+    if state is KeysState.WRONG:
+        text = "its keys are not those of the segment, searches by key miss messages: delete it, it is made again"
+        report.findings.append(Finding(Level.WARNING, file.keys_path, text))
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, in_use: bool) -> Finding:

@@ -19,7 +19,7 @@ from metaq.broker.transactions.redo import (
     encode_put_record,
 )
 from metaq.cli.app import run
-from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record
 
 SEGMENT = "00000000000000000000.meta"
 JAVA_ID = -5_468_000_000_000_000_000
@@ -279,3 +279,37 @@ def test_the_table_ends_with_the_verdict(tmp_path, capsys):
     assert run(["check", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("24 B checked: nothing is damaged\n")
     assert run(["check", str(tmp_path / "nothing")]) == 2
+
+
+def test_key_files_are_compared_with_the_records_and_never_damage(check):
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = 500
+    for number in range(40):
+        flag, attribute = encode_attributes(keys=[f"order-{number}"])
+        harness.append(bytes(encode_body(b"x" * 50, flag, attribute)), flag=flag)
+    for _ in range(20):
+        harness.now += 5
+        harness.store.tick()
+        harness.threads.run_all()
+    harness.store.close()
+    files = sorted((check.data / "t-0").glob("*.keys"))
+    assert len(files) >= 4
+
+    def states(*options):
+        report = check(*options)
+        (partition,) = report["partitions"]
+        return partition["keys"], report
+
+    assert states()[0] == {"ok": len(files) + 1}
+    files[0].unlink()
+    os.truncate(files[1], files[1].stat().st_size - 4)
+    entries = bytearray(files[2].read_bytes())
+    entries[96] ^= 1
+    files[2].write_bytes(entries)
+    (check.data / "t-0" / "00000000000000000007.keys").write_bytes(b"")
+    found, report = states()
+    assert found == {"missing": 1, "behind": 1, "wrong": 1, "ok": len(files) - 2}
+    assert any("it is made again" in text for text in said(report, "warning"))
+    assert "a key file without a segment: it may be deleted" in said(report, "note")
+    assert not report["damaged"]
+    assert states("--fast")[0] == {"missing": 1, "behind": 1, "ok": len(files) - 1}

@@ -312,6 +312,21 @@ def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene: S
     scene.check()
 
 
+def test_entries_that_a_disk_has_changed_are_made_again_after_a_restart(scene: Scene) -> None:
+    scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
+    for _ in range(10):
+        scene.append("a")
+    scene.settle()
+    scene.harness.store.close()
+    path = Path(scene.harness.path, "t-0", f"{0:020d}.keys")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    scene.harness.open()
+    scene.settle()
+    assert path.read_bytes() == whole
+    scene.check()
+
+
 @pytest.mark.parametrize("lost_power", [False, True])
 def test_a_crash_at_any_write_leaves_key_files_that_are_right_or_made_again(tmp_path: Path, lost_power: bool) -> None:
     for fail_at in range(1, 60):
