@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -19,20 +18,17 @@ from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.offset_store import OffsetStore
-from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, NotOwner
+from metaq.protocol.errors import ClientError, ConfigError
 from metaq.protocol.limits import check_group
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
-from ..finding import FoundMessages, MessageFinder
-from ..lookups import lag_behind, max_offset, min_offset
+from ..finding import FoundMessages
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
-from ..sources import source_of
 from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
@@ -42,25 +38,15 @@ from .group_member import GroupMember, Notice
 from .handout import Accept, Handout
 from .listener import Deliver, Listener, accepting
 from .offset_commit import OffsetCommitter
-from .partition_state import UNKNOWN_MESSAGE_ID, PartitionState
+from .partition_state import PartitionState
+from .positions import LOOKUP_SECONDS, Positions
 from .rejected import LocalRecoverStore, RejectHandler, recovering
-from .single_read import read_messages
+from .session_watch import SessionWatch
 
 if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["Consumer"]
-
-log = logging.getLogger(__name__)
-
-_LOOKUP_SECONDS = 10.0
-
-_SUSPENDED_SHARE = 1 / 3
-"""Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""
-_UNPROVED_SHARE = 2 / 3
-"""Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
-_PROOF_SHARE = 1 / 9
-"""Of the session timeout: how often it is proved."""
 
 Taken = TypeVar("Taken", bound=Sized)
 
@@ -126,21 +112,19 @@ class Consumer:
         self._on_revoked = on_revoked
         self._polling = threading.Lock()
         self._closed = False
-        self._waits_for_zookeeper = False
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
         self._commit_timers = Timers("metaq-commit", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
-        self._proof = SessionProof(self._session, clock)
         self._tags = frozenset(tags) if tags is not None else None
         self._accept = accept
         self._fetcher = Fetcher(
             self.group,
             self._tags,
             self._pool,
-            self._endpoint_of,
+            lambda partition: self._member.endpoint_of(partition),
             self._arrivals,
             config,
             self._timers,
@@ -167,18 +151,28 @@ class Consumer:
             clock=clock,
         )
         self.consumer_id = membership.consumer_id
-        self._finder = MessageFinder(ClusterView(self._session), self._connect_to)
+        self._watch = SessionWatch(
+            self._session,
+            self.group,
+            config.session_timeout_seconds,
+            self._timers,
+            self._member.holds_its_claims,
+            clock,
+        )
+        self._positions = Positions(
+            self._member, self._fetcher, self._handout, ClusterView(self._session), self._connect_to
+        )
         self._start(None if isinstance(start, str | int) else start)
 
     def _start(self, place: Place | None) -> None:
         try:
             self._session.start(self._config.start_timeout_seconds)
-            self._locate = None if place is None else locate(place, self._topics, self._finder)
+            self._locate = None if place is None else locate(place, self._topics, self._positions.finder)
         except BaseException:
             self._pool.close()
             self._session.close()
             raise
-        self._prove_session()
+        self._watch.prove()
         self._member.begin(self._fetcher)
         if self._config.auto_commit_seconds:
             owned = _Owned(self._member)
@@ -217,7 +211,7 @@ class Consumer:
         deadline = 0.0
         while True:
             self._tell_user()
-            taken = None if self._may_have_lost_everything() else take()
+            taken = None if self._watch.may_have_lost_everything() else take()
             if taken:
                 return taken
             now = self._clock()
@@ -227,31 +221,6 @@ class Consumer:
             self._wait(deadline - now)
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
-
-    def _may_have_lost_everything(self) -> bool:
-        """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
-
-        They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
-        """
-        timeout = self._config.session_timeout_seconds
-        suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
-        if suspended <= timeout * _SUSPENDED_SHARE and unproved <= timeout * _UNPROVED_SHARE:
-            self._waits_for_zookeeper = False
-            return not self._member.holds_its_claims()
-        if not self._waits_for_zookeeper:
-            self._waits_for_zookeeper = True
-            log.warning(
-                "group %s: ZooKeeper has not answered for %.1f s; nothing is handed out until it does, because another "
-                "member may own the partitions",
-                self.group,
-                max(suspended, unproved),
-            )
-        return True
-
-    def _prove_session(self) -> None:
-        """Timer thread."""
-        self._proof.renew()
-        self._timers.call_later(self._config.session_timeout_seconds * _PROOF_SHARE, self._prove_session)
 
     def _wait(self, seconds: float) -> None:
         """Until something arrives: data, or something to tell the user."""
@@ -364,7 +333,7 @@ class Consumer:
                 timers=self._timers,
                 notices=self._member.notices,
                 tell=self._tell,
-                may_work=lambda: not self._may_have_lost_everything(),
+                may_work=lambda: not self._watch.may_have_lost_everything(),
                 clock=self._clock,
             )
             try:
@@ -390,7 +359,7 @@ class Consumer:
 
     def position(self, partition: TopicPartition) -> int:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
-        return self._owned(partition).position
+        return self._positions.owned(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
         """Go on at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
@@ -399,39 +368,14 @@ class Consumer:
         It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
         if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
-        state = self._owned(partition)
-        offset = self._resolve(partition, to)
-        self._handout.forget(state)
-        state.damage = 0
-        state.last_id = UNKNOWN_MESSAGE_ID
-        self._fetcher.move(state, offset)
-        state.consumed = (offset, UNKNOWN_MESSAGE_ID)
-
-    def _resolve(self, partition: TopicPartition, to: int | str | Place) -> int:
-        if isinstance(to, int):
-            if to < 0:
-                raise ConfigError("offset", to, "choose 0 or more bytes")
-            return to
-        if not isinstance(to, str):
-            return locate(to, [partition.topic], self._finder)(self._connection(partition), partition)
-        if to == "earliest":
-            return min_offset(self._connection(partition), partition, _LOOKUP_SECONDS)
-        if to == "latest":
-            return max_offset(self._connection(partition), partition, _LOOKUP_SECONDS)
-        raise ConfigError("seek", to, "choose an offset, 'earliest', 'latest' or a place")
+        self._positions.seek(partition, to)
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
-        lags: dict[TopicPartition, Lag] = {}
-        for partition, state in sorted(self._member.owned.items()):
-            if state.opened:
-                lags[partition] = lag_behind(self._connection(partition), partition, state.position, _LOOKUP_SECONDS)
-            else:
-                lags[partition] = Lag(0, 0)  # "latest", and not there yet
-        return lags
+        return self._positions.lag()
 
     def fetch(
-        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = _LOOKUP_SECONDS
+        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = LOOKUP_SECONDS
     ) -> list[Message]:
         """Messages of any partition, owned or not, from byte `offset` on, at least one; [] at the end. One round trip
         that changes nothing: neither the position nor what counts as consumed.
@@ -439,11 +383,7 @@ class Consumer:
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
         self._check_open()
-        if self._member.endpoint_of(partition) is not None:
-            connection = self._connection(partition)
-        else:  # not before the group is joined
-            connection = self._connect(source_of(ClusterView(self._session).brokers(), partition), partition)
-        return read_messages(connection, partition, offset, max_bytes, timeout)
+        return self._positions.fetch(partition, offset, max_bytes, timeout)
 
     def view_message(self, topic: str, message_id: int) -> Message:
         """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker.
@@ -452,7 +392,7 @@ class Consumer:
         BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search), CorruptRecord.
         """
         self._check_open()
-        return self._finder.view_message(topic, message_id).message
+        return self._positions.finder.view_message(topic, message_id).message
 
     def query_message(
         self,
@@ -468,27 +408,10 @@ class Consumer:
         nothing found is an empty answer.
         """
         self._check_open()
-        return self._finder.query_message(topic, key, max_messages, begin, end)
-
-    def _owned(self, partition: TopicPartition) -> PartitionState:
-        state = self._member.owned.get(partition)
-        if state is None:
-            raise NotOwner(f"{partition.topic} {partition} is not assigned to this consumer: see assignment()")
-        return state
-
-    def _endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        return self._member.endpoint_of(partition)
-
-    def _connection(self, partition: TopicPartition) -> Connection:
-        return self._connect(self._member.endpoint_of(partition), partition)
+        return self._positions.finder.query_message(topic, key, max_messages, begin, end)
 
     def _connect_to(self, endpoint: Endpoint) -> Connection:
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
-
-    def _connect(self, endpoint: Endpoint | None, partition: TopicPartition) -> Connection:
-        if endpoint is None:
-            raise BrokerUnavailable(f"broker {partition.broker} is not registered")
-        return self._connect_to(endpoint)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,100 @@
+"""Where the partitions of a consumer stand, and questions about any partition beside its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metaq.coordination.brokers import ClusterView
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, NotOwner
+
+from ..connection import Connection, Endpoint
+from ..finding import MessageFinder
+from ..lookups import lag_behind, max_offset, min_offset
+from ..message import Message
+from ..places import Place, locate
+from ..sources import source_of
+from ..values import Lag, TopicPartition
+from .fetcher import Fetcher
+from .group_member import GroupMember
+from .handout import Handout
+from .partition_state import UNKNOWN_MESSAGE_ID, PartitionState
+from .single_read import read_messages
+
+__all__ = ["LOOKUP_SECONDS", "Positions"]
+
+LOOKUP_SECONDS = 10.0
+"""For one question to a broker."""
+
+
+class Positions:
+    """On the thread that uses the consumer."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        fetcher: Fetcher,
+        handout: Handout,
+        view: ClusterView,
+        connect: Callable[[Endpoint], Connection],
+    ) -> None:
+        self._member = member
+        self._fetcher = fetcher
+        self._handout = handout
+        self._view = view
+        self._connect = connect
+        self.finder = MessageFinder(view, connect)
+
+    def owned(self, partition: TopicPartition) -> PartitionState:
+        """The state of a partition. Raises NotOwner."""
+        state = self._member.owned.get(partition)
+        if state is None:
+            raise NotOwner(f"{partition.topic} {partition} is not assigned to this consumer: see assignment()")
+        return state
+
+    def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
+        """See Consumer.seek."""
+        state = self.owned(partition)
+        offset = self._resolve(partition, to)
+        self._handout.forget(state)
+        state.damage = 0
+        state.last_id = UNKNOWN_MESSAGE_ID
+        self._fetcher.move(state, offset)
+        state.consumed = (offset, UNKNOWN_MESSAGE_ID)
+
+    def _resolve(self, partition: TopicPartition, to: int | str | Place) -> int:
+        if isinstance(to, int):
+            if to < 0:
+                raise ConfigError("offset", to, "choose 0 or more bytes")
+            return to
+        if not isinstance(to, str):
+            return locate(to, [partition.topic], self.finder)(self._connection(partition), partition)
+        if to == "earliest":
+            return min_offset(self._connection(partition), partition, LOOKUP_SECONDS)
+        if to == "latest":
+            return max_offset(self._connection(partition), partition, LOOKUP_SECONDS)
+        raise ConfigError("seek", to, "choose an offset, 'earliest', 'latest' or a place")
+
+    def lag(self) -> dict[TopicPartition, Lag]:
+        """See Consumer.lag."""
+        lags: dict[TopicPartition, Lag] = {}
+        for partition, state in sorted(self._member.owned.items()):
+            if state.opened:
+                lags[partition] = lag_behind(self._connection(partition), partition, state.position, LOOKUP_SECONDS)
+            else:
+                lags[partition] = Lag(0, 0)  # "latest", and not there yet
+        return lags
+
+    def fetch(self, partition: TopicPartition, offset: int, max_bytes: int, timeout: float) -> list[Message]:
+        """See Consumer.fetch."""
+        endpoint = self._member.endpoint_of(partition)
+        if endpoint is None:  # not before the group is joined
+            endpoint = source_of(self._view.brokers(), partition)
+        return read_messages(self._connection_to(endpoint, partition), partition, offset, max_bytes, timeout)
+
+    def _connection(self, partition: TopicPartition) -> Connection:
+        return self._connection_to(self._member.endpoint_of(partition), partition)
+
+    def _connection_to(self, endpoint: Endpoint | None, partition: TopicPartition) -> Connection:
+        if endpoint is None:
+            raise BrokerUnavailable(f"broker {partition.broker} is not registered")
+        return self._connect(endpoint)

@@ -1,0 +1,68 @@
+"""Whether a member of a group may still hand out what it owns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from metaq.coordination.proof import SessionProof
+from metaq.coordination.session import ZkSession
+
+from ..timers import Timers
+
+__all__ = ["SessionWatch"]
+
+log = logging.getLogger(__name__)
+
+_SUSPENDED_SHARE = 1 / 3
+"""Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""
+_UNPROVED_SHARE = 2 / 3
+"""Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
+_PROOF_SHARE = 1 / 9
+"""Of the session timeout: how often it is proved."""
+
+
+class SessionWatch:
+    """Watches the ZooKeeper session of a member. holds_its_claims: what its GroupMember says of that."""
+
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        timeout_seconds: float,
+        timers: Timers,
+        holds_its_claims: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._timeout = timeout_seconds
+        self._timers = timers
+        self._holds_its_claims = holds_its_claims
+        self._proof = SessionProof(session, clock)
+        self._waits = False
+
+    def prove(self) -> None:
+        """Prove the session now and regularly from then on."""
+        self._proof.renew()
+        self._timers.call_later(self._timeout * _PROOF_SHARE, self.prove)
+
+    def may_have_lost_everything(self) -> bool:
+        """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
+
+        They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
+        """
+        suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
+        if suspended <= self._timeout * _SUSPENDED_SHARE and unproved <= self._timeout * _UNPROVED_SHARE:
+            self._waits = False
+            return not self._holds_its_claims()
+        if not self._waits:
+            self._waits = True
+            log.warning(
+                "group %s: ZooKeeper has not answered for %.1f s; nothing is handed out until it does, because another "
+                "member may own the partitions",
+                self._group,
+                max(suspended, unproved),
+            )
+        return True
