@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 8 << 20
 """Bytes of puts waiting for their sync, or of data being read from the disk, above which a connection is not read."""
 
-MAX_PARKED_PULLS = 1024
-"""Pulls one connection may have waiting for data."""
+MAX_PARKED_PULLS = 16_384
+"""Pulls one connection may have waiting for data: one for each of ten thousand partitions, and some."""
 
 MAX_ALL_PARKED_PULLS = 1 << 16
 """Pulls that all connections together may have waiting: some 2 KiB each."""
