@@ -15,8 +15,12 @@ from .partition_log import PartitionLog
 from .retention import Action, DeletePolicy, SegmentAge, count_excess, count_expired
 from .segment import Segment
 from .topic_config import TopicStoreConfig
+from .turns import Turns
 
 __all__ = ["RemovedSegment", "RetentionRuns"]
+
+_MAX_DISCARDING = 2
+"""Logs whose files are deleted or zipped at once, in turn by topic: syncs must not wait for a thread behind them."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ class RetentionRuns:
         """clock: wall clock in seconds."""
         self._files = files
         self._config_for = config_for
-        self._run_in_thread = run_in_thread
+        self._turns = Turns(run_in_thread, _MAX_DISCARDING)
         self._clock = clock
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
@@ -112,7 +116,7 @@ class RetentionRuns:
         if segments:
             paths = [segment.path for segment in segments]
             done = partial(self._discarded, log, segments)
-            self._run_in_thread(partial(discard, self._files, log.directory, paths, action), done)
+            self._turns.run(log.topic, partial(discard, self._files, log.directory, paths, action), done)
 
     def _discarded(
         self, log: PartitionLog, segments: Sequence[Segment], result: tuple[int, OSError | None] | BaseException

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from metaq.broker.store import partition_log
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import UNIT
@@ -247,3 +248,22 @@ def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
     assert harness.files.open_descriptors <= 4 + 2  # and the data path with its lock
     harness.threads.run_all()
     assert {log.message_count for log in logs} == {3}
+
+
+def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "WRITEBACK_BYTES", 40)
+    harness.max_segment_size = 100
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(harness.files, "start_writeback", lambda fd, position, size: asked.append((position, size)))
+    harness.append(b"a" * 20)
+    assert len(harness.threads) == 1
+    harness.append(b"b" * 20)  # one at a time
+    harness.threads.run_all()
+    harness.append(b"c" * 40)  # ends the segment
+    harness.threads.run_all()
+    harness.append(b"d" * 20)
+    harness.threads.run_all()
+    assert asked == [(0, 40), (40, 100), (0, 40)]
+    assert all(not segment.data.pins for segment in harness.log.segments)
