@@ -130,7 +130,7 @@ class Broker:
             store.files,
             store.cached_only,
             reactor,
-            Pace(reactor.seconds, lambda: self.metrics.put_bytes),
+            Pace(reactor, lambda: self.metrics.put_bytes),
         )
         self.filters = filters or FilterTable()
         self.transactions = Transactions(

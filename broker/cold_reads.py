@@ -6,7 +6,6 @@ for in worker threads from then on, sequentially (store/sequential.py), until it
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -104,26 +103,15 @@ class ColdReads:
         """
         deferred: Deferred[T] = Deferred()
 
-        def measured() -> tuple[T | BaseException, float]:
-            began = time.thread_time()
-            try:
-                result: T | BaseException = function()
-            except Exception as error:  # handed on
-                result = error
-            return result, time.thread_time() - began
-
-        def done(measured_result: Any) -> None:
-            result, seconds = (measured_result, 0.0) if isinstance(measured_result, BaseException) else measured_result
-            began = time.thread_time()
+        def done(result: Any) -> None:
+            self._pace.spend(len(result) if isinstance(result, bytes) else 0)
             before(result)
             if isinstance(result, BaseException):
                 deferred.errback(result)
             else:
                 deferred.callback(result)
-            size = len(result) if isinstance(result, bytes) else 0
-            self._pace.spend(size, seconds + time.thread_time() - began)
 
-        self._turns.run(group, measured, done)
+        self._turns.run(group, function, done)
         return deferred
 
     def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:

@@ -27,7 +27,7 @@ HOT_TAIL_BYTES = 64 << 20
 """The last bytes of a partition, which are never dropped."""
 
 _PAGE_BYTES = 4096
-_ADVICE_BYTES = 512 << 10
+_ADVICE_BYTES = 1 << 20
 """Fetched by one call: the kernel cuts it to what the device takes at once, often 1,280 KiB."""
 
 
@@ -39,7 +39,10 @@ class _Range(NamedTuple):
 
 
 class SequentialReader:
-    """One reader of one partition. Its methods run in worker threads, one at a time."""
+    """One reader of one partition. Its methods run in worker threads, one at a time.
+
+    They make few system calls: after each one a thread waits for the interpreter lock, and takes it from the reactor.
+    """
 
     def __init__(self, log: LogSegments, files: Files) -> None:
         self.log = log
@@ -53,7 +56,8 @@ class SequentialReader:
         segment, length = self.log.extent(offset, max_bytes)
         if not length:
             return b""
-        if segment is not self._segment:
+        begins = segment is not self._segment
+        if begins:
             self._leave()
             self._segment = segment
         self._ahead = max(self._ahead, offset)
@@ -64,29 +68,34 @@ class SequentialReader:
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
         try:
-            self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's own read-ahead would bring unknown pages
             end = offset + length
+            if begins:
+                self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
             self._fetch(fd, segment, end, offset)
             data = read_exactly(self._files, fd, length, offset - segment.first_offset)
-            self._fetch(fd, segment, min(end + window, segment.first_offset + segment.size), end + window // 2)
-            self._drop(fd, segment, end - window)
+            if self._fetch(fd, segment, min(end + window, segment.first_offset + segment.size), end + window // 2):
+                self._drop(fd, segment, end - window)
             return data
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
         finally:
             self._files.close(fd)
 
-    def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> None:
-        """Have the kernel read up to `stop`, if less than up to `needed` was fetched. Returns before it has."""
+    def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
+        """Have the kernel read up to `stop`, if less than up to `needed` was fetched; whether it was told so.
+
+        Returns before the data is there.
+        """
         start = self._ahead
         if start >= min(stop, needed + 1):
-            return
+            return False
         first, last = start - segment.first_offset, stop - segment.first_offset
         if not (self._is_cached(fd, first) and self._is_cached(fd, last - 1)):
             for position in range(first, last, _ADVICE_BYTES):
                 self._files.advise(fd, position, min(_ADVICE_BYTES, last - position), os.POSIX_FADV_WILLNEED)
             self._brought.append(_Range(start, stop))
         self._ahead = stop
+        return True
 
     def _is_cached(self, fd: int, position: int) -> bool:
         try:

@@ -1,76 +1,69 @@
-"""The rate of cold reads: unlimited while nothing suffers, halved while something does, never below its least."""
+"""The rate of cold reads: unlimited while the loop is in time, halved while it is late, never below its least."""
 
 import pytest
+from twisted.internet.task import Clock
 
-from metaq.broker.pace import MIN_BYTES_PER_SECOND, Pace, processor_wait_seconds
+from metaq.broker.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace
 
 MIB = 1 << 20
 
 
-class Machine:
-    """Clocks and counters set by hand."""
+class Loop(Clock):
+    """A reactor that comes late to its timers when told to."""
 
     def __init__(self):
-        self.now = self.used = self.waited = 0.0
+        super().__init__()
         self.written = 0
-        self.pace = Pace(
-            lambda: self.now,
-            lambda: self.written,
-            process_seconds=lambda: self.used,
-            wait_seconds=lambda: self.waited,
-        )
+        self.pace = Pace(self, lambda: self.written)
 
-    def pass_by(self, seconds=0.1, *, used=0.0, waited=0.0, written=0):
-        self.now += seconds
-        self.used += used
-        self.waited += waited
-        self.written += written
-        return self.pace.pause()
+    def work(self, *, late=0.0, read=0, written=0):
+        """A tenth of a second and a little more."""
+        for _ in range(11):
+            self.pace.pause()
+            self.pace.spend(read // 10)
+            self.written += written // 10
+            self.advance(0.01 + late)
+        return self.pace.bytes_per_second
 
 
 @pytest.fixture
-def machine():
-    return Machine()
+def loop():
+    return Loop()
 
 
-def test_an_idle_broker_reads_as_fast_as_it_can(machine):
-    for _ in range(50):
-        machine.pace.spend(50 * MIB, 0.05)
-        assert machine.pass_by(used=0.05) == 0
+def test_a_broker_that_is_in_time_reads_as_fast_as_it_can(loop):
+    for _ in range(20):
+        loop.work(read=100 * MIB)
+        assert loop.pace.pause() == 0
 
 
-@pytest.mark.parametrize("harm", [{"used": 0.09}, {"waited": 0.02}])
-def test_it_is_held_back_step_by_step_while_others_suffer_and_let_go_afterwards(machine, harm):
-    rates = []
-    for _ in range(8):
-        machine.pace.spend(50 * MIB, 0.0)
-        machine.pass_by(**harm)
-        rates.append(machine.pace.bytes_per_second)
-    assert rates[0] <= 250 * MIB
+def test_it_is_held_back_step_by_step_while_the_loop_is_late_and_let_go_afterwards(loop):
+    rates = [loop.work(late=0.005, read=50 * MIB) for _ in range(10)]
+    assert rates[0] < 400 * MIB
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == MIN_BYTES_PER_SECOND
-    assert machine.pass_by(0) > 0
     for _ in range(40):
-        machine.pass_by()
-    assert machine.pace.bytes_per_second > 1 << 32
+        loop.work(read=MIB)
+    assert loop.pace.bytes_per_second > 1 << 32
 
 
-def test_a_pause_is_as_long_as_the_rate_asks_for(machine):
+def test_a_pause_is_as_long_as_the_rate_asks_for(loop):
     for _ in range(10):
-        machine.pass_by(waited=0.05)
-    machine.pass_by(0.05)
-    machine.pace.spend(MIB + MIN_BYTES_PER_SECOND // 100, 0.0)
-    assert machine.pass_by(0) == pytest.approx(0.01)
-    assert machine.pass_by(0.01) == 0
+        loop.work(late=0.005, read=50 * MIB)
+    loop.advance(1000)
+    loop.pace.pause()
+    loop.pace.spend(MIB + MIN_BYTES_PER_SECOND // 100)
+    assert loop.pace.pause() == pytest.approx(0.01)
 
 
-def test_readers_get_twice_what_is_written_so_that_they_catch_up(machine):
+def test_readers_get_more_than_what_is_written_so_that_they_catch_up(loop):
     for _ in range(10):
-        machine.pace.spend(100 * MIB, 0.0)
-        machine.pass_by(used=0.1, written=20 * MIB)
-    assert machine.pace.bytes_per_second == pytest.approx(400 * MIB)
+        rate = loop.work(late=0.01, read=100 * MIB, written=100 * MIB)
+    assert rate == pytest.approx(WRITTEN_FACTOR * 500 * MIB, rel=0.1)
 
 
-def test_the_kernel_says_how_long_a_thread_waited():
-    before = processor_wait_seconds()
-    assert 0 <= before <= processor_wait_seconds()
+def test_it_costs_nothing_when_nobody_reads(loop):
+    loop.work(read=MIB)
+    loop.advance(1)
+    loop.advance(1)
+    assert loop.getDelayedCalls() == []
