@@ -34,6 +34,9 @@ _BYTES_PER_SECOND = 256 << 20
 _LEAST_COST_BYTES = 1 << 20
 """What a job counts as at least: it opens and syncs files."""
 
+_LOOKED_AT = 1024
+"""Logs that one tick, or the end of a job, looks at for something to do: a few milliseconds."""
+
 _RETRY_SECONDS = 60.0
 """After a failed write."""
 
@@ -145,7 +148,9 @@ class KeyBuilding:
         return segment.checkpointed - covered > self._block_bytes
 
     def _next(self) -> None:
-        while self._waiting and not self._busy and self._credit >= 0 and not self._closed:
+        for _ in range(_LOOKED_AT):
+            if self._busy or self._closed or not self._waiting or self._credit < 0:
+                return
             log = next(iter(self._waiting))
             segment = self._choose(log)
             if segment is None:

@@ -142,7 +142,8 @@ def _entries_in(
         for position, start, stop in zip(*places, strict=True):
             for hashed in key_hashes(data, start, stop):
                 entries.append(hashed << _POSITION_BITS | position)
-        pause(_SLICE_PAUSE_SECONDS)
+        if len(properties[chosen]) == _SLICE_RECORDS:
+            pause(_SLICE_PAUSE_SECONDS)
     return np.array(entries, np.uint64)
 
 

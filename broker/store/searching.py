@@ -51,8 +51,9 @@ class Searching:
                 segment.keys = blocks
         for segment in found.lost:
             segment.keys = None
-        if found.lost or found.learned:
-            for log in logs:
+        lost = set(found.lost)
+        for log in logs if lost else ():
+            if not lost.isdisjoint(log.segments):
                 self._building.revisit(log)
         for segment, recent in found.recent:
             self._keep(segment, recent)
