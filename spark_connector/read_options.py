@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+import pyarrow as pa
+
 from metaq.client.config import ConnectionConfig
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
@@ -113,7 +115,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """All options of a read. Exactly one of topics, pattern and assigned says what is read."""
+    """All options of a read. Exactly one of topics, pattern and assigned says what is read.
+
+    columns: those that Spark gets, in its order; None: all. Not an option, but the schema of `spark.read.schema(…)`.
+    """
 
     zookeeper: str
     topics: tuple[str, ...] = ()
@@ -136,6 +141,7 @@ class ReadOptions:
     protocol: str = "auto"
     fetch_bytes: int = 1 << 20
     check_crcs: bool = False
+    columns: pa.Schema | None = None
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     @classmethod

@@ -124,7 +124,7 @@ class RangeReader:
                     coming = pull_ahead(following)
                 for block in blocks:
                     self.position = block.next_offset  # while the caller has the block, it counts as handed out
-                    yield _only(block.to_arrow(self._options.headers), self._options.tags)
+                    yield _chosen(block, self._options)
                 self.position = following
 
     def _blocks(self, connection: Connection, pulled: Pulled) -> Sequence[RecordBlock]:
@@ -205,6 +205,12 @@ class Failover:
                 return source.endpoint
 
 
-def _only(batch: pa.RecordBatch, tags: tuple[str, ...]) -> pa.RecordBatch:
-    """The rows with one of `tags` (brokers compare hashes), all if there are none."""
-    return batch.filter(pc.is_in(batch.column("tag"), pa.array(tags))) if tags else batch
+def _chosen(block: RecordBlock, options: ReadOptions) -> pa.RecordBatch:
+    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none."""
+    columns = options.columns
+    batch = block.to_arrow(options.headers or (columns is not None and "headers" in columns.names))
+    if options.tags:
+        batch = batch.filter(pc.is_in(batch.column("tag"), pa.array(options.tags)))
+    if columns is None or columns.equals(batch.schema):
+        return batch
+    return pa.RecordBatch.from_arrays([batch.column(name) for name in columns.names], schema=columns)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -11,6 +13,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from metaq.protocol.errors import ConfigError
@@ -19,7 +22,7 @@ from .options import WriteOptions
 from .planning import check_published
 from .read_options import Mode, ReadOptions
 from .reader import FilteringReader, MetaqReader
-from .schema import schema_for
+from .schema import SPARK_SCHEMA_WITH_HEADERS, schema_for
 from .stream import MetaqStreamReader
 from .writer import MetaqStreamWriter, MetaqWriter
 
@@ -48,11 +51,7 @@ class MetaqDataSource(DataSource):
         return MetaqStreamReader(self._read_options(schema, "stream"))
 
     def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
-        options = ReadOptions.parse(self.options, mode)
-        fixed = schema_for(options.headers)
-        if schema != fixed:
-            raise ConfigError("schema", schema.simpleString(), f"is fixed: leave it out ({fixed.simpleString()})")
-        return options
+        return replace(ReadOptions.parse(self.options, mode), columns=_chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
@@ -68,6 +67,16 @@ class MetaqDataSource(DataSource):
         writer = MetaqStreamWriter(options, schema)
         check_published(options)
         return writer
+
+
+def _chosen_columns(schema: StructType) -> pa.Schema:
+    """What the tasks give to Spark. Raises ConfigError for a column that there is not, or not in this type."""
+    there = {field.name: field.dataType for field in SPARK_SCHEMA_WITH_HEADERS.fields}
+    for field in schema.fields:
+        if there.get(field.name) != field.dataType:
+            known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in there.items())
+            raise ConfigError("schema", f"{field.name} {field.dataType.simpleString()}", f"choose from {known}")
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def register(spark: SparkSession) -> None:

@@ -181,6 +181,9 @@ def test_headers_are_a_column_if_asked_for(spark, cluster, producer):
     assert [tuple(each) for each in rows[0].headers] == [("trace", b"7"), ("from", "é".encode())]
     assert rows[1].headers is None
     assert read(spark, cluster, "head").columns == SPARK_SCHEMA.fieldNames()
+    given = {"zookeeper": cluster.zookeeper, "subscribe": "head"}
+    few = spark.read.format("metaq").schema("value BINARY, tag STRING").options(**given).load()
+    assert sorted(tuple(each) for each in few.collect()) == [(b"x", None), (b"y", "t")]
 
 
 def fetched_bytes(spark: SparkSession, cluster: Up, filters: list[Filter], **options: str) -> tuple[int, int]:

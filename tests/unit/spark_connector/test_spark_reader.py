@@ -5,16 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from metaq.client.cluster import Source
 from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.errors import BrokerUnavailable, ConfigError
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
 from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.reader import FAILOVER_SECONDS, Failover, read_partition
+from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
+from metaq.spark_connector.source import MetaqDataSource
 
 ZERO = TopicPartition("t", 0, 0)
 PAYLOADS = [f"{number:04d}".encode() * 100 for number in range(100)]
@@ -115,3 +118,17 @@ def test_deleted_messages_are_still_data_loss_at_the_planned_broker(now):
             list(read_partition(OPTIONS, planned(master)))
         accepting = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "failOnDataLoss": "false"})
         assert rows(read_partition(accepting, planned(master))) == PAYLOADS[10:]
+
+
+def test_only_the_columns_of_a_given_schema_go_to_spark():
+    source = MetaqDataSource({"zookeeper": "h:1", "subscribe": "t"})
+    headers = SPARK_SCHEMA_WITH_HEADERS["headers"]
+    made = source.reader(StructType().add("offset", "long").add("value", "binary").add(headers))
+    with brokers(100) as (master,):
+        batches = list(made.read(planned(master)))
+    assert {tuple(batch.schema.names) for batch in batches} == {("offset", "value", "headers")}
+    assert all(batch.schema.field("value").nullable for batch in batches)  # as Spark has what a user wrote
+    assert rows(batches) == PAYLOADS
+    for name, kind in (("value", "string"), ("values", "binary")):
+        with pytest.raises(ConfigError, match=f"schema={name} {kind}: choose from key binary, value binary, topic"):
+            source.reader(StructType().add(name, kind))

@@ -81,12 +81,6 @@ def test_overwriting_a_topic_is_refused():
         source.writer(schema("value string"), overwrite=True)
 
 
-def test_a_schema_of_ones_own_is_refused_for_reading():
-    source = MetaqDataSource({"zookeeper": "h:1", "subscribe": "trades"})
-    with pytest.raises(ConfigError, match="is fixed: leave it out"):
-        source.reader(StructType().add("value", IntegerType()))
-
-
 def told(item):
     """A payload, or what is written with it."""
     if isinstance(item, bytes):
