@@ -103,7 +103,8 @@ class Chunk:
             decoded = self._batch = decode_batch(self, partition, check)
         if decoded.damage and self.offset == decoded.end:
             raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
-        rows = decoded.batch.slice(self._taken, limit)
+        whole = not self._taken and decoded.batch.num_rows <= limit
+        rows = decoded.batch if whole else decoded.batch.slice(self._taken, limit)
         self._taken += rows.num_rows
         rest = self._taken < decoded.batch.num_rows
         self._move(decoded.batch["offset"][self._taken].as_py() if rest else decoded.end)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -57,6 +57,7 @@ def test_a_java_brokers_id_gives_no_timestamp():
     assert rows.column("id").to_pylist()[0] == -5468
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1), st.integers(1, 2000))
 def test_a_table_of_sizes_finds_the_records_that_steps_find(payloads, limit):
     records = [record(payload) for payload in payloads]
