@@ -28,6 +28,7 @@ from .files import Files, read_exactly
 __all__ = [
     "JOURNAL_DIRECTORY",
     "JOURNAL_SUFFIX",
+    "JournalData",
     "JournalEntry",
     "encode_block",
     "journal_number",
@@ -78,6 +79,27 @@ def encode_block(
     for buffer in data:
         checksum = crc32(buffer, checksum)
     return [_PREFIX.pack(_MAGIC, checksum) + head, *data]
+
+
+class JournalData:
+    """Reads entries' data; each file is opened once, until `close`. One thread."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._open: dict[str, int] = {}
+
+    def read(self, entry: JournalEntry) -> bytes:
+        """The entry's records. Raises OSError."""
+        fd = self._open.get(entry.path)
+        if fd is None:
+            fd = self._open[entry.path] = self._files.open(entry.path, os.O_RDONLY)
+        return read_exactly(self._files, fd, entry.length, entry.position)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._open.values():
+            self._files.close(fd)
+        self._open.clear()
 
 
 def read_journal(files: Files, data_path: str) -> tuple[dict[str, list[JournalEntry]], list[str]]:

@@ -15,7 +15,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import iter_headers
 
 from .files import Files, read_exactly, write_all
-from .journal_format import JournalEntry
+from .journal_format import JournalData, JournalEntry
 from .recovery import trusted_checkpoint
 from .scan import scan_units
 from .segment import SegmentFile, data_name, segment_files
@@ -25,11 +25,11 @@ __all__ = ["replay_partition"]
 _FOREVER = 1 << 63
 
 
-def replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry]) -> int:
+def replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
     """Continue the segments of a partition directory by the journal's entries; the bytes that were added.
 
     entries: of this partition, in offset order. A directory without a segment gets one at the first entry. What
-    was added is synced. Raises StoreError.
+    was added is not synced: the journal must stay until it is. Raises StoreError.
     """
     try:
         files.make_directory(directory)
@@ -37,7 +37,7 @@ def replay_partition(files: Files, directory: str, entries: Sequence[JournalEntr
         ends = [after.first_offset for _, after in pairwise(segments)] + [_FOREVER]
         return sum(
             _continue_segment(
-                files, segment, end, [each for each in entries if segment.first_offset <= each.base < end]
+                files, segment, end, [each for each in entries if segment.first_offset <= each.base < end], data
             )
             for segment, end in zip(segments, ends, strict=True)
         )
@@ -51,7 +51,9 @@ def _create(files: Files, directory: str, first_offset: int) -> SegmentFile:
     return SegmentFile(path, first_offset, 0, 0)
 
 
-def _continue_segment(files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry]) -> int:
+def _continue_segment(
+    files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
+) -> int:
     known = trusted_checkpoint(files, file)
     start = 0 if known is None else known.end - file.first_offset
     if not entries or file.first_offset + start >= entries[-1].end:
@@ -60,37 +62,32 @@ def _continue_segment(files: Files, file: SegmentFile, limit: int, entries: Sequ
     try:
         good = scan_units(files, fd, start, min(file.size, limit - file.first_offset), file.first_offset).end
         end = file.first_offset + good
+        added = []
         for entry in entries:
             if entry.end > end:
-                rest = _rest(files, fd, file, entry, end)
+                rest = _rest(files, fd, file, entry, end, data)
                 if rest is None:
                     break
-                write_all(files, fd, (rest,), end - file.first_offset)
+                added.append(rest)
                 end = entry.end
-        if end > file.first_offset + good:
-            files.fdatasync(fd)
+        if added:
+            write_all(files, fd, added, good)
     finally:
         files.close(fd)
     return end - file.first_offset - good
 
 
-def _rest(files: Files, fd: int, file: SegmentFile, entry: JournalEntry, end: int) -> memoryview | None:
+def _rest(
+    files: Files, fd: int, file: SegmentFile, entry: JournalEntry, end: int, data: JournalData
+) -> memoryview | None:
     """The part of the entry behind `end`, None if it does not continue what the file has."""
     if entry.base > end:
         return None
-    data = memoryview(_read(files, entry))
+    records = memoryview(data.read(entry))
     cut = end - entry.base
-    if cut:
-        boundaries = {header.end for header in iter_headers(data)}
+    if cut:  # in the middle of an entry, which only the first one can be
+        boundaries = {header.end for header in iter_headers(records)}
         have = read_exactly(files, fd, cut, entry.base - file.first_offset)
-        if cut not in boundaries or have != data[:cut]:
+        if cut not in boundaries or have != records[:cut]:
             return None
-    return data[cut:]
-
-
-def _read(files: Files, entry: JournalEntry) -> bytes:
-    fd = files.open(entry.path, os.O_RDONLY)
-    try:
-        return read_exactly(files, fd, entry.length, entry.position)
-    finally:
-        files.close(fd)
+    return records[cut:]

@@ -18,7 +18,7 @@ from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
-from .journal_format import journal_number
+from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import read_entries, sync_recovered
 from .partition_log import PartitionLog
@@ -110,11 +110,7 @@ class Store:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
         entries, journal_paths = read_entries(self.files, self.data_paths[0])
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
-        for name, of_partition in entries.items():
-            directory = found.get(name) or self._directory_for(name)
-            if added := replay_partition(self.files, directory.path, of_partition):
-                _log.warning("%s: %d bytes came back from the journal", directory.path, added)
-            found[name] = directory
+        self._replay(entries, found)
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path)
             self._report(recovered.report)
@@ -125,6 +121,22 @@ class Store:
             self.files.unlink(path)
         if journal_paths:
             self._journal.start_after(journal_number(journal_paths[-1]))
+
+    def _replay(self, entries: Mapping[str, Sequence[JournalEntry]], found: dict[str, PartitionDirectory]) -> None:
+        """Continue the partitions by the journal's entries; lost directories are made and put into `found`."""
+        data = JournalData(self.files)
+        total = partitions = 0
+        try:
+            for name, of_partition in entries.items():
+                directory = found[name] = found.get(name) or self._directory_for(name)
+                if added := replay_partition(self.files, directory.path, of_partition, data):
+                    _log.info("%s: %d bytes came back from the journal", directory.path, added)
+                    total += added
+                    partitions += 1
+        finally:
+            data.close()
+        if total:
+            _log.warning("%d bytes of %d partitions came back from the journal", total, partitions)
 
     def _directory_for(self, name: str) -> PartitionDirectory:
         topic, _, number = name.rpartition("-")

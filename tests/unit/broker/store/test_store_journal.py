@@ -15,7 +15,7 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.testing import FaultyFiles, check_invariants
-from metaq.protocol.errors import LogReadOnly, MetaqError
+from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
 from metaq.protocol.record import checksum, encode_record, iter_headers
 
 PARTITIONS = 6
@@ -140,6 +140,20 @@ def test_what_is_acknowledged_through_the_journal_survives_a_power_cut(puts: Put
     puts.round("unanswered")
     puts.harness.lose_power()
     assert puts.kept() == {number: [b"a-%d" % number] for number in range(PARTITIONS)}
+    assert journal_files(puts.harness) == []
+
+
+def test_a_power_cut_during_the_replay_loses_nothing(puts: Puts) -> None:
+    puts.put_together(range(PARTITIONS), b"a")
+    puts.harness.threads.run_all()
+    puts.harness.files.lose_power()
+    puts.harness.files = FaultyFiles()
+    puts.harness.files.fail("fdatasync")
+    with pytest.raises(StoreError, match="synced"):
+        puts.harness.open()
+    assert journal_files(puts.harness) != []
+    puts.harness.lose_power()
+    puts.check()
     assert journal_files(puts.harness) == []
 
 
