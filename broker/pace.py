@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from .reactor import ReactorTime
 
-__all__ = ["MIN_BYTES_PER_SECOND", "Pace"]
+__all__ = ["MIN_BYTES_PER_SECOND", "Pace", "processor_wait_seconds"]
 
 MIN_BYTES_PER_SECOND = 32 << 20
 """What cold readers together get in any case; or WRITTEN_FACTOR times what is being written, so that they catch up."""
 
 WRITTEN_FACTOR = 1.25
 
-MAX_LATENESS_SECONDS = 0.002
+MAX_LATENESS_SECONDS = 0.001
 """Mean time by which the loop may come late to a timer; hot requests wait as long."""
+
+MAX_WAITING_PART = 0.05
+"""Part of the time that the reactor thread may be ready and have no processor: the machine has too few for its work."""
 
 _MAX_BYTES_PER_SECOND = float(8 << 30)
 _WINDOW_SECONDS = 0.1
 _TIMER_SECONDS = 0.01
 _SLOWER = 0.5
-_FASTER = 1.25
+_FASTER = 1.05
 _BURST_SECONDS = 0.01
 _MIN_BURST_BYTES = 1 << 20
 
@@ -32,8 +36,12 @@ class Pace:
     or the loop's own work for producers and hot readers. Reactor thread; costs nothing while nobody reads cold data.
     """
 
-    def __init__(self, reactor: ReactorTime, written: Callable[[], int]) -> None:
-        """written: bytes appended so far."""
+    def __init__(
+        self, reactor: ReactorTime, written: Callable[[], int], waited: Callable[[], float] | None = None
+    ) -> None:
+        """written: bytes appended so far. waited: seconds that the reactor thread has waited for a processor so far."""
+        self._waited = waited or processor_wait_seconds
+        self._waited_before = self._waited()
         self._reactor = reactor
         self._written = written
         self._since = self._refilled = reactor.seconds()
@@ -66,6 +74,7 @@ class Pace:
         self._timer_runs = True
         self._since = now
         self._written_before, self._read_before = self._written(), self._read
+        self._waited_before = self._waited()
         self._late, self._timers = 0.0, 0
         self._sleep(now)
 
@@ -88,9 +97,25 @@ class Pace:
             self._sleep(now)
 
     def _adapt(self, elapsed: float) -> None:
-        if self._late / self._timers <= MAX_LATENESS_SECONDS:
+        waiting = (self._waited() - self._waited_before) / elapsed
+        if self._late / self._timers <= MAX_LATENESS_SECONDS and waiting <= MAX_WAITING_PART:
             self.bytes_per_second = min(_MAX_BYTES_PER_SECOND, self.bytes_per_second * _FASTER)
             return
         least = max(MIN_BYTES_PER_SECOND, WRITTEN_FACTOR * (self._written() - self._written_before) / elapsed)
         read = (self._read - self._read_before) / elapsed
         self.bytes_per_second = max(least, min(self.bytes_per_second, read) * _SLOWER)
+
+
+def processor_wait_seconds() -> float:
+    """How long the calling thread was ready to run and did not, so far; 0.0 where the kernel does not say.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst, second field of `/proc/<pid>/schedstat` in nanoseconds.
+    """
+    try:
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(fd, 100).split()[1]) / 1e9
+    finally:
+        os.close(fd)

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.task import Clock
 
-from metaq.broker.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace
+from metaq.broker.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace, processor_wait_seconds
 
 MIB = 1 << 20
 
@@ -14,14 +14,16 @@ class Loop(Clock):
     def __init__(self):
         super().__init__()
         self.written = 0
-        self.pace = Pace(self, lambda: self.written)
+        self.waited = 0.0
+        self.pace = Pace(self, lambda: self.written, lambda: self.waited)
 
-    def work(self, *, late=0.0, read=0, written=0):
+    def work(self, *, late=0.0, waited=0.0, read=0, written=0):
         """A tenth of a second and a little more."""
         for _ in range(11):
             self.pace.pause()
             self.pace.spend(read // 10)
             self.written += written // 10
+            self.waited += waited
             self.advance(0.01 + late)
         return self.pace.bytes_per_second
 
@@ -37,12 +39,13 @@ def test_a_broker_that_is_in_time_reads_as_fast_as_it_can(loop):
         assert loop.pace.pause() == 0
 
 
-def test_it_is_held_back_step_by_step_while_the_loop_is_late_and_let_go_afterwards(loop):
-    rates = [loop.work(late=0.005, read=50 * MIB) for _ in range(10)]
+@pytest.mark.parametrize("harm", [{"late": 0.005}, {"waited": 0.001}])
+def test_it_is_held_back_step_by_step_while_the_loop_is_late_and_let_go_afterwards(loop, harm):
+    rates = [loop.work(**harm, read=50 * MIB) for _ in range(10)]
     assert rates[0] < 400 * MIB
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == MIN_BYTES_PER_SECOND
-    for _ in range(40):
+    for _ in range(120):
         loop.work(read=MIB)
     assert loop.pace.bytes_per_second > 1 << 32
 
@@ -67,3 +70,8 @@ def test_it_costs_nothing_when_nobody_reads(loop):
     loop.advance(1)
     loop.advance(1)
     assert loop.getDelayedCalls() == []
+
+
+def test_the_kernel_says_how_long_a_thread_waited():
+    before = processor_wait_seconds()
+    assert 0 <= before <= processor_wait_seconds()
