@@ -47,7 +47,7 @@ class _Reader:
         self.busy = False
 
     def continues(self, offset: int) -> bool:
-        return self.start <= offset <= self.end
+        return self.start <= offset <= self.end and not self.reader.is_ahead_cached
 
 
 class ColdReads:

@@ -1,4 +1,4 @@
-"""How fast cold data is read: as fast as the disk gives it, until the reactor's loop comes late to its work."""
+"""How fast cold data is read: as fast as the disk gives it, unless producers suffer from it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .reactor import ReactorTime
 __all__ = ["MIN_BYTES_PER_SECOND", "Pace", "processor_wait_seconds"]
 
 MIN_BYTES_PER_SECOND = 32 << 20
-"""What cold readers together get in any case; or WRITTEN_FACTOR times what is being written, so that they catch up."""
+"""What cold readers together get in any case; or WRITTEN_FACTOR times what is being written, so that they keep up."""
 
-WRITTEN_FACTOR = 1.25
+WRITTEN_FACTOR = 1.0
 
 MAX_LATENESS_SECONDS = 0.001
 """Mean time by which the loop may come late to a timer; hot requests wait as long."""
@@ -31,6 +31,7 @@ _MIN_BURST_BYTES = 1 << 20
 
 class Pace:
     """Measures, while cold data is read, how late the loop is; the rate is halved if it is too late, and grows else.
+    While nobody writes there is nobody to be spared, and no limit.
 
     Whatever holds the loop up is seen so: a machine short of processors, worker threads that take the interpreter lock,
     or the loop's own work for producers and hot readers. Reactor thread; costs nothing while nobody reads cold data.
@@ -97,11 +98,15 @@ class Pace:
             self._sleep(now)
 
     def _adapt(self, elapsed: float) -> None:
+        written = (self._written() - self._written_before) / elapsed
+        if not written:
+            self.bytes_per_second = _MAX_BYTES_PER_SECOND
+            return
         waiting = (self._waited() - self._waited_before) / elapsed
         if self._late / self._timers <= MAX_LATENESS_SECONDS and waiting <= MAX_WAITING_PART:
             self.bytes_per_second = min(_MAX_BYTES_PER_SECOND, self.bytes_per_second * _FASTER)
             return
-        least = max(MIN_BYTES_PER_SECOND, WRITTEN_FACTOR * (self._written() - self._written_before) / elapsed)
+        least = max(MIN_BYTES_PER_SECOND, WRITTEN_FACTOR * written)
         read = (self._read - self._read_before) / elapsed
         self.bytes_per_second = max(least, min(self.bytes_per_second, read) * _SLOWER)
 

@@ -96,6 +96,9 @@ class Files(Protocol):
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
         """Tell the page cache what is wanted (os.POSIX_FADV_…); a hint, and of no effect where it is not understood."""
 
+    def unused_memory_part(self) -> float:
+        """Part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
+
     def start_writeback(self, fd: int, position: int, size: int) -> None:
         """Have dirty pages written, without waiting for them and without making anything safe; a hint as well."""
 
@@ -146,6 +149,9 @@ class RealFiles:
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
         with suppress(OSError):
             os.posix_fadvise(fd, position, size, advice)
+
+    def unused_memory_part(self) -> float:
+        return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
@@ -367,6 +373,8 @@ class OpenFiles:
         if len(self._ring) >= self.limit:
             self._evict()
         fd = self.files.open(file.path, file.flags)
+        # also a read that may not wait starts the kernel's read-ahead: cold data would come unasked, and without a pace
+        self.files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         file.fd = fd
         self._ring.append(file)
         return fd

@@ -2,7 +2,7 @@
 
 A reader that is far behind would otherwise wait for the disk at each request, and push out of the page cache what
 producers have just written and readers at the end still want. Only pages that were not there before are dropped, well
-behind the reader, and never near the end of the partition.
+behind the reader, never near the end of the partition, and not while the machine has memory to spare for the next group.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ MAX_WINDOW_BYTES = 4 << 20
 
 HOT_TAIL_BYTES = 64 << 20
 """The last bytes of a partition, which are never dropped."""
+
+SPARE_MEMORY_PART = 0.1
+"""Part of the machine's memory that is in no use at all, not even as page cache: above it nothing is dropped."""
 
 _PAGE_BYTES = 4096
 _ADVICE_BYTES = 1 << 20
@@ -49,6 +52,8 @@ class SequentialReader:
         self._files = files
         self._segment: Segment | None = None
         self._ahead = 0  # up to here the segment was fetched
+        self.is_ahead_cached = False
+        """Whether what was to be fetched last was there already: others read the same, or it was written just now."""
         self._brought: deque[_Range] = deque()
 
     def read(self, offset: int, max_bytes: int, window: int = MAX_WINDOW_BYTES) -> bytes:
@@ -56,8 +61,7 @@ class SequentialReader:
         segment, length = self.log.extent(offset, max_bytes)
         if not length:
             return b""
-        begins = segment is not self._segment
-        if begins:
+        if segment is not self._segment:
             self._leave()
             self._segment = segment
         self._ahead = max(self._ahead, offset)
@@ -69,8 +73,7 @@ class SequentialReader:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
         try:
             end = offset + length
-            if begins:
-                self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
+            self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
             self._fetch(fd, segment, end, offset)
             data = read_exactly(self._files, fd, length, offset - segment.first_offset)
             if self._fetch(fd, segment, min(end + window, segment.first_offset + segment.size), end + window // 2):
@@ -90,7 +93,8 @@ class SequentialReader:
         if start >= min(stop, needed + 1):
             return False
         first, last = start - segment.first_offset, stop - segment.first_offset
-        if not (self._is_cached(fd, first) and self._is_cached(fd, last - 1)):
+        self.is_ahead_cached = self._is_cached(fd, first) and self._is_cached(fd, last - 1)
+        if not self.is_ahead_cached:
             for position in range(first, last, _ADVICE_BYTES):
                 self._files.advise(fd, position, min(_ADVICE_BYTES, last - position), os.POSIX_FADV_WILLNEED)
             self._brought.append(_Range(start, stop))
@@ -105,6 +109,9 @@ class SequentialReader:
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
         """Give back the pages that were brought and end before `before`, if the end of the partition is far away."""
+        if self._brought and self._files.unused_memory_part() > SPARE_MEMORY_PART:
+            self._brought.clear()
+            return
         before = min(before, self.log.visible_end - HOT_TAIL_BYTES)
         while self._brought and self._brought[0].stop <= before:
             start, stop = (offset - segment.first_offset for offset in self._brought.popleft())

@@ -75,6 +75,8 @@ class FaultyFiles(RealFiles):
         self.calls: Counter[str] = Counter()
         self.nowait_supported = True
         self.page_cache_empty = False
+        self.unused_memory = 0.0
+        """What `unused_memory_part` says: none is spare, so that readers give back what they brought."""
         self.free: int | None = None
         """What `space` says of a file system of 100 GB; None: of the real one."""
         self._failing: set[str] = set()
@@ -87,6 +89,9 @@ class FaultyFiles(RealFiles):
     def open_descriptors(self) -> int:
         """Descriptors opened and not closed."""
         return len(self._paths)
+
+    def unused_memory_part(self) -> float:
+        return self.unused_memory
 
     def fail(self, name: str) -> None:
         """Let every call of the method `name` fail from now on."""

@@ -59,6 +59,14 @@ def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(
     assert [each for each in advice if each[0] == "drop"] == [("drop", page, 1) for page in range(4, 8)]
 
 
+def test_nothing_is_dropped_while_memory_is_spare(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+    harness.files.unused_memory = 0.5
+    reader = SequentialReader(harness.log, harness.files)
+    for page in range(16):
+        read(reader, page)
+    assert {what for what, _, _ in advice} == {"fetch"}
+
+
 def test_the_end_of_the_partition_is_never_dropped(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
     reader = SequentialReader(harness.log, harness.files)
     for page in range(9):
