@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from twisted.internet.defer import Deferred, fail
 
 from metaq.protocol.errors import ConfigError, FiltersBusy, MetaqError
+from metaq.protocol.limits import MAX_PULL_BYTES
 from metaq.protocol.record import Buffer
 from metaq.version import __version__
 
@@ -177,7 +178,14 @@ class Broker:
     @property
     def max_answer_bytes(self) -> int:
         """Data of one answer: maxTransferSize, less while consumers that do not read hold too much of the memory."""
-        limit = self.config.max_transfer_size
+        return self._answer_bytes(self.config.max_transfer_size)
+
+    @property
+    def max_pull_bytes(self) -> int:
+        """The same for a PULL, of which bulk readers may ask for more."""
+        return self._answer_bytes(max(self.config.max_transfer_size, MAX_PULL_BYTES))
+
+    def _answer_bytes(self, limit: int) -> int:
         return limit if self.unsent_bytes <= MAX_UNSENT_BYTES else min(limit, SCARCE_ANSWER_BYTES)
 
     @property

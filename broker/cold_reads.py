@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.record import Buffer
+
 from .pace import Pace
 from .reactor import ReactorTime
 from .store.files import CachedOnly, Files, NotCached
@@ -68,7 +70,7 @@ class ColdReads:
         self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
-    def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> bytes | Deferred[bytes]:
+    def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
         """What `log.read` gives, at once if it is in the page cache. Raises, or fails with, what `log.read` raises."""
         known = self._readers.get((log, group)) if self._readers else None
         if known is None or not known.continues(offset) or log.visible_end - offset <= HOT_TAIL_BYTES:

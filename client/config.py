@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from metaq.protocol.errors import ConfigError
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_PULL_BYTES
 from metaq.protocol.remoting import MAX_WAIT_MS
 
 __all__ = [
@@ -166,7 +166,10 @@ class ConsumerConfig:
     """How a consumer fetches, commits and shares partitions."""
 
     fetch_max_bytes: int = 1 << 20
-    """Asked for per pull. A broker gives at most its maxTransferSize; the first record comes whole, however large."""
+    """Asked for per pull. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text protocol
+    only this); the first record comes whole, however large."""
+    arrow_fetch_bytes: int = MAX_PULL_BYTES
+    """The same for poll_arrow(), whose cost is more that of an answer than that of its messages."""
     max_buffered_bytes: int = 4 << 20
     """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
     check_crcs: bool | None = None
@@ -206,6 +209,7 @@ class ConsumerConfig:
             "retry_max_seconds",
             "stop_seconds",
             "fetch_max_bytes",
+            "arrow_fetch_bytes",
             "max_buffered_bytes",
             "text_idle_step_ms",
             "text_idle_max_ms",

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
     "MAX_LINE_BYTES",
+    "MAX_PULL_BYTES",
     "MAX_TX_KEY_CHARACTERS",
     "SLAVE_STATUS_TOPIC",
     "check_group",
@@ -49,6 +50,9 @@ MAX_FRAME_BYTES = (1 << 24) - 1
 
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""
+
+MAX_PULL_BYTES = 4 << 20
+"""Most data of one PULL's answer, unless the broker's maxTransferSize is more: larger ones would hold its loop up."""
 
 MAX_BATCH_RECORDS = 1 << 20
 """Most records in one send-batch frame."""

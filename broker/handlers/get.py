@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import FilterUnavailable, OffsetOutOfRange, PartitionNotFound
 from metaq.protocol.limits import INT64_MAX
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import HEADER_BYTES, Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
 
@@ -48,7 +48,7 @@ def answer_get(broker: Broker, get: Get) -> Answer:
     return _whole_record(broker, log, get, size, data)
 
 
-def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: bytes) -> Bytes | Deferred[Bytes]:
+def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
     """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
     if len(data) == size < get.max_size:
         record = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
@@ -58,7 +58,7 @@ def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: 
     return _value(get, data)
 
 
-def _value(get: Get, data: bytes) -> Bytes:
+def _value(get: Get, data: Buffer) -> Bytes:
     return [encode_value_line(len(data), get.opaque), data]
 
 

@@ -93,7 +93,7 @@ class Pull:
     @property
     def max_bytes(self) -> int:
         """How much data an answer may carry; one record may be larger."""
-        return min(self._request.max_bytes, self._broker.max_answer_bytes, _MOST_BYTES)
+        return min(self._request.max_bytes, self._broker.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
@@ -169,7 +169,7 @@ class Pull:
             return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
         return self._slice(log, span, table, data)
 
-    def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: bytes) -> Bytes:
+    def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: Buffer) -> Bytes:
         progress = self._progress(log, span.end)._replace(records=len(table) // 4)
         return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
 

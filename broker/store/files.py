@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from metaq.protocol.record import Buffer
 
 __all__ = [
@@ -35,7 +37,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_SCRATCH_BYTES = 1 << 20
+_SCRATCH_BYTES = 16 << 10
+"""Up to here what was read is copied out of a buffer that is used again; more gets a buffer of its own."""
 _LOAD_BYTES = 64 << 10  # read at once what lies around: searches come back to the neighbourhood
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
@@ -310,7 +313,7 @@ class OpenFile:
         if self.fd is not None:
             self._table.forget(self)
 
-    def read(self, size: int, position: int) -> bytes:
+    def read(self, size: int, position: int) -> Buffer:
         """`size` bytes from `position`, fewer only at the end of the file.
 
         Waits for the disk, or raises NotCached where that is not allowed (`OpenFiles.cached_only`).
@@ -328,7 +331,7 @@ class OpenFile:
         if not self._table.may_wait:
             self.read(size, position)
 
-    def read_cached(self, size: int, position: int) -> bytes | None:
+    def read_cached(self, size: int, position: int) -> Buffer | None:
         """`size` bytes from `position` if all of them are in the page cache, else None."""
         return self._table.read_cached(self.use(), size, position)
 
@@ -395,11 +398,12 @@ class OpenFiles:
             file.recent = False
             self._ring.rotate(-1)
 
-    def read_cached(self, fd: int, size: int, position: int) -> bytes | None:
+    def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
         """See OpenFile.read_cached. File systems that cannot tell are read at once, which may wait for the disk."""
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)
-        buffer = self._scratch[:size] if size <= _SCRATCH_BYTES else memoryview(bytearray(size))
+        small = size <= _SCRATCH_BYTES
+        buffer = self._scratch[:size] if small else np.empty(size, np.uint8).data
         try:
             got = self.files.preadv_nowait(fd, buffer, position)
         except BlockingIOError:
@@ -413,4 +417,6 @@ class OpenFiles:
             )
             return read_exactly(self.files, fd, size, position)
         # a short read would end inside a record for ever if the rest never came into the cache
-        return bytes(buffer) if got == size else None
+        if got != size:
+            return None
+        return bytes(buffer) if small else buffer

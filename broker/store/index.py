@@ -272,5 +272,5 @@ class Index:
     def _time(self, number: int) -> int:
         return abs(self.unit(number)[2])
 
-    def _read(self, start: int, stop: int) -> bytes:
+    def _read(self, start: int, stop: int) -> Buffer:
         return self.file.read((stop - start) * UNIT_BYTES, HEADER_BYTES + start * UNIT_BYTES)

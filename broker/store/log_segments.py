@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.record import Buffer
 
 from .files import Files, OpenFiles, read_exactly
 from .index import Index
@@ -55,7 +56,7 @@ class LogSegments:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_bytes: int) -> bytes | None:
+    def read(self, offset: int, max_bytes: int) -> Buffer | None:
         """At most `max_bytes` stored bytes from `offset` on, of one segment, up to visible_end; b"" there.
 
         None if they are not all in the page cache: call `read_blocking` in a worker thread. The last record may be cut.

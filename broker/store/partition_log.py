@@ -132,8 +132,7 @@ class PartitionLog(LogSyncing):
     def _write_back(self, segment: Segment, end: int) -> None:
         """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.
 
-        Else it comes all at once, with the next sync, and appends stall behind it: measured with 100 MB/s and four
-        readers, a sync took 300 ms instead of 8, and one write in a hundred 15 ms instead of 0.6.
+        Else it comes all at once with the next sync, which then takes long.
         """
         if not self._writing_back:
             self._writing_back = True

@@ -2,7 +2,7 @@
 
 A reader that is far behind would otherwise wait for the disk at each request, and push out of the page cache what
 producers have just written and readers at the end still want. Only pages that were not there before are dropped, well
-behind the reader, never near the end of the partition, and not while the machine has memory to spare for the next group.
+behind the reader, never near the end of the partition, and not while the machine has memory to spare.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ class Fetcher:
         self._endpoint_of = endpoint_of
         self._arrivals = arrivals
         self._config = config
+        self.pull_bytes = config.fetch_max_bytes
+        """Asked for per pull. Any thread."""
         self._timers = timers
         self._clock = clock
         self._is_slave = is_slave
@@ -186,7 +188,7 @@ class Fetcher:
             topic,
             number,
             state.fetch_offset,
-            config.fetch_max_bytes,
+            self.pull_bytes,
             self._group,
             self._tags,
             config.long_poll_ms,

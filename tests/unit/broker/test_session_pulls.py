@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaq.broker import broker as broker_module
 from metaq.broker.handlers import pull as pull_module
 from metaq.broker.session import MAX_PARKED_PULLS
 from metaq.protocol.frames import encode_frame
@@ -68,10 +69,12 @@ def test_a_filtered_answer_has_no_sizes(peer):
     assert (answer.runs, answer.records) == (1, 0)
 
 
-def test_no_pull_gives_more_than_max_transfer_size(peer):
+def test_a_pull_gives_what_bulk_readers_ask_for_up_to_a_limit(peer, monkeypatch):
     peer.send(b"".join(put("t", 0, b"x" * 80) for _ in range(50)))
     peer.received()
-    assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 1000
+    assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 5000  # max_transfer_size is 1000
+    monkeypatch.setattr(broker_module, "MAX_PULL_BYTES", 2000)
+    assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 2000
 
 
 def test_at_the_end_without_a_wait_there_is_nothing(peer):

@@ -83,9 +83,9 @@ class Running:
     @property
     def bytes(self) -> bytes:
         log = self.harness.store.get("t", 0)
-        data: bytes | None = log.read(log.first_offset, 1 << 20)
+        data = log.read(log.first_offset, 1 << 20)
         assert data is not None
-        return data
+        return bytes(data)
 
 
 def test_the_copy_is_the_master_byte_for_byte(harness: Harness):
