@@ -176,17 +176,22 @@ class Store:
     def append_many(self, appends: Iterable[tuple[PartitionLog, Sequence[Buffer], Buffer]]) -> list[MetaqError | None]:
         """`PartitionLog.append(data, units)` for each (log, data, units), in order; they share one sync of the journal.
 
-        For each None, or why nothing was appended: one that is refused does not refuse the others. Raises ValueError
-        like `append`, with those before it appended.
+        For each None, or why nothing was appended: one that is refused does not refuse those of other partitions, but
+        what follows it in its own. Raises ValueError like `append`, with those before it appended.
         """
         errors: list[MetaqError | None] = []
+        failed: dict[PartitionLog, MetaqError] = {}
         self._journal.hold()
         try:
             for log, data, units in appends:
+                if log in failed:
+                    errors.append(failed[log])
+                    continue
                 try:
                     log.append(data, units)
                     errors.append(None)
                 except MetaqError as error:
+                    failed[log] = error
                     errors.append(error)
         finally:
             self._journal.release()

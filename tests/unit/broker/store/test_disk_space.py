@@ -6,10 +6,12 @@ import errno
 
 import pytest
 
+from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
 from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.testing import FaultyFiles, ManualThreads, check_invariants
 from metaq.protocol.errors import DiskFull, LogReadOnly
+from metaq.protocol.record import checksum
 
 GIB = 1 << 30
 
@@ -95,6 +97,22 @@ def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(
     assert harness.bodies() == [b"good", b"goes on"]
     harness.lose_power() if group_commit else harness.kill()
     assert harness.bodies() == [b"good", b"goes on"]
+
+
+def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness: StoreHarness) -> None:
+    log = harness.log
+    appends = []
+    end = log.end_offset
+    for number, body in enumerate((b"first", b"second")):
+        data, units = encode_puts([(0, checksum(body), body)], end, [number + 1], 1)
+        appends.append((log, data, units))
+        end += 20 + len(body)
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail_at = harness.files.changes + 1  # the first of the two only
+    errors = harness.store.append_many(appends)
+    assert [type(error) for error in errors] == [DiskFull, DiskFull]
+    assert harness.bodies() == []
+    check_invariants(log)
 
 
 def test_what_cannot_be_cut_back_turns_the_log_read_only(harness: StoreHarness) -> None:
