@@ -18,7 +18,7 @@ from metaq.protocol.record import (
 
 from .values import TopicPartition
 
-__all__ = ["Message"]
+__all__ = ["Message", "PlainMessage"]
 
 
 class Message(NamedTuple):
@@ -87,3 +87,16 @@ class Message(NamedTuple):
         payload = self.payload
         shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
+
+
+class PlainMessage(Message):
+    """A message known to have no attribute, whose payload is its body: found without a call of Python, three times
+    as fast. Equal to a Message with the same fields, and pickled as one.
+    """
+
+    __slots__ = ()
+
+    payload = Message.body
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return Message, tuple(self)

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 
 from .file_systems import FileSystems
 from .flush import DATA, INDEX, RunInThread
+from .index import UnitLimit
 from .partition_log import PartitionLog
 from .sync_job import SyncJob, run_together
 
@@ -25,6 +26,12 @@ _GROUPED_FROM = 64
 
 _MAX_GROUP = 128
 """Logs in a group: ending their jobs and making the next group's takes the owning thread some 3 ms."""
+
+_MAX_UNITS = 3 << 20
+"""Index units that all dirty logs together may hold in memory (96 MiB) before they write them out."""
+
+_LEAST_UNITS = 256
+"""What each of them may hold in any case: writing fewer costs more than they take."""
 
 _LOOKED_AT_PER_TICK = 1024
 """Dirty logs whose time has come that one tick looks at, some 2 ms; the others wait for the next tick."""
@@ -48,6 +55,9 @@ class BackgroundSyncs:
         self._schedule: list[tuple[float, int, PartitionLog]] = []  # a heap: when to look at each dirty log
         self._number = 0
         self._pending: dict[PartitionLog, int] = {}
+        self._full: dict[PartitionLog, None] = {}  # have too many units in memory
+        self._writing_units = False
+        self.unit_limit = UnitLimit()
         self._background: set[PartitionLog] = set()
         self._group_runs = False
         self._closed = False
@@ -66,12 +76,20 @@ class BackgroundSyncs:
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Start a job of this kind, at once unless others are under way: nobody waits for it."""
+        """Start a job of this kind, at once unless others are under way: nobody waits for it.
+
+        Units alone are written without waiting behind syncs: memory must not grow while the disk is slow.
+        """
+        if kind == INDEX:
+            self._full[log] = None
+            self._write_units()
+            return
         self._pending[log] = self._pending.get(log, 0) | kind
         self._start_pending()
 
     def tick(self, now: float) -> None:
         """Start what is due at monotonic time `now`, in seconds."""
+        self.unit_limit.units = max(_LEAST_UNITS, _MAX_UNITS // max(1, len(self._dirty)))
         for _ in range(_LOOKED_AT_PER_TICK):
             if self._fresh:
                 self._look_at(self._fresh.popleft(), 0, now)
@@ -138,14 +156,36 @@ class BackgroundSyncs:
             run = partial(run_together, self._file_systems.sync, [job for _, job in begun])
             self._run_in_thread(run, partial(self._group_ended, begun))
 
+    def _write_units(self) -> None:
+        if self._writing_units or self._closed:
+            return
+        logs = [log for log, _ in zip(self._full, range(_MAX_GROUP), strict=False)]
+        for log in logs:
+            del self._full[log]
+        jobs = [(log, log.flusher.begin(INDEX)) for log in logs if not log.flusher.busy]  # who is busy asks again
+        begun = [(log, job) for log, job in jobs if job is not None]
+        if begun:
+            self._writing_units = True
+            run = partial(run_together, self._file_systems.sync, [job for _, job in begun])
+            self._run_in_thread(run, partial(self._units_written, begun))
+
+    def _units_written(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
+        self._writing_units = False
+        self._end_group(group, result)
+        if self._full:
+            self._write_units()
+
     def _group_ended(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
         """result: None, the error of the sync they shared, or an exception that ended the worker."""
         self._group_runs = False
+        self._end_group(group, result)
+        self._start_pending()
+
+    def _end_group(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
         for log, job in group:
             log.flusher.end(job, result)
         if isinstance(result, OSError) and not self._closed:
             self._fail_dirty(str(result))
-        self._start_pending()
 
     def _fail_dirty(self, cause: str) -> None:
         """The kernel tells once that something was lost, and not of which file: nothing unsynced can be vouched for."""

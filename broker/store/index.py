@@ -41,6 +41,7 @@ __all__ = [
     "Index",
     "StoredCheckpoint",
     "UnitArray",
+    "UnitLimit",
     "largest_id",
     "read_checkpoint",
     "write_checkpoint",
@@ -155,6 +156,15 @@ def _write_all(files: Files, fd: int, data: Buffer, position: int) -> None:
 
 _CHUNK_UNITS = 64  # of the first read; the next ones are larger
 _MAX_BOUNDARIES = 256
+
+
+class UnitLimit:
+    """How many units each log of a store may hold in memory before it writes them out. Owning thread."""
+
+    __slots__ = ("units",)
+
+    def __init__(self, units: int = 1 << 31) -> None:
+        self.units = units
 
 
 class Index:

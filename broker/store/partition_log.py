@@ -21,7 +21,7 @@ from metaq.protocol.record import Buffer
 from .disk_space import no_room
 from .files import OpenFiles, write_all
 from .flush import DATA, INDEX, FlushPolicy, RunInThread
-from .index import UNIT, UNIT_BYTES
+from .index import UNIT, UNIT_BYTES, UnitLimit
 from .journal import Journal
 from .log_syncing import LogSyncing
 from .segment import Segment, create_segment
@@ -55,17 +55,20 @@ class PartitionLog(LogSyncing):
         unsynced_directories: Sequence[str] = (),
         on_dirty: Callable[[PartitionLog], None] | None = None,
         request_sync: Callable[[PartitionLog, int], None] | None = None,
+        unit_limit: UnitLimit | None = None,
     ) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them).
 
         journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
-        request_sync(log, kind): start a job soon that nobody waits for; without it is started at once.
+        request_sync(log, kind): start a job soon that nobody waits for; without it is started at once. unit_limit: of
+        index units in memory, if it is less than MAX_UNSTORED_UNITS.
         """
         self.topic = topic
         self.journal_name = f"{topic}-{partition}".encode()
         self.partition = partition
         self._max_segment_size = max_segment_size
         self._run_in_thread = run_in_thread
+        self._unit_limit = unit_limit or UnitLimit()
         self._writing_back = False
         super().__init__(
             directory,
@@ -123,8 +126,9 @@ class PartitionLog(LogSyncing):
             self._flusher.request(DATA)
         elif self._policy.due_after_append(self._unsynced_records):
             self._sync_soon(DATA)
-        if unstored > MAX_UNSTORED_UNITS and not self._flusher.writes_index:
-            self._sync_soon(INDEX if journal is None else DATA | INDEX)
+        limit = min(self._unit_limit.units, MAX_UNSTORED_UNITS)
+        if unstored > limit and not self._flusher.writes_index:
+            self._sync_soon(INDEX if journal is None or limit < MAX_UNSTORED_UNITS else DATA | INDEX)
         if not self._waits:
             self._show(end, self._written)
         return base

@@ -298,6 +298,7 @@ class Store:
             unsynced_directories=recovered.unsynced_directories,
             on_dirty=self._syncs.mark_dirty,
             request_sync=self._syncs.request,
+            unit_limit=self._syncs.unit_limit,
         )
         self._syncs.watch(log)
         self._logs[topic, partition] = log

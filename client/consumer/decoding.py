@@ -26,7 +26,7 @@ from metaq.protocol.record import (
     split_bodies,
 )
 
-from ..message import Message
+from ..message import Message, PlainMessage
 from ..values import TopicPartition
 
 __all__ = [
@@ -147,7 +147,8 @@ def decode_sized(
         flags.tolist() if flags.any() else repeat(0),
         good.bodies,
     )
-    messages = list(map(_make, repeat(Message, len(good.starts)), zip(*columns, strict=False)))
+    kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
+    messages = list(map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False)))
     if tags is not None:
         messages = [message for message in messages if _has_tag(message.body, message.flag, tags)]
     return Decoded(messages, good.end(records) + shift, good.damage)

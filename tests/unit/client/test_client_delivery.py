@@ -1,5 +1,6 @@
 """From fetched bytes to messages, and what of them counts as consumed."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,17 @@ def test_a_wrong_length_in_a_table_is_damage_at_its_record_and_checksums_need_no
     with pytest.raises(CorruptRecord) as caught:
         chunk.take(HERE, 10, check=False)
     assert caught.value.position == 1048
+
+
+@pytest.mark.parametrize("attributes", [{}, {"tag": "a"}])
+def test_what_a_message_is_does_not_show_how_it_was_found(attributes):
+    records = [record(b"payload", number, **attributes) for number in range(3)] + [record(b"plain", 3)]
+    for found, walked in zip(sized(*records).take(HERE, 9), chunk_of(*records).take(HERE, 9), strict=True):
+        copy = pickle.loads(pickle.dumps(found))
+        assert found == walked == copy
+        assert found.payload == walked.payload == copy.payload
+        assert (repr(found), hash(found), found.tag) == (repr(walked), hash(walked), walked.tag)
+        assert type(copy) is Message
 
 
 def test_what_is_given_back_comes_again():
