@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +31,11 @@ __all__ = [
 ]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_FREE_PORTS = range(10_000, 32_768)
+"""Below Linux's default net.ipv4.ip_local_port_range."""
+
+_TRIES = 100
 
 
 @contextmanager
@@ -70,13 +76,27 @@ def _bind(option: str, port: int, host: str, probe: socket.socket) -> int:
         raise ConfigError(option, port, "is above 65535: choose a lower first port")
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
     try:
-        probe.bind((host, port))
+        if port:
+            probe.bind((host, port))
+        else:
+            _bind_anywhere(host, probe)
         probe.listen(1)
     except OSError as error:
         remedy = f"cannot listen on {host}:{port} ({error.strerror}): stop the other program or choose another port"
         raise ConfigError(option, port, remedy) from error
     bound: int = probe.getsockname()[1]
     return bound
+
+
+def _bind_anywhere(host: str, probe: socket.socket) -> None:
+    """Bind a free port below those that the system gives to outgoing connections: one of these could take it before
+    the server that it is for. Raises OSError.
+    """
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            probe.bind((host, random.choice(_FREE_PORTS)))
+            return
+    probe.bind((host, 0))
 
 
 @contextmanager
