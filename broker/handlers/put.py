@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from twisted.internet.defer import Deferred
 
@@ -18,6 +17,7 @@ from ..broker import Broker
 from ..partitions import ANY
 from ..store.batch import encode_puts
 from ..store.partition_log import PartitionLog
+from .safety import when_safe
 
 __all__ = ["PutGroup", "Send"]
 
@@ -142,31 +142,14 @@ class PutGroup:
         return log, data, units
 
     def _answer_when_safe(self, waiting: list[_Batch]) -> Deferred[Bytes]:
-        """When all are visible, and a synchronous master's slave has answered."""
-        deferred: Deferred[Bytes] = Deferred()
-        slave = self._broker.sync_slave
-        missing = 1 if slave is None else 1 + len(waiting)
-
-        def arrived() -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                deferred.callback(self._answers())
-
-        def settled(errors: Sequence[MetaqError | None]) -> None:
+        def visible(errors: Sequence[MetaqError | None]) -> None:
             for batch, error in zip(waiting, errors, strict=True):
                 batch.error = error
-            arrived()
 
         def replicated(batch: _Batch, errors: Sequence[MetaqError | None]) -> None:
             batch.slave_errors = errors
-            arrived()
 
-        if slave is not None:
-            for batch in waiting:
-                slave.replicate(batch.log, batch.puts, batch.ids, partial(replicated, batch))
-        self._broker.store.when_all_visible([(batch.log, batch.end) for batch in waiting], settled)
-        return deferred
+        return when_safe(self._broker, waiting, visible, replicated, self._answers)
 
     def _answers(self) -> bytes:
         if len(self._batches) == 1:

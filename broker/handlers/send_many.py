@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from ..partitions import ANY
 from ..store.batch import StampedRecords, stamp_records
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
+from .safety import when_safe
 from .send_batch import puts_of
 
 __all__ = ["answer_send_many"]
@@ -34,6 +35,16 @@ def answer_send_many(broker: Broker, frame: Frame) -> Answer:
     ids = message_ids_from(broker.message_ids.next(request.records), request.records)
     stamped = stamp_records(parts.records, parts.sizes, ids, broker.now_ms())
     return _ManyParts(broker, frame.opaque, request, parts, stamped).commit()
+
+
+class _Waiting(NamedTuple):
+    """Part `number`, as safety.Written."""
+
+    number: int
+    log: PartitionLog
+    end: int
+    puts: Sequence[tuple[int, int, Buffer]] = ()
+    ids: Sequence[int] = ()
 
 
 class _ManyParts:
@@ -114,56 +125,37 @@ class _ManyParts:
     ) -> Answer:
         data, slave = self._stamped.data, self._broker.sync_slave
         numbers: list[int] = []
-        appends: list[tuple[PartitionLog, tuple[Buffer], Buffer]] = []
+        appends: list[tuple[PartitionLog, tuple[memoryview], Buffer]] = []
         for number, log in enumerate(self._logs):
             if log is not None:
                 numbers.append(number)
                 records = data[byte_starts[number] : byte_ends[number]]
                 appends.append((log, (records,), units[starts[number] * UNIT_BYTES : ends[number] * UNIT_BYTES]))
-        waiting: list[tuple[int, PartitionLog, int]] = []  # part, log, end
+        waiting: list[_Waiting] = []
         errors = self._broker.store.append_many(appends)
         for number, (log, (here,), _), error in zip(numbers, appends, errors, strict=True):
             if error is not None:
                 self._errors[number] = error
                 continue
             end = self._offsets[number] + len(here)
-            if log.visible_end < end or slave is not None:
-                waiting.append((number, log, end))
-        return self._answer_when_safe(waiting, byte_starts) if waiting else self._answer()
+            if slave is not None:
+                waiting.append(_Waiting(number, log, end, puts_of(here), self._ids_of(number)))
+            elif log.visible_end < end:
+                waiting.append(_Waiting(number, log, end))
+        return self._answer_when_safe(waiting) if waiting else self._answer()
 
-    def _answer_when_safe(
-        self, waiting: list[tuple[int, PartitionLog, int]], byte_starts: list[int]
-    ) -> Deferred[Bytes]:
-        """When all are visible, and a synchronous master's slave has answered."""
-        deferred: Deferred[Bytes] = Deferred()
-        slave = self._broker.sync_slave
-        missing = 1 if slave is None else 1 + len(waiting)
-
-        def arrived() -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                deferred.callback(self._answer())
-
-        def settled(errors: Sequence[MetaqError | None]) -> None:
-            for (number, _, _), error in zip(waiting, errors, strict=True):
+    def _answer_when_safe(self, waiting: list[_Waiting]) -> Deferred[Bytes]:
+        def visible(errors: Sequence[MetaqError | None]) -> None:
+            for part, error in zip(waiting, errors, strict=True):
                 if error is not None:
-                    self._errors.setdefault(number, error)
-            arrived()
+                    self._errors.setdefault(part.number, error)
 
-        def replicated(number: int, errors: Sequence[MetaqError | None]) -> None:
+        def replicated(part: _Waiting, errors: Sequence[MetaqError | None]) -> None:
             error = next((error for error in errors if error is not None), None)
             if error is not None:
-                self._errors.setdefault(number, error)
-            arrived()
+                self._errors.setdefault(part.number, error)
 
-        if slave is not None:
-            for number, log, end in waiting:
-                start = byte_starts[number]
-                puts = puts_of(self._stamped.data[start : start + end - self._offsets[number]])
-                slave.replicate(log, puts, self._ids_of(number), partial(replicated, number))
-        self._broker.store.when_all_visible([(log, end) for _, log, end in waiting], settled)
-        return deferred
+        return when_safe(self._broker, waiting, visible, replicated, self._answer)
 
     def _ids_of(self, number: int) -> list[int]:
         ids: list[int] = self._stamped.units["id"][self._starts[number] : self._ends[number]].tolist()
