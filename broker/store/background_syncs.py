@@ -37,6 +37,9 @@ _LOOKED_AT_PER_TICK = 1024
 """Dirty logs whose time has come that one tick looks at, some 2 ms; the others wait for the next tick."""
 
 
+_Group = Sequence[tuple[PartitionLog, SyncJob]]
+
+
 class BackgroundSyncs:
     """The dirty logs of a store and what is to be done with them. Owning thread. A tick costs O(logs that are due)."""
 
@@ -149,12 +152,13 @@ class BackgroundSyncs:
         if self._group_runs:
             return
         logs = [log for log, _ in zip(self._pending, range(_MAX_GROUP), strict=False)]
-        jobs = [(log, log.flusher.begin(self._pending.pop(log))) for log in logs]
-        begun = [(log, job) for log, job in jobs if job is not None]
-        if begun:
+        if begun := _begin([(log, self._pending.pop(log)) for log in logs]):
             self._group_runs = True
-            run = partial(run_together, self._file_systems.sync, [job for _, job in begun])
-            self._run_in_thread(run, partial(self._group_ended, begun))
+            self._run(begun, self._group_ended)
+
+    def _run(self, group: _Group, ended: Callable[[_Group, object], None]) -> None:
+        run = partial(run_together, self._file_systems.sync, [job for _, job in group])
+        self._run_in_thread(run, partial(ended, group))
 
     def _write_units(self) -> None:
         if self._writing_units or self._closed:
@@ -162,26 +166,24 @@ class BackgroundSyncs:
         logs = [log for log, _ in zip(self._full, range(_MAX_GROUP), strict=False)]
         for log in logs:
             del self._full[log]
-        jobs = [(log, log.flusher.begin(INDEX)) for log in logs if not log.flusher.busy]  # who is busy asks again
-        begun = [(log, job) for log, job in jobs if job is not None]
-        if begun:
+        idle = [(log, INDEX) for log in logs if not log.flusher.busy]  # who is busy asks again
+        if begun := _begin(idle):
             self._writing_units = True
-            run = partial(run_together, self._file_systems.sync, [job for _, job in begun])
-            self._run_in_thread(run, partial(self._units_written, begun))
+            self._run(begun, self._units_written)
 
-    def _units_written(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
+    def _units_written(self, group: _Group, result: object) -> None:
         self._writing_units = False
         self._end_group(group, result)
         if self._full:
             self._write_units()
 
-    def _group_ended(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
+    def _group_ended(self, group: _Group, result: object) -> None:
         """result: None, the error of the sync they shared, or an exception that ended the worker."""
         self._group_runs = False
         self._end_group(group, result)
         self._start_pending()
 
-    def _end_group(self, group: Sequence[tuple[PartitionLog, SyncJob]], result: object) -> None:
+    def _end_group(self, group: _Group, result: object) -> None:
         for log, job in group:
             log.flusher.end(job, result)
         if isinstance(result, OSError) and not self._closed:
@@ -193,3 +195,9 @@ class BackgroundSyncs:
         for log in list(self._dirty):
             if log.dirty:
                 log.sync_failed(cause)
+
+
+def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
+    """Jobs of these kinds, of the logs that can begin one now."""
+    jobs = [(log, log.flusher.begin(kind)) for log, kind in wanted]
+    return [(log, job) for log, job in jobs if job is not None]
