@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -12,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from metaq.cli.servers import ready_port
 
 __all__ = ["ProcessFailed", "Server", "Worker", "free_port"]
 
@@ -28,11 +29,8 @@ class ProcessFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port that was free on the loopback a moment ago; another process may still take it first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that was free on the loopback a moment ago; another server may still take it first."""
+    return ready_port("port", 0)
 
 
 def _tail(log: Path, size: int = 4000) -> str:

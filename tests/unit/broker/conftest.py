@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaq.broker.store.partition_log import PartitionLog
 from tests.unit.broker.harness import Harness
 
 
@@ -17,3 +18,17 @@ def harness(tmp_path):
 @pytest.fixture
 def peer(harness):
     return harness.connect()
+
+
+@pytest.fixture
+def appends(monkeypatch):
+    """(topic, partition, units) of each append."""
+    found = []
+    append = PartitionLog.append
+
+    def counted(log, data, units):
+        found.append((log.topic, log.partition, len(units) // 32))
+        return append(log, data, units)
+
+    monkeypatch.setattr(PartitionLog, "append", counted)
+    return found

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
@@ -51,20 +50,6 @@ def record(body=b"hello", flag=0):
 def rows(frame):
     assert (frame.code, frame.opaque) == (OK, 1), frame.remark
     return list(starmap(Row, zip(*decode_rows(frame.body, int(frame.ext["parts"])), strict=True)))
-
-
-@pytest.fixture
-def appends(monkeypatch):
-    """(topic, partition, units) of each append."""
-    found = []
-    append = PartitionLog.append
-
-    def counted(log, data, units):
-        found.append((log.topic, log.partition, len(units) // 32))
-        return append(log, data, units)
-
-    monkeypatch.setattr(PartitionLog, "append", counted)
-    return found
 
 
 def test_each_part_is_one_append_and_one_row(peer, harness, appends):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES
@@ -12,20 +11,6 @@ from metaq.protocol.remoting import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.unit.broker.harness import NOW, batch, put, raw_batch
-
-
-@pytest.fixture
-def appends(monkeypatch):
-    """(topic, partition, units) of each append."""
-    found = []
-    append = PartitionLog.append
-
-    def counted(log, data, units):
-        found.append((log.topic, log.partition, len(units) // 32))
-        return append(log, data, units)
-
-    monkeypatch.setattr(PartitionLog, "append", counted)
-    return found
 
 
 def send(topic, partition, body=b"hello", opaque=1, flag=0):
