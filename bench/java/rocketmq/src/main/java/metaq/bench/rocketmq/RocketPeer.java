@@ -10,6 +10,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -32,6 +33,7 @@ public final class RocketPeer implements Client {
     /** Most messages a broker returns in one pull from memory, by its default. */
     private static final int PULLED_AT_ONCE = 32;
     private static final int BATCHES_UNDER_WAY = 8;
+    private static final int REGISTRATION_SECONDS = 60;
 
     private final String nameServer;
     private final DefaultMQProducer producer = new DefaultMQProducer("bench");
@@ -59,8 +61,26 @@ public final class RocketPeer implements Client {
         if (flushed) {
             throw new UnsupportedOperationException("when to flush is a setting of the broker, not of a topic");
         }
+        this.awaitBroker();
         for (final Map.Entry<String, Integer> topic : partitions.entrySet()) {
             this.producer.createTopic(DEFAULT_TOPIC, topic.getKey(), topic.getValue(), Map.of());
+        }
+    }
+
+    /** A broker whose first registration was lost while the JVMs were cold registers again after 30 s. */
+    private void awaitBroker() throws MQClientException, InterruptedException {
+        final long deadline = System.nanoTime() + REGISTRATION_SECONDS * 1_000_000_000L;
+        while (true) {
+            try {
+                this.producer.fetchPublishMessageQueues(DEFAULT_TOPIC);
+                return;
+            }
+            catch (final MQClientException notYet) {
+                if (System.nanoTime() > deadline) {
+                    throw notYet;
+                }
+                Thread.sleep(200);
+            }
         }
     }
 
