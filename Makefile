@@ -54,8 +54,8 @@ integration: $(STAMP) java ## integration tests only
 demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
 	$(VENV)/bin/metaq demo
 
-bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka and RocketMQ; writes bench/RESULTS.md
-	$(VENV)/bin/python -m bench
+bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka, RocketMQ and Spark's Kafka source; writes bench/*.md
+	code=0; for each in bench bench.spark_memory bench.spark_peer; do $(VENV)/bin/python -m $$each || code=1; done; exit $$code
 
 clean: ## remove everything made by the targets above
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse

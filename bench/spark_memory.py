@@ -1,7 +1,8 @@
 """`python -m bench.spark_memory`: reads a topic far larger than Spark's memory, and watches what its processes hold.
 
-Spark runs with local[2], so that the heap of its one JVM is that of driver and executors together. Prints one line of
-JSON; the exit code is 1 if the second half of the reading needed clearly more memory than the first.
+Spark runs with local[2], so that the heap of its one JVM is that of driver and executors together. Writes
+spark_memory.json, which spark_peer.py puts into SPARK.md; the exit code is 1 if the second half of the reading needed
+clearly more memory than the first.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from .processes import Worker
 from .scenarios import Stage, Topic
 from .systems import start_stage
 
-__all__ = ["grew"]
+__all__ = ["RESULT", "grew", "paragraph"]
 
 HERE = Path(__file__).parent
 MESSAGE_BYTES = 1024
 BATCH = 500
+RESULT = "spark_memory.json"
 SAMPLE_SECONDS = 0.2
 ALLOWED_GROWTH = 1.1
 """Of the highest value in the second half over that of the first."""
@@ -74,6 +76,18 @@ def grew(samples: list[float]) -> float:
     return max(samples[half:]) / max(samples[:half]) if half else 1.0
 
 
+def paragraph(result: dict[str, Any]) -> list[str]:
+    """Lines of SPARK.md about a run: what main() wrote to RESULT."""
+    second = result["second"]
+    return [
+        f"A topic of {result['megabytes']:,} MB read with a heap of {result['heap']}"
+        f" (`python -m bench.spark_memory`): {second['rate']:,} rows a second;",
+        f"the JVM and its Python workers held {second['peak_mb']:,.0f} MB at most, in the second half of the reading"
+        f" {second['growth']:.2f} times",
+        "what they held at most in the first half.",
+    ]
+
+
 @click.command()
 @click.option("--megabytes", type=click.IntRange(1), default=10_000, show_default=True, help="Payload of the topic.")
 @click.option("--heap", default="1g", show_default=True, help="Of Spark's JVM.")
@@ -83,7 +97,8 @@ def grew(samples: list[float]) -> float:
     type=click.Path(path_type=Path, exists=True, resolve_path=True),
     help="For data and logs; default: a temporary one.",
 )
-def main(megabytes: int, heap: str, partitions: int, directory: Path | None) -> None:
+@click.option("--output", type=click.Path(path_type=Path, exists=True), default=HERE, help=f"Where {RESULT} goes.")
+def main(megabytes: int, heap: str, partitions: int, directory: Path | None, output: Path) -> None:
     """Fill a topic, read it twice by Spark (the first time warms up), and say what the second time held in memory."""
     count = megabytes * 1_000_000 // MESSAGE_BYTES // BATCH * BATCH
     topics = {"large": Topic(partitions)}
@@ -95,7 +110,9 @@ def main(megabytes: int, heap: str, partitions: int, directory: Path | None) -> 
             with Worker(command, place / "spark.log", HERE.parent) as spark:
                 first = _read(spark, count)
                 second = _read(spark, count)
-    click.echo(json.dumps({"heap": heap, "megabytes": megabytes, "first": first, "second": second}))
+    result = {"heap": heap, "megabytes": megabytes, "first": first, "second": second}
+    (output / RESULT).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    click.echo("\n".join(paragraph(result)))
     sys.exit(1 if second["growth"] > ALLOWED_GROWTH else 0)
 
 

@@ -6,6 +6,7 @@ peer gets its own environment, made by pip in build/spark-peer, and jars by Mave
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from .names import KAFKA, OURS
 from .peers import PROJECT, peer_versions
 from .processes import ProcessFailed, Worker
 from .scenarios import Stage, Topic
+from .spark_memory import RESULT, paragraph
 from .systems import start_stage
 
 __all__ = ["SCENARIOS", "SparkScenario", "markdown", "missed"]
@@ -94,6 +96,8 @@ def main(
         except (JavaUnavailable, ProcessFailed) as error:
             sys.exit(f"bench: {error}")
     page = markdown(measured, rounds)
+    if (memory := output / RESULT).exists():
+        page += "\n".join(["", *paragraph(json.loads(memory.read_text("utf-8"))), ""])
     (output / "SPARK.md").write_text(page, "utf-8")
     Results(_environment(), {each.scenario: each for each in measured}).write(output / "spark.json")
     click.echo(page)

@@ -5,7 +5,7 @@ import pytest
 from bench.measured import Measured
 from bench.names import OURS
 from bench.peers import peer_versions
-from bench.spark_memory import grew
+from bench.spark_memory import grew, paragraph
 from bench.spark_peer import PEER, SCENARIOS, markdown, missed
 
 
@@ -36,3 +36,10 @@ def test_the_page_has_both_rates_the_ratio_and_the_versions():
 )
 def test_growth_compares_the_highest_values_of_both_halves(samples, growth):
     assert grew(samples) == growth
+
+
+def test_the_page_tells_of_the_topic_larger_than_memory():
+    second = {"rate": 640_000, "peak_mb": 1_512.4, "growth": 1.021}
+    text = "\n".join(paragraph({"heap": "1g", "megabytes": 10_000, "first": {}, "second": second}))
+    for figure in ("10,000 MB", "heap of 1g", "640,000 rows", "1,512 MB", "1.02 times"):
+        assert figure in text
