@@ -17,6 +17,7 @@ from typing import IO, Self
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
 
 from .java import find_jars, find_java
+from .ports import ready_port
 
 __all__ = ["EmbeddedZooKeeper"]
 
@@ -110,7 +111,7 @@ class EmbeddedZooKeeper:
         java, jars = find_java(), find_jars(_JARS)
         self._take_directory()
         try:
-            self.port = _free_port(self.host, self.port)
+            self.port = ready_port("port", self.port, self.host)
             command = [
                 java,
                 f"-Xmx{self._heap_mb}m",
@@ -187,17 +188,6 @@ class EmbeddedZooKeeper:
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             said = deque((line.strip() for line in lines if line.strip()), maxlen=1)
         return said[0] if said else "it said nothing"
-
-
-def _free_port(host: str, port: int) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError("port", f"{host}:{port}", f"{error}: choose another port, or 0 for a free one") from error
-        return int(probe.getsockname()[1])
 
 
 def _serves(host: str, port: int) -> bool:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from metaq.coordination.ports import ready_port, ready_ports
+
 from .local_cluster import ClusterPlan, LocalCluster
 from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, TopicSpec
-from .servers import locked_directory, ready_port, ready_ports, stop_signal
+from .servers import locked_directory, stop_signal
 
 __all__ = ["up"]
 

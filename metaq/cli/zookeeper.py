@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.ports import ready_port
 from metaq.protocol.errors import CoordinationUnavailable
 
 from .options import PORT
-from .servers import locked_directory, ready_port, stop_signal
+from .servers import locked_directory, stop_signal
 
 __all__ = ["zookeeper"]
 

@@ -50,7 +50,7 @@ def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = EmbeddedZooKeeper(tmp_path, port=port)
-        with pytest.raises(ConfigError, match=rf"port=127\.0\.0\.1:{port}: .*choose another port"):
+        with pytest.raises(ConfigError, match=rf"port={port}: .*choose another port"):
             server.start()
     assert server.pid is None
 

@@ -14,13 +14,14 @@ import pandas as pd
 from metaq import Producer
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
+from metaq.coordination.ports import ready_ports
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..direct_read import read_topic
 from ..groups import group_partition
 from ..local_cluster import ClusterPlan, LocalCluster
 from ..options import Position, TopicSpec
-from ..servers import Child, ready_ports, wait_until
+from ..servers import Child, wait_until
 from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
 from .flights import CarrierDelay, delays_in, flights_table, json_messages, mean_delays
