@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
-from metaq.protocol.remoting import TX_KEY, SendRequest
+from metaq.protocol.sends import TX_KEY, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     NO_OPAQUE,

@@ -21,8 +21,8 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
-from metaq.protocol.remoting import TX_KEY
 from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.sends import TX_KEY
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Get, Put, Quit
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_PULL_BYTES
-from metaq.protocol.remoting import MAX_WAIT_MS
+from metaq.protocol.pulls import MAX_WAIT_MS
 
 __all__ = [
     "BROWSE_BYTES",

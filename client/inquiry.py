@@ -16,19 +16,17 @@ import numpy.typing as npt
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
+from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
-    PullReply,
-    PullRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    decode_runs,
-    split_batch,
 )
+from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_stats
 

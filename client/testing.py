@@ -27,6 +27,7 @@ from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
+from metaq.protocol.pulls import PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import (
     HEADER,
     HEADER_BYTES,
@@ -42,20 +43,13 @@ from metaq.protocol.remoting import (
     MessageCountsRequest,
     OffsetReply,
     PartitionRequest,
-    PullReply,
-    PullRequest,
     SearchByTimeRequest,
-    SendBatchRequest,
-    SendReply,
-    SendRequest,
     StatsRequest,
     TransactionRequest,
-    encode_runs,
-    encode_sizes,
-    split_batch,
 )
 from metaq.protocol.requests import Request, RequestReader
 from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     Get,

@@ -1,26 +1,21 @@
-"""The framed protocol's requests and replies: extFields and bodies (docs/protocol.md).
+"""What else the framed protocol asks and answers: bounds, searches, statistics, transactions, partitions' state.
 
-Each class is one set of extFields, strings on the wire; `to_ext` writes it, `from_ext` reads and checks it.
-A wrong or missing field raises RemoteProtocolError naming it; the broker answers that with MESSAGE_ILLEGAL.
+Each class is one set of extFields (docs/protocol.md); `to_ext` writes it, `from_ext` reads and checks it as fields.py
+says. Sending and pulling are in sends.py, send_many.py and pulls.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from struct import Struct
 from typing import NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from .errors import RemoteProtocolError
-from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BATCH_RECORDS
-from .record import HEADER_BYTES
+from .fields import INT64_MIN, Ext, int_field, text_field
+from .limits import INT32_MAX, INT64_MAX
+from .sends import TX_KEY
 from .transactions import NULL_KEY, TransactionType, parse_key
 
 __all__ = [
     "COMPLETE_ACTIONS",
-    "TX_KEY",
     "ClosePartitionsRequest",
     "CompleteTransactionRequest",
     "MessageCountsReply",
@@ -28,279 +23,11 @@ __all__ = [
     "OffsetReply",
     "OpenPartitionsRequest",
     "PartitionRequest",
-    "PullReply",
-    "PullRequest",
     "SearchByCountRequest",
     "SearchByTimeRequest",
-    "SendBatchRequest",
-    "SendReply",
-    "SendRequest",
     "StatsRequest",
     "TransactionRequest",
-    "decode_runs",
-    "encode_runs",
-    "encode_sizes",
-    "int_field",
-    "split_batch",
-    "text_field",
 ]
-
-Ext = Mapping[str, str]
-INT64_MIN = -INT64_MAX - 1
-MAX_WAIT_MS = 60_000
-"""Longest time a pull may be parked, in milliseconds."""
-TAG_SEPARATOR = "||"
-TX_KEY = "txKey"
-"""The ext field that puts a message into a transaction."""
-
-
-def int_field(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
-    """A field's integer in [low, high]. Raises RemoteProtocolError; for a missing one only without a default."""
-    text = ext.get(name)
-    if text is None:
-        if default is not None:
-            return default
-        raise RemoteProtocolError(f"extFields.{name} is missing")
-    digits = text[1:] if text[:1] == "-" else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
-        raise RemoteProtocolError(f"extFields.{name}={text[:40]!r} is not an integer in [{low}, {high}]")
-    return int(text)
-
-
-def text_field(ext: Ext, name: str, default: str | None = None) -> str:
-    """A field's text. Raises RemoteProtocolError for a missing one without a default."""
-    text = ext.get(name, default)
-    if text is None:
-        raise RemoteProtocolError(f"extFields.{name} is missing")
-    return text
-
-
-def _tx_key(ext: Ext) -> str | None:
-    """The transaction a message belongs to, None for none. `null` stays a key, one that nobody can have begun."""
-    text = ext.get(TX_KEY)
-    return None if text is None else parse_key(text) or NULL_KEY
-
-
-class SendRequest(NamedTuple):
-    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any.
-
-    tx_key: the transaction it belongs to (docs/transactions.md), None for none; then the partition must be named.
-    """
-
-    topic: str
-    partition: int
-    flag: int
-    checksum: int
-    tx_key: str | None = None
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "flag": self.flag,
-            "checksum": self.checksum,
-        }
-        if self.tx_key is not None:
-            ext[TX_KEY] = self.tx_key
-        return ext
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", -1, INT32_MAX),
-            int_field(ext, "flag", INT32_MIN, INT32_MAX, 0),
-            int_field(ext, "checksum", -1, INT32_MAX, -1),
-            _tx_key(ext),
-        )
-
-
-class SendReply(NamedTuple):
-    """Answer to SEND and SEND_BATCH: id of the (first) message, its partition, its byte offset.
-
-    A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes. In a
-    transaction the offset is -1: it is known at the commit.
-    """
-
-    message_id: int
-    partition: int
-    offset: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"msgId": self.message_id, "partition": self.partition, "offset": self.offset}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            int_field(ext, "msgId", INT64_MIN, INT64_MAX),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", -1, INT64_MAX),
-        )
-
-
-class SendBatchRequest(NamedTuple):
-    """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0.
-
-    tx_key: as for SEND.
-    """
-
-    topic: str
-    partition: int
-    records: int
-    tx_key: str | None = None
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "count": self.records}
-        if self.tx_key is not None:
-            ext[TX_KEY] = self.tx_key
-        return ext
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", -1, INT32_MAX),
-            int_field(ext, "count", 1, MAX_BATCH_RECORDS),
-            _tx_key(ext),
-        )
-
-
-def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """Record sizes and records of a SEND_BATCH body, or of an answer to PULL with `records`.
-
-    Raises RemoteProtocolError if the sizes do not fill the body. Whether they are those that the records have in their
-    headers is not looked at.
-    """
-    table = 4 * count
-    if len(body) < table:
-        raise RemoteProtocolError(f"batch of {count} records has a body of {len(body)} bytes only")
-    sizes = np.frombuffer(body[:table], dtype=">u4").astype(np.int64)
-    records = body[table:]
-    if int(sizes.min()) < HEADER_BYTES or int(sizes.sum()) != len(records):
-        raise RemoteProtocolError(f"batch: record sizes do not add up to {len(records)} bytes")
-    return sizes, records
-
-
-class PullRequest(NamedTuple):
-    """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
-
-    tags: only records with one of these tags (compared by hash; the client checks again), empty = all.
-    wait_ms: how long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS.
-    sequence: the client's own number, echoed.
-    sizes: whether the answer may begin with a table of record sizes (PullReply.records).
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    max_bytes: int
-    group: str = ""
-    tags: tuple[str, ...] = ()
-    wait_ms: int = 0
-    sequence: int = 0
-    sizes: bool = False
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "maxBytes": self.max_bytes,
-            "group": self.group,
-            "waitMs": self.wait_ms,
-            "sequence": self.sequence,
-        }
-        if self.tags:
-            ext["tags"] = TAG_SEPARATOR.join(self.tags)
-        if self.sizes:
-            ext["sizes"] = 1
-        return ext
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        tags = text_field(ext, "tags", "")
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", INT64_MIN, INT64_MAX),
-            int_field(ext, "maxBytes", 1, INT32_MAX),
-            text_field(ext, "group", ""),
-            tuple(tags.split(TAG_SEPARATOR)) if tags else (),
-            int_field(ext, "waitMs", 0, MAX_WAIT_MS, 0),
-            int_field(ext, "sequence", 0, INT64_MAX, 0),
-            int_field(ext, "sizes", 0, 1, 0) == 1,
-        )
-
-
-class PullReply(NamedTuple):
-    """Answer to PULL, code SUCCESS, PULL_NOT_FOUND (nothing before the wait ended) or PULL_OFFSET_MOVED.
-
-    next_offset: where to go on (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds of
-    the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the log
-    from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n = the body
-    begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, though they were asked for.
-    """
-
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    behind: int
-    sequence: int = 0
-    runs: int = 0
-    records: int = 0
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "nextOffset": self.next_offset,
-            "minOffset": self.min_offset,
-            "maxOffset": self.max_offset,
-            "behind": self.behind,
-            "sequence": self.sequence,
-            "runs": self.runs,
-        }
-        if self.records:
-            ext["records"] = self.records
-        return ext
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            int_field(ext, "nextOffset", 0, INT64_MAX),
-            int_field(ext, "minOffset", 0, INT64_MAX),
-            int_field(ext, "maxOffset", 0, INT64_MAX),
-            int_field(ext, "behind", 0, INT64_MAX),
-            int_field(ext, "sequence", 0, INT64_MAX, 0),
-            int_field(ext, "runs", 0, INT32_MAX, 0),
-            int_field(ext, "records", 0, MAX_BATCH_RECORDS, 0),
-        )
-
-
-_RUN = Struct(">QI")
-RUN_BYTES = _RUN.size
-
-
-def encode_sizes(sizes: npt.NDArray[np.int32]) -> bytes:
-    """The table in front of records back to back: the size of each with its header, u32."""
-    return sizes.astype(">u4").tobytes()
-
-
-def encode_runs(runs: list[tuple[int, int]]) -> bytes:
-    """The table in front of a filtered reply's records: per run of adjacent records `offset u64 | bytes u32`."""
-    return b"".join(_RUN.pack(offset, length) for offset, length in runs)
-
-
-def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
-    """(offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if cut."""
-    position = count * RUN_BYTES
-    if len(body) < position:
-        raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")
-    runs: list[tuple[int, memoryview]] = []
-    for offset, length in _RUN.iter_unpack(body[:position]):
-        runs.append((offset, body[position : position + length]))
-        position += length
-    if position != len(body):
-        raise RemoteProtocolError(f"filtered reply: runs end at byte {position} of {len(body)}")
-    return runs
 
 
 class PartitionRequest(NamedTuple):

@@ -7,9 +7,9 @@ from struct import Struct
 from typing import NamedTuple, Self
 
 from .errors import RemoteProtocolError
+from .fields import Ext, int_field, text_field
 from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from .record import HEADER_BYTES
-from .remoting import Ext, int_field, text_field
 
 __all__ = [
     "ALL_PARTITIONS",

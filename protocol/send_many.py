@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import RemoteProtocolError
+from .fields import int_field, text_field
 from .limits import MAX_BATCH_RECORDS
 from .record import Buffer
-from .remoting import int_field, split_batch, text_field
+from .sends import split_batch
 
 __all__ = [
     "TOPIC_SEPARATOR",

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from metaq.client.values import TopicPartition
-from metaq.protocol.remoting import TAG_SEPARATOR
+from metaq.protocol.pulls import TAG_SEPARATOR
 
 from .read_options import MAX_TAGS
 

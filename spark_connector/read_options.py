@@ -18,7 +18,7 @@ from metaq.client.config import ConnectionConfig
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
-from metaq.protocol.remoting import TAG_SEPARATOR
+from metaq.protocol.pulls import TAG_SEPARATOR
 
 from .options import PROTOCOLS, Values, check_name
 

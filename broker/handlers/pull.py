@@ -17,8 +17,8 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.pulls import PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
-from metaq.protocol.remoting import PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.statuses import ResponseCode
 
 from ..answers import Bytes, answer_frame

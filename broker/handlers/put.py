@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import ChecksumMismatch, MetaqError, SyncFailed
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
-from metaq.protocol.remoting import SendReply
+from metaq.protocol.sends import SendReply
 from metaq.protocol.text import NO_CHECKSUM, Put
 
 from ..answers import Answer, Bytes, answer_frame

@@ -10,7 +10,7 @@ from metaq.protocol.errors import MetaqError, PartitionClosed
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, iter_headers
-from metaq.protocol.remoting import SendBatchRequest, SendReply, split_batch
+from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker, SyncSlaveLink

@@ -13,14 +13,8 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
-from metaq.protocol.remoting import (
-    CompleteTransactionRequest,
-    SendBatchRequest,
-    SendReply,
-    SendRequest,
-    TransactionRequest,
-    split_batch,
-)
+from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, Transaction, TransactionType, encode_result
 from metaq.protocol.transactions import NULL_KEY, XaVote

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 from metaq.protocol.errors import PeerRefused, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import INT64_MAX
-from metaq.protocol.remoting import OffsetReply, PartitionRequest, PullReply, PullRequest, StatsRequest
+from metaq.protocol.pulls import PullReply, PullRequest
+from metaq.protocol.remoting import OffsetReply, PartitionRequest, StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode_stats
 

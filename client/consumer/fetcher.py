@@ -17,8 +17,9 @@ from functools import partial
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, iter_headers
-from metaq.protocol.remoting import PullReply, PullRequest, decode_runs, split_batch
+from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 

@@ -9,8 +9,8 @@ from functools import partial
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
-from metaq.protocol.remoting import SendBatchRequest
 from metaq.protocol.send_many import PartRows, decode_rows
+from metaq.protocol.sends import SendBatchRequest
 from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 
 from metaq.protocol.frames import PREFIX_BYTES, encode_frame
-from metaq.protocol.remoting import SendRequest
+from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode
 
 from ..values import TopicPartition

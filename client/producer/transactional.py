@@ -14,7 +14,8 @@ from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, R
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer, encode_attributes
-from metaq.protocol.remoting import SendBatchRequest, SendReply, SendRequest, TransactionRequest
+from metaq.protocol.remoting import TransactionRequest
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction, parse_put_result
 from metaq.protocol.transactions import TransactionType

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import checksum
-from metaq.protocol.remoting import PullRequest, SendRequest
+from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullReply, PullRequest
 from metaq.protocol.record import checksum, encode_record, iter_headers
-from metaq.protocol.remoting import PullReply, PullRequest, SendBatchRequest, SendReply
+from metaq.protocol.sends import SendBatchRequest, SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini

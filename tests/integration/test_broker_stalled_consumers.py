@@ -7,8 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import encode_record
-from metaq.protocol.remoting import PullRequest, SendBatchRequest
+from metaq.protocol.sends import SendBatchRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
 from tests.broker_process import Connection, RunningBroker, server_ini

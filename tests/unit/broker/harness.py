@@ -24,8 +24,9 @@ from metaq.broker.sources import Sources
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame
+from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import checksum, encode_body, encode_record
-from metaq.protocol.remoting import PullRequest, SendBatchRequest
+from metaq.protocol.sends import SendBatchRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import AnswerReader, encode_put
 

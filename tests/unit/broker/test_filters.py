@@ -16,8 +16,8 @@ from metaq.broker.filters.mapping import parse_filter_map
 from metaq.broker.filters.table import load_filters
 from metaq.broker.sources import ConfigFiles, Sources
 from metaq.protocol.errors import ConfigError
+from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum
-from metaq.protocol.remoting import PullReply, decode_runs
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import Value, encode_get, encode_put
 from tests.unit.broker.harness import INI, Harness, batch, pull, put

@@ -11,8 +11,8 @@ from metaq.broker import searches as broker_searches
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers
-from metaq.protocol.remoting import SendReply
 from metaq.protocol.searches import FoundReply, QueryMessageRequest, ViewMessageRequest, decode_found
+from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put
 from tests.unit.broker.harness import NOW, Harness, Peer, put, raw_batch

@@ -6,8 +6,9 @@ from metaq.broker import broker as broker_module
 from metaq.broker.handlers import pull as pull_module
 from metaq.broker.session import MAX_PARKED_PULLS
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import iter_headers
-from metaq.protocol.remoting import PullReply, decode_runs, split_batch
+from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import batch, pull, put
 

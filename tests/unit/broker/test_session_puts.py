@@ -7,7 +7,7 @@ from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import encode_record
-from metaq.protocol.remoting import SendReply, SendRequest
+from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.unit.broker.harness import NOW, batch, put, raw_batch

@@ -11,7 +11,7 @@ from metaq.client.connection import Endpoint, open_connection
 from metaq.client.testing import FakeBroker
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.remoting import PullRequest
+from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Result, encode_stats
 

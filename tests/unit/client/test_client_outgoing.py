@@ -11,7 +11,7 @@ from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import checksum, encode_record
-from metaq.protocol.remoting import SendRequest, split_batch
+from metaq.protocol.sends import SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode
 
 HERE = TopicPartition("t", 0, 1)

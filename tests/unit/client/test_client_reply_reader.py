@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from metaq.client.reply_reader import ReplyReader, SentReply
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
-from metaq.protocol.remoting import OffsetReply, SendReply
+from metaq.protocol.remoting import OffsetReply
+from metaq.protocol.sends import SendReply
 
 
 def sent(opaque=7, identity=2060912502232842240, partition=3, offset=123):

@@ -5,24 +5,18 @@ import pytest
 from metaq.protocol.errors import LocalProtocolError, RemoteProtocolError
 from metaq.protocol.frames import ONE_WAY, RESPONSE, FrameReader, encode_frame, frame_bytes, parse_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
+from metaq.protocol.pulls import PullReply, PullRequest, decode_runs, encode_runs
 from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
     PartitionRequest,
-    PullReply,
-    PullRequest,
     SearchByTimeRequest,
-    SendBatchRequest,
-    SendReply,
-    SendRequest,
     StatsRequest,
-    decode_runs,
-    encode_runs,
-    split_batch,
 )
 from metaq.protocol.requests import RequestReader
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.text import Version
 from tests.unit.protocol.decoding import assert_decodes
 

@@ -14,7 +14,7 @@ from metaq.broker.replication.roles import Roles, config_for
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import MetaqError, SlaveDisconnected, SyncFailed
 from metaq.protocol.record import Buffer, encode_record
-from metaq.protocol.remoting import SendReply
+from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import ResponseCode
 from tests.unit.broker.harness import Harness, batch, put
 
