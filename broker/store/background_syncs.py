@@ -47,10 +47,10 @@ class BackgroundSyncs:
         self,
         file_systems: FileSystems,
         run_in_thread: RunInThread,
-        on_job_end: Callable[[PartitionLog], None] = lambda log: None,
+        on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_job_end: called after each sync or checkpoint of a log, whoever asked for it."""
-        self._on_job_end = on_job_end
+        """on_sync_end: called after each sync or checkpoint of a log, whoever asked for it."""
+        self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
         self._dirty: dict[PartitionLog, int] = {}  # the number of its valid entry in the schedule
@@ -66,8 +66,8 @@ class BackgroundSyncs:
         self._closed = False
 
     def watch(self, log: PartitionLog) -> None:
-        """Count the log's jobs."""
-        log.flusher.on_job_end = partial(self._job_ended, log)
+        """Count the log's syncs."""
+        log.flusher.on_sync_end = partial(self._sync_ended, log)
 
     def mark_dirty(self, log: PartitionLog) -> None:
         """The log has something that no checkpoint covers; it is asked from now on what it wants."""
@@ -81,9 +81,10 @@ class BackgroundSyncs:
     def request(self, log: PartitionLog, kind: int) -> None:
         """Start a job of this kind, at once unless others are under way: nobody waits for it.
 
-        Units alone are written without waiting behind syncs: memory must not grow while the disk is slow.
+        Units alone are written without waiting behind syncs: memory must not grow while the disk is slow. So they are
+        where a checkpoint was asked for before and still waits for its turn.
         """
-        if kind == INDEX:
+        if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
             self._write_units()
             return
@@ -142,11 +143,11 @@ class BackgroundSyncs:
                 self._background.add(log)
                 log.flusher.request(kind)
 
-    def _job_ended(self, log: PartitionLog) -> None:
+    def _sync_ended(self, log: PartitionLog) -> None:
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
-        self._on_job_end(log)
+        self._on_sync_end(log)
 
     def _start_group(self) -> None:
         if self._group_runs:
@@ -166,8 +167,7 @@ class BackgroundSyncs:
         logs = [log for log, _ in zip(self._full, range(_MAX_GROUP), strict=False)]
         for log in logs:
             del self._full[log]
-        idle = [(log, INDEX) for log in logs if not log.flusher.busy]  # who is busy asks again
-        if begun := _begin(idle):
+        if begun := _begin([(log, INDEX) for log in logs]):  # who cannot now asks again
             self._writing_units = True
             self._run(begun, self._units_written)
 

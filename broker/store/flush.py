@@ -109,37 +109,40 @@ class JobSource(Protocol):
 class Flusher:
     """Runs one partition's jobs and answers those who wait for them. Lives on the owning thread.
 
-    Invariants: at most one job is under way; waiters are ordered as they came; each waiter is called exactly once;
-    after a failed job no job runs again (an fsync is never repeated: the kernel has dropped the pages).
+    Invariants: at most one job that syncs is under way, and beside it one that only writes index units, of those that
+    the other does not write or has written; waiters are ordered as they came; each waiter is called exactly once; after
+    a failed job no job runs again (an fsync is never repeated: the kernel has dropped the pages).
     """
 
     def __init__(self, source: JobSource, run_in_thread: RunInThread) -> None:
         self.failure: LogReadOnly | None = None
-        self.on_job_end: Callable[[], None] | None = None
+        self.on_sync_end: Callable[[], None] | None = None
         self._source = source
         self._run_in_thread = run_in_thread
         self._running: SyncJob | None = None
+        self._writing_units: SyncJob | None = None
         self._wanted = 0
         self._waiters: deque[tuple[int, VisibleCallback]] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether a job is under way."""
-        return self._running is not None
+        return self._running is not None or self._writing_units is not None
 
     @property
-    def writes_index(self) -> bool:
-        """Whether the job under way writes index units out."""
-        return self._running is not None and bool(self._running.kind & INDEX)
+    def syncing(self) -> bool:
+        """Whether a job that syncs is under way, which may take long."""
+        return self._running is not None
 
     def request(self, kind: int, run: RunInThread | None = None) -> None:
         """Have everything appended up to now covered by a job of this kind; nothing after a failure.
 
-        run: the thread to use if the job can start at once.
+        INDEX alone is not asked for again if units are being written. run: the thread to use if the job can start at
+        once.
         """
-        self._wanted |= kind
-        if self._running is None and self.failure is None:
-            self._start(run or self._run_in_thread)
+        job = self.begin(kind, grouped=False)
+        if job is not None:
+            self._run(job, run or self._run_in_thread)
 
     def when_synced(self, end: int, callback: VisibleCallback) -> None:
         """Call back once, when `answer` reaches `end` or a job fails."""
@@ -154,16 +157,33 @@ class Flusher:
         while waiters and waiters[0][0] <= synced_end:
             call_safely(waiters.popleft()[1], None)
 
-    def begin(self, kind: int) -> SyncJob | None:
-        """As `request`, but the caller runs the job in a group and calls `end` then.
+    def begin(self, kind: int, *, grouped: bool = True) -> SyncJob | None:
+        """As `request`, but the caller runs the job, by default in a group, and calls `end` then.
 
-        None if a job is under way, which one of this kind follows, and after a failure.
+        None after a failure, and if it cannot begin now: one that syncs follows those under way.
         """
+        if kind == INDEX:
+            return self._begin_units(grouped)
         self._wanted |= kind
-        if self._running is not None or self.failure is not None:
+        return self._begin_wanted(grouped)
+
+    def settle_units(self) -> bool:
+        """Let those index units leave memory that jobs under way have written; whether others may be written now."""
+        return self._writing_units is None and (self._running is None or self._running.settle_units())
+
+    def _begin_units(self, grouped: bool) -> SyncJob | None:
+        if self.failure is not None or not self.settle_units():
             return None
+        self._writing_units = self._source.make_job(INDEX, grouped=grouped)
+        return self._writing_units
+
+    def _begin_wanted(self, grouped: bool) -> SyncJob | None:
+        if not self._wanted or self._running is not None or self.failure is not None:
+            return None
+        if self._wanted & INDEX and self._writing_units is not None:
+            return None  # they would write the same units
         kind, self._wanted = self._wanted, 0
-        self._running = self._source.make_job(kind, grouped=True)
+        self._running = self._source.make_job(kind, grouped=grouped)
         return self._running
 
     def finish(self) -> None:
@@ -177,12 +197,14 @@ class Flusher:
     def begin_last(self, *, grouped: bool = False) -> SyncJob | None:
         """The job that covers everything, for the caller to run and to hand to `end_last`; None after a failure.
 
-        A job under way is awaited, or cancelled if it has not begun.
+        Jobs under way are awaited, or cancelled if they have not begun.
         """
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
-            self.end_last(running)
+        under_way = (self._running, self._writing_units)
+        self._running = self._writing_units = None
+        for job in under_way:
+            if job is not None:
+                job.cancel()
+                self.end_last(job)
         if self.failure is not None:
             return None
         self._wanted = 0
@@ -197,23 +219,25 @@ class Flusher:
             job.apply()
             self._source.job_succeeded(job)
 
-    def _start(self, run: RunInThread) -> None:
-        kind, self._wanted = self._wanted, 0
-        job = self._running = self._source.make_job(kind)
+    def _run(self, job: SyncJob, run: RunInThread) -> None:
         run(job.run, partial(self.end, job))
 
     def end(self, job: SyncJob, result: object) -> None:
         """A job of `begin` has run; result: an exception that is not the job's own, or anything else."""
-        if self._running is not job:
+        if job is self._running:
+            self._running = None
+        elif job is self._writing_units:
+            self._writing_units = None
+        else:
             return  # finish() has settled it
-        self._running = None
         if isinstance(result, BaseException) and job.error is None:
             job.error = OSError(f"worker thread failed: {result!r}")
         self.end_last(job)
-        if self._wanted and self.failure is None and self._running is None:
-            self._start(self._run_in_thread)
-        if self.on_job_end is not None:
-            self.on_job_end()
+        following = self._begin_wanted(grouped=False)
+        if following is not None:
+            self._run(following, self._run_in_thread)
+        if self.on_sync_end is not None and (job.kind & DATA or self.failure is not None):
+            self.on_sync_end()
 
     def fail(self, cause: str) -> None:
         """Run no job any more and tell everybody who waits. Does nothing the second time."""

@@ -44,6 +44,7 @@ __all__ = [
     "UnitLimit",
     "largest_id",
     "read_checkpoint",
+    "sync_units",
     "write_checkpoint",
     "write_units",
 ]
@@ -119,28 +120,37 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
         files.close(fd)
 
 
-def write_units(files: Files, path: str, stored: int, units: Buffer, checkpoint: Checkpoint | None) -> None:
-    """Write units behind the `stored` ones; then, if `checkpoint` is given, sync them and move the header to it.
+def write_units(files: Files, path: str, stored: int, units: Buffer) -> None:
+    """Write units behind the `stored` ones, unsynced; without any the file is made anew.
 
-    Any thread, one at a time for each file. The header itself is not synced: an older one is as true.
-    Raises OSError; nothing that the header promises is touched before that.
+    Any thread, one at a time for each file. Raises OSError; nothing that the header promises is touched.
     """
-    fresh = os.O_CREAT | os.O_TRUNC if not stored else 0
-    fd = files.open(path, os.O_RDWR | fresh)
+    fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
     try:
-        if units:
-            _write_all(files, fd, units, HEADER_BYTES + stored * UNIT_BYTES)
-        if checkpoint is not None:
-            files.fdatasync(fd)
-            _write_all(files, fd, pack_header(checkpoint), 0)
+        _write_all(files, fd, units, HEADER_BYTES + stored * UNIT_BYTES)
     finally:
         files.close(fd)
 
 
+def sync_units(files: Files, path: str, checkpoint: Checkpoint) -> None:
+    """Sync what `write_units` wrote, then move the header to `checkpoint`, whose data are synced.
+
+    Any thread; other units may be written behind those of the checkpoint meanwhile. The header itself is not synced: an
+    older one is as true. Raises OSError; nothing is promised before all of it is synced.
+    """
+    _move_header(files, path, checkpoint, sync=True)
+
+
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:
-    """Move the header to what `write_units` wrote and a sync has covered since. As there otherwise."""
-    fd = files.open(path, os.O_RDWR | os.O_CREAT)
+    """Move the header to what `write_units` wrote and a sync of the file system has covered since."""
+    _move_header(files, path, checkpoint, sync=False)
+
+
+def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
+    fd = files.open(path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT))
     try:
+        if sync:
+            files.fdatasync(fd)
         _write_all(files, fd, pack_header(checkpoint), 0)
     finally:
         files.close(fd)

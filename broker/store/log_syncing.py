@@ -232,7 +232,7 @@ class LogSyncing(LogLookup):
     @property
     def syncing(self) -> bool:
         """Whether a sync of the partition's own files is under way, which may take long."""
-        return self._flusher.busy
+        return self._flusher.syncing
 
     def sync_directly(self, end: int, run: RunInThread, callback: VisibleCallback) -> None:
         """For the journal: sync the partition's own file in its thread, then call back."""

@@ -126,12 +126,19 @@ class PartitionLog(LogSyncing):
             self._flusher.request(DATA)
         elif self._policy.due_after_append(self._unsynced_records):
             self._sync_soon(DATA)
-        limit = min(self._unit_limit.units, MAX_UNSTORED_UNITS)
-        if unstored > limit and not self._flusher.writes_index:
-            self._sync_soon(INDEX if journal is None or limit < MAX_UNSTORED_UNITS else DATA | INDEX)
+        if unstored > self._unit_limit.units or unstored > MAX_UNSTORED_UNITS:
+            self._relieve_memory(journaled=journal is not None)
         if not self._waits:
             self._show(end, self._written)
         return base
+
+    def _relieve_memory(self, *, journaled: bool) -> None:
+        """Have index units written out that are too many to wait for the next checkpoint."""
+        limit = min(self._unit_limit.units, MAX_UNSTORED_UNITS)
+        if self._flusher.settle_units() and self._active_index.unstored > limit:
+            # a busy partition of few is worth a checkpoint of its own, unless one runs: the next start has less to do
+            worth = journaled and limit == MAX_UNSTORED_UNITS and not self._flusher.syncing
+            self._sync_soon(DATA | INDEX if worth else INDEX)
 
     def _write_back(self, segment: Segment, end: int) -> None:
         """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.

@@ -28,6 +28,7 @@ from .index import (
     UnitArray,
     largest_id,
     read_checkpoint,
+    sync_units,
     write_units,
 )
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
@@ -225,7 +226,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     handle = open_files.file(file.index_path)
     if len(units) > _UNITS_IN_MEMORY:
         try:
-            write_units(open_files.files, file.index_path, stored, units.tobytes(), None)
+            write_units(open_files.files, file.index_path, stored, units.tobytes())
         except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
@@ -290,7 +291,8 @@ def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
         files.close(fd)
     bound_java_times(units, file.modified_ms)
     checkpoint = Checkpoint(file.first_offset, file.end, len(units), largest_id(units))
-    write_units(files, file.index_path, 0, units.tobytes(), checkpoint)
+    write_units(files, file.index_path, 0, units.tobytes())
+    sync_units(files, file.index_path, checkpoint)
     return RebuiltIndex(len(units), checkpoint.max_id, tuple(damage))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .files import Files
-from .index import UNIT_BYTES, Checkpoint, largest_id, write_checkpoint, write_units
+from .index import UNIT_BYTES, Checkpoint, largest_id, sync_units, write_checkpoint, write_units
 from .segment import Segment
 
 __all__ = ["DATA", "INDEX", "SyncJob", "run_together"]
@@ -21,7 +21,7 @@ INDEX = 2
 class _Part:
     """One segment's share of a job: what it looked like when the job was made."""
 
-    __slots__ = ("end", "fd", "max_id", "segment", "stored", "units")
+    __slots__ = ("count", "end", "fd", "max_id", "max_stored_id", "segment", "stored", "units")
 
     def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
         self.segment = segment
@@ -30,14 +30,17 @@ class _Part:
         self.fd = segment.data.pin() if unsynced and not grouped else None
         index = segment.index
         self.units = index.tail() if kind & INDEX and index is not None else b""
+        self.count = len(self.units) // UNIT_BYTES
         self.stored = 0 if index is None else index.stored
+        self.max_stored_id = 0 if index is None else index.max_stored_id
         self.max_id = 0  # of the units; the worker looks
 
 
 class SyncJob:
     """Work for one worker call, made and applied on the owning thread, run on a worker.
 
-    It covers the data below `end`, which holds `sequence` records in the log's own count.
+    It covers the data below `end`, which holds `sequence` records in the log's own count. Index units are written
+    before anything is synced and need not stay in memory meanwhile (`settle_units`); headers, which promise, come last.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class SyncJob:
         self._parts: list[_Part] = []
         self._lock = threading.Lock()
         self._cancelled = False
+        self._units_written = not kind & INDEX
+        self._units_settled = not kind & INDEX
         try:
             for segment in segments:
                 self._parts.append(_Part(segment, kind, grouped=grouped))
@@ -106,35 +111,46 @@ class SyncJob:
             if part.fd is not None:
                 part.segment.data.unpin()
 
+    def settle_units(self) -> bool:
+        """Owning thread: whether the units are in the files, though unsynced; they leave memory then, also while `run`
+        goes on. True for a job that writes none.
+        """
+        if self._units_written and not self._units_settled:
+            self._units_settled = True
+            for part in self._parts:
+                if part.segment.index is not None:
+                    part.segment.index.mark_stored(part.count, part.max_id)
+        return self._units_written
+
     def apply(self) -> None:
         """Owning thread, after a successful run: record in the segments what is on the disk now."""
+        self.settle_units()
         for part in self._parts:
             segment = part.segment
             if self.kind & DATA:
                 segment.synced = max(segment.synced, part.end)
-            if self.kind & INDEX and segment.index is not None:
-                segment.index.mark_stored(len(part.units) // UNIT_BYTES, part.max_id)
-                if self.kind & DATA:
+                if self.kind & INDEX and segment.index is not None:
                     segment.checkpointed = part.end
 
     def _sync(self) -> None:
+        self.write_units()
         if self.kind & DATA:
             for part in self._parts:
                 if part.fd is not None:
                     self._files.fdatasync(part.fd)
             for directory in dict.fromkeys(self.directories):
                 self._files.fsync_directory(directory)
+            for path, checkpoint in self._checkpoints():
+                sync_units(self._files, path, checkpoint)
+
+    def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
+        """Index paths, and what their headers may promise when data and units are synced."""
         if self.kind & INDEX:
             for part in self._parts:
-                if part.segment.index is not None:
-                    part.max_id = largest_id(part.units)
-                    checkpoint = self._checkpoint(part) if self.kind & DATA else None
-                    write_units(self._files, part.segment.index_path, part.stored, part.units, checkpoint)
-
-    def _checkpoint(self, part: _Part) -> Checkpoint:
-        index = part.segment.index
-        max_id = part.max_id if index is None else max(index.max_stored_id, part.max_id)
-        return Checkpoint(part.segment.first_offset, part.end, part.stored + len(part.units) // UNIT_BYTES, max_id)
+                segment = part.segment
+                if segment.index is not None:
+                    units, max_id = part.stored + part.count, max(part.max_stored_id, part.max_id)
+                    yield segment.index_path, Checkpoint(segment.first_offset, part.end, units, max_id)
 
     # --- the same in a group ------------------------------------------------------------------------------------------
 
@@ -152,18 +168,18 @@ class SyncJob:
 
     def write_units(self) -> None:
         """Worker thread: put the index units into their files, unsynced."""
-        if self.kind & INDEX:
-            for part in self._parts:
-                if part.units:
-                    part.max_id = largest_id(part.units)
-                    write_units(self._files, part.segment.index_path, part.stored, part.units, None)
+        for part in self._parts:
+            if part.units:
+                part.max_id = largest_id(part.units)
+                write_units(self._files, part.segment.index_path, part.stored, part.units)
+                part.units = b""
+        self._units_written = True
 
     def move_checkpoints(self) -> None:
         """Worker thread: say in the indexes that data and units are on the disk."""
-        if self.kind & INDEX and self.kind & DATA:
-            for part in self._parts:
-                if part.segment.index is not None:
-                    write_checkpoint(self._files, part.segment.index_path, self._checkpoint(part))
+        if self.kind & DATA:
+            for path, checkpoint in self._checkpoints():
+                write_checkpoint(self._files, path, checkpoint)
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
@@ -179,7 +195,8 @@ def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob])
         for job in entered:
             job.step(job.write_units)
         try:
-            sync(dict.fromkeys(job.directory for job in entered if job.kind & DATA))
+            if directories := dict.fromkeys(job.directory for job in entered if job.kind & DATA):
+                sync(directories)  # not without: it would wait for another's sync
         except OSError as error:
             failure = error
             for job in entered:
