@@ -12,6 +12,7 @@ __all__ = [
     "KAFKA_PYTHON",
     "MIXED",
     "OURS",
+    "OURS_ONE_CORE",
     "OUR_BROKER",
     "ROCKETMQ",
     "SYSTEMS",
@@ -19,6 +20,7 @@ __all__ = [
 
 JAVA = "java"
 OURS = "ours"
+OURS_ONE_CORE = "ours, one core"
 MIXED = "our broker, java client"
 KAFKA = "kafka"
 KAFKA_PYTHON = "kafka-python"
@@ -31,6 +33,7 @@ OUR_BROKER = "ours"
 BROKER_OF = {
     JAVA: "java",
     OURS: OUR_BROKER,
+    OURS_ONE_CORE: OUR_BROKER,
     MIXED: OUR_BROKER,
     KAFKA: "kafka",
     KAFKA_PYTHON: "kafka",
@@ -41,6 +44,6 @@ BROKER_OF = {
 }
 """Name of a system -> name of its broker; systems with the same one share a running broker."""
 
-SHORT_NAMES = {MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
+SHORT_NAMES = {OURS_ONE_CORE: "ours-one-core", MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
 SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
 """What `--system` takes -> name of the system."""

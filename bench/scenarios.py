@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .bars import Bar
-from .names import AIOKAFKA, CONFLUENT, CONFLUENT_BATCH, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, ROCKETMQ
+from .names import AIOKAFKA, CONFLUENT, CONFLUENT_BATCH, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, OURS_ONE_CORE, ROCKETMQ
 
 __all__ = [
     "LATENCY_PER_SECOND",
@@ -193,10 +193,14 @@ SCENARIOS = (
     Scenario(
         "blocking-64",
         "64 threads, blocking sends",
-        "64 threads, each waits for each of its sends.",
+        "64 threads, each waits for each of its sends; ours also with its process kept on one core (docs/client.md).",
         "one",
-        _same("send_blocking bench 64 {count} {size}", JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
-        (Bar(OURS, least=0.8, of=JAVA), Bar(OURS, least=2.0, of=ROCKETMQ), BROKER_BAR),
+        _same("send_blocking bench 64 {count} {size}", JAVA, OURS, OURS_ONE_CORE, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
+        (
+            *(Bar(ours, least=0.8, of=JAVA) for ours in (OURS, OURS_ONE_CORE)),
+            *(Bar(ours, least=2.0, of=ROCKETMQ) for ours in (OURS, OURS_ONE_CORE)),
+            BROKER_BAR,
+        ),
     ),
     Scenario(
         "pipelined",

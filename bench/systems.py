@@ -12,7 +12,18 @@ from kazoo.client import KazooClient
 
 from .javapeer import JavaBroker, JavaClient
 from .memory import resident_mb
-from .names import AIOKAFKA, BROKER_OF, CONFLUENT, CONFLUENT_BATCH, KAFKA, KAFKA_PYTHON, OUR_BROKER, OURS, ROCKETMQ
+from .names import (
+    AIOKAFKA,
+    BROKER_OF,
+    CONFLUENT,
+    CONFLUENT_BATCH,
+    KAFKA,
+    KAFKA_PYTHON,
+    OUR_BROKER,
+    OURS,
+    OURS_ONE_CORE,
+    ROCKETMQ,
+)
 from .peers import kafka_client, rocketmq_client, start_kafka, start_rocketmq
 from .processes import ProcessFailed, Server, Worker, free_port
 from .scenarios import Stage, Topic
@@ -23,6 +34,7 @@ __all__ = ["FLUSH", "Broker", "Running", "System", "start_stage", "zookeeper"]
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_CLIENTS = {
     OURS: ["bench.worker"],
+    OURS_ONE_CORE: ["bench.worker", "--one-core"],
     KAFKA_PYTHON: ["bench.kafka_workers", "kafka-python"],
     AIOKAFKA: ["bench.aiokafka_worker"],
     CONFLUENT: ["bench.kafka_workers", "confluent-kafka"],

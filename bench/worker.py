@@ -1,7 +1,8 @@
-"""Our load generator: `python -m bench.worker <zkConnect>`, the counterpart of metaq.peer.Peer."""
+"""Our load generator: `python -m bench.worker [--one-core] <zkConnect>`, the counterpart of metaq.peer.Peer."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -59,9 +60,12 @@ class Metaq:
 
 def main() -> None:
     """Answer standard input's lines until it ends."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m bench.worker <zkConnect>")
-    with closing(Metaq(sys.argv[1])) as client:
+    *options, zk_connect = sys.argv[1:] or [""]
+    if options not in ([], ["--one-core"]) or not zk_connect:
+        sys.exit("usage: python -m bench.worker [--one-core] <zkConnect>")
+    if options:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # as `taskset -c` does it
+    with closing(Metaq(zk_connect)) as client:
         serve(Generator(client))
 
 
