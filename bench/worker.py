@@ -15,7 +15,6 @@ from metaq import Consumer, Producer
 from .loops import Generator, Poll, PollArrow, serve
 
 BATCHES_UNDER_WAY = 4
-POLL_MESSAGES = 1000
 
 
 class Metaq:
@@ -42,7 +41,7 @@ class Metaq:
     @contextmanager
     def consume(self, topic: str, group: str) -> Iterator[Poll]:
         with Consumer(self._zk_connect, group=group, topics=[topic], start="earliest") as consumer:
-            yield lambda: consumer.poll(max_messages=POLL_MESSAGES, timeout=1.0)
+            yield lambda: consumer.poll(timeout=1.0)
 
     @contextmanager
     def consume_arrow(self, topic: str, group: str) -> Iterator[PollArrow]:

@@ -165,7 +165,7 @@ class ProducerConfig:
 class ConsumerConfig:
     """How a consumer fetches, commits and shares partitions."""
 
-    fetch_max_bytes: int = 1 << 20
+    fetch_max_bytes: int = 2 << 20
     """Asked for per pull. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text protocol
     only this); the first record comes whole, however large."""
     arrow_fetch_bytes: int = MAX_PULL_BYTES

@@ -271,8 +271,8 @@ _BODIES = 64
 
 
 @lru_cache(maxsize=256)
-def _bodies_struct(length: int) -> Struct:
-    return Struct(f"{HEADER_BYTES}x{length}s" * _BODIES)
+def _bodies_struct(length: int, count: int) -> Struct:
+    return Struct(f"{HEADER_BYTES}x{length}s" * count)
 
 
 def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[bytes]:
@@ -280,19 +280,17 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
 
     Costs a copy of each. No bytecode runs per record, and where all have one size, no slice object is made either.
     """
-    bodies: list[bytes] = []
-    whole = 0
-    if len(sizes) >= _BODIES and sizes.min() == sizes.max():
+    count = len(sizes)
+    if count >= _BODIES and sizes.min() == sizes.max():
         size = int(sizes[0])
-        whole = len(sizes) - len(sizes) % _BODIES
-        unpack = _bodies_struct(size - HEADER_BYTES).unpack_from
-        for position in range(start, start + whole * size, _BODIES * size):
-            bodies += unpack(data, position)
-        start += whole * size
-    ends = np.cumsum(sizes[whole:]) + start
-    begins = ends - sizes[whole:] + HEADER_BYTES
-    bodies += map(data.__getitem__, map(slice, begins.tolist(), ends.tolist()))
-    return bodies
+        bodies: list[bytes] = []
+        for first in range(0, count, _BODIES):
+            unpack = _bodies_struct(size - HEADER_BYTES, min(_BODIES, count - first)).unpack_from
+            bodies += unpack(data, start + first * size)
+        return bodies
+    ends = np.cumsum(sizes) + start
+    begins = ends - sizes + HEADER_BYTES
+    return list(map(data.__getitem__, map(slice, begins.tolist(), ends.tolist())))
 
 
 def checksums(bodies: Sequence[Buffer]) -> npt.NDArray[np.uint32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,10 +84,9 @@ class Chunk:
             decoded = self._decoded = decode(self, partition, tags, check)
         if decoded.damage and self.offset == decoded.end:
             raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
-        messages = decoded.messages[self._taken : self._taken + limit]
+        messages = list(islice(decoded.messages, limit))
         self._taken += len(messages)
-        rest = self._taken < len(decoded.messages)
-        self._move(decoded.messages[self._taken].offset if rest else decoded.end)
+        self._move(messages[-1].next_offset if self._taken < decoded.total else decoded.end)
         return messages
 
     @property
@@ -118,6 +118,8 @@ class Chunk:
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Undo the `take` that has just returned these."""
+        assert self._decoded is not None
+        self._decoded = self._decoded._replace(messages=chain(messages, self._decoded.messages))
         self._taken -= len(messages)
         self._move(messages[0].offset)
 

@@ -7,7 +7,7 @@ Without one (few records, a filtered answer, the text protocol) the records are 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -58,13 +58,21 @@ class Records(Protocol):
 
 
 class Decoded(NamedTuple):
-    """Messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if it is
-    not "". Behind the end of the messages there may be a cut record.
+    """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
+    it is not "". Behind the end of the messages there may be a cut record.
+
+    messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
+    collector goes through again and again; some hundred that are used up soon it never sees.
     """
 
-    messages: list[Message]
+    messages: Iterator[Message]
+    total: int
     end: int
     damage: str
+
+
+def _decoded(messages: list[Message], end: int, damage: str) -> Decoded:
+    return Decoded(iter(messages), len(messages), end, damage)
 
 
 def decode_walking(
@@ -79,18 +87,18 @@ def decode_walking(
     while body_start <= end:
         length, checksum, identity, flag = unpack(data, start)
         if length < 0:
-            return Decoded(messages, start + shift, WRONG_LENGTH)
+            return _decoded(messages, start + shift, WRONG_LENGTH)
         body_end = body_start + length
         if body_end > end:
             break
         body = data[body_start:body_end]
         if check and crc(body) & 0x7FFFFFFF != checksum:
-            return Decoded(messages, start + shift, WRONG_CHECKSUM)
+            return _decoded(messages, start + shift, WRONG_CHECKSUM)
         if tags is None or _has_tag(body, flag, tags):
             append(_make(Message, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES
-    return Decoded(messages, start + shift, "")
+    return _decoded(messages, start + shift, "")
 
 
 class Good(NamedTuple):
@@ -148,10 +156,11 @@ def decode_sized(
         good.bodies,
     )
     kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
-    messages = list(map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False)))
+    messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))
+    end = good.end(records) + shift
     if tags is not None:
-        messages = [message for message in messages if _has_tag(message.body, message.flag, tags)]
-    return Decoded(messages, good.end(records) + shift, good.damage)
+        return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage)
+    return Decoded(messages, len(good.starts), end, good.damage)
 
 
 def _has_tag(body: bytes, flag: int, tags: Container[str]) -> bool:
