@@ -18,6 +18,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.put_run import PutRun
 from metaq.protocol.sends import TX_KEY, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
@@ -56,6 +57,7 @@ from .handlers.lookup import (
 from .handlers.offset import answer_offset
 from .handlers.pull import Loading, Pull, Step
 from .handlers.put import PutGroup, PutOrSend, Send
+from .handlers.put_run import answer_put_run
 from .handlers.replication import answer_replication_status, answer_restart_replication
 from .handlers.search import answer_query_message, answer_view_message
 from .handlers.send_batch import answer_send_batch
@@ -130,6 +132,10 @@ class Dispatcher:
     def put_group(self) -> PutGroup:
         """A new group for the puts of one read."""
         return PutGroup(self.broker, self._refuse_put)
+
+    def put_run(self, run: PutRun) -> Answer:
+        """The answers to many puts of one read."""
+        return answer_put_run(self.broker, run, self._refuse_put)
 
     def send(self, frame: Frame) -> Send | bytes:
         """The put that a SEND frame asks for, or the answer if it is malformed."""

@@ -64,6 +64,8 @@ class ParkedPulls:
         log.on_visible = self._became_visible
 
     def _became_visible(self, log: PartitionLog) -> None:
+        if not self._parked:  # called for each append, and mostly nobody waits
+            return
         key = (log.topic, log.partition)
         if key in self._parked:
             if not self._ready:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from metaq.protocol.errors import NotMaster, PartitionClosed, PartitionNotFound, TopicNotAccepted, WrongPartition
 from metaq.protocol.limits import check_topic
@@ -102,6 +103,14 @@ class Partitions:
         elif self._store.space.full:
             self._store.space.check(log.directory, journaled=log.waits)
         return log
+
+    def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog]:
+        """`for_put` of each topic and partition. Raises what refuses one of them."""
+        if not self._store.space.full:
+            found = list(map(self._writable.get, zip(topics, partitions, strict=True)))
+            if all(found):
+                return cast(list[PartitionLog], found)
+        return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
         """The log, made if there is none, whatever the configuration says: what was committed must be kept.

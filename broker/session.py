@@ -20,6 +20,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from metaq.protocol.frames import Frame
+from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
 from metaq.protocol.sends import TX_KEY
@@ -195,6 +196,9 @@ class Session(Protocol):
             if kind is Quit:
                 self._close()
                 return
+            if kind is PutRun:  # like a group, which does not end the turn
+                self._serve_one(request)
+                continue
             self._serve_one(request)
             if self._seconds() >= turn_end:
                 self._yielding = True
@@ -211,6 +215,8 @@ class Session(Protocol):
     def _serve_one(self, request: Request | Pull) -> None:
         if isinstance(request, Pull):
             self._serve_pull(request)
+        elif isinstance(request, PutRun):
+            self._answer(self._dispatcher.put_run(request), request.body_bytes)
         elif not isinstance(request, Frame):
             cost = request.max_size if isinstance(request, Get) else 0
             self._answer(self._dispatcher.text(request, self), cost)

@@ -47,7 +47,7 @@ from metaq.protocol.remoting import (
     StatsRequest,
     TransactionRequest,
 )
-from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.requests import Request, RequestReader, one_by_one
 from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
@@ -314,7 +314,7 @@ class FakeBroker:
                 if not data:
                     self._drop(session)
                     return
-                for request in session.reader.receive(data):
+                for request in one_by_one(session.reader.receive(data)):
                     if isinstance(request, Quit):
                         self._drop(session)
                         return

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
+from .put_run import PutRun, parse_put_run
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
-__all__ = ["Request", "RequestReader"]
+__all__ = ["Request", "RequestReader", "one_by_one"]
 
-Request = TextCommand | Frame
+Request = TextCommand | PutRun | Frame
 
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames from here on get a buffer of their own, which the transport can receive into."""
+
+
+def one_by_one(requests: Iterable[Request]) -> Iterator[TextCommand | Frame]:
+    """The same requests with the puts of each run apart, for who takes puts one by one."""
+    for request in requests:
+        if isinstance(request, PutRun):
+            yield from request.puts()
+        else:
+            yield request
 
 
 class RequestReader:
@@ -88,7 +100,9 @@ class RequestReader:
             self._chunks.clear()
         self._missing = 0
         requests: list[Request] = []
-        position = 0
+        run, position = parse_put_run(data)
+        if run is not None:
+            requests.append(run)
         try:
             while position < len(data):
                 put, position = parse_common_put(data, position)

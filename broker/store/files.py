@@ -246,7 +246,7 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
     """Write all of the buffers, one behind the other, at `position`. Raises OSError, with a part written perhaps."""
     if len(buffers) > _MAX_BUFFERS:
         buffers = (b"".join(buffers),)
-    size = sum(map(len, buffers))
+    size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
     written = files.pwritev(fd, buffers, position)
     if written < size:
         rest = memoryview(b"".join(buffers))[written:]

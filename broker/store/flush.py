@@ -40,18 +40,19 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 class FlushPolicy(ABC):
-    """When data is synced. `waits`: puts are answered, and readers see data, only after the sync."""
+    """When data is synced.
+
+    waits: puts are answered, and readers see data, only after the sync. threshold_records: records that may be left
+    unsynced after an append.
+    """
 
     waits: bool
+    threshold_records: int
 
     @property
     @abstractmethod
     def seconds(self) -> float:
         """How long data may wait to be synced."""
-
-    @abstractmethod
-    def due_after_append(self, unsynced_records: int) -> bool:
-        """Whether to start a sync now that so many records are not synced."""
 
     @abstractmethod
     def due_after(self, seconds: float) -> bool:
@@ -70,9 +71,6 @@ class AsyncFlush(FlushPolicy):
     def seconds(self) -> float:
         return self.interval_ms / 1000
 
-    def due_after_append(self, unsynced_records: int) -> bool:
-        return unsynced_records > self.threshold_records
-
     def due_after(self, seconds: float) -> bool:
         return seconds * 1000 >= self.interval_ms
 
@@ -82,10 +80,8 @@ class GroupCommit(FlushPolicy):
     """Sync at once; everything appended while a sync runs shares the next. Nothing is left to be due by time."""
 
     waits = True
+    threshold_records = 0
     seconds = float("inf")
-
-    def due_after_append(self, unsynced_records: int) -> bool:
-        return True
 
     def due_after(self, seconds: float) -> bool:
         return False
@@ -122,7 +118,7 @@ class Flusher:
         self._running: SyncJob | None = None
         self._writing_units: SyncJob | None = None
         self._wanted = 0
-        self._waiters: deque[tuple[int, VisibleCallback]] = deque()
+        self.waiters: deque[tuple[int, VisibleCallback]] = deque()
 
     @property
     def busy(self) -> bool:
@@ -149,11 +145,11 @@ class Flusher:
         if self.failure is not None:
             callback(self.failure)
         else:
-            self._waiters.append((end, callback))
+            self.waiters.append((end, callback))
 
     def answer(self, synced_end: int) -> None:
         """Call the waiters whose data ends at or before `synced_end`, oldest first."""
-        waiters = self._waiters
+        waiters = self.waiters
         while waiters and waiters[0][0] <= synced_end:
             call_safely(waiters.popleft()[1], None)
 
@@ -244,7 +240,7 @@ class Flusher:
         if self.failure is not None:
             return
         self.failure = LogReadOnly(self._source.directory, cause)
-        waiters, self._waiters = self._waiters, deque()
+        waiters, self.waiters = self.waiters, deque()
         for _, callback in waiters:
             call_safely(callback, self.failure)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.record import Buffer
 
-from .files import Files, OpenFiles, read_exactly
+from .files import OpenFiles, read_exactly
 from .index import Index
 from .segment import Segment
 
@@ -22,6 +22,7 @@ class LogSegments:
     def __init__(self, segments: Sequence[Segment], open_files: OpenFiles) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
         self._open_files = open_files
+        self._files = open_files.files
         self._segments: list[Segment] = list(segments)
         self._removed = 0  # records that retention took away: message numbers go on
         self._relist()
@@ -145,10 +146,6 @@ class LogSegments:
         for segment in self._segments:
             self._bases.append(base)
             base += segment.count
-
-    @property
-    def _files(self) -> Files:
-        return self._open_files.files
 
 
 def _first_offset(segment: Segment) -> int:

@@ -113,7 +113,8 @@ class LogSyncing(LogLookup):
         if end > self.visible_end:
             self.visible_end = end
             self._visible = count
-            self._flusher.answer(end)
+            if self._flusher.waiters:
+                self._flusher.answer(end)
             if self.on_visible is not None:
                 call_safely(self.on_visible, self)
 

@@ -124,7 +124,7 @@ class PartitionLog(LogSyncing):
             journal.add(self, base, end, self._written, data)
         elif self._waits:
             self._flusher.request(DATA)
-        elif self._policy.due_after_append(self._unsynced_records):
+        elif self._unsynced_records > self._policy.threshold_records:
             self._sync_soon(DATA)
         if unstored > self._unit_limit.units or unstored > MAX_UNSTORED_UNITS:
             self._relieve_memory(journaled=journal is not None)
@@ -182,8 +182,11 @@ class PartitionLog(LogSyncing):
     def _check_units(units: Buffer, base: int, size: int) -> None:
         if not size or not units or len(units) % UNIT_BYTES:
             raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
-        last = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
-        if UNIT.unpack_from(units)[0] != base or last[0] + last[3] != base + size:
+        first, _, _, length, _ = UNIT.unpack_from(units)
+        last = first
+        if len(units) > UNIT_BYTES:
+            last, _, _, length, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
+        if first != base or last + length != base + size:
             raise ValueError(f"index units do not describe [{base}, {base + size})")
 
     def _write(self, data: Sequence[Buffer]) -> None:

@@ -1,0 +1,83 @@
+"""Many `put` commands of one read, taken out of it together: what a single one costs the most is done once for all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .limits import INT32_MAX, INT32_MIN
+from .text import Put
+
+__all__ = ["LEAST_PUTS", "PutRun", "parse_put_run"]
+
+LEAST_PUTS = 16
+"""Fewer puts than this are taken one by one, which costs less then."""
+
+_MAX_PUT_BYTES = 4096
+"""Headers are looked for in all bytes; the length of a larger put leads over its body for less."""
+
+_HEADER = re.compile(rb"put ([^ \r\n]{1,250}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,10}) (-?[0-9]{1,10})\r\n")
+_PIECES = 7  # of each put: the tokens of its header, and its body
+_HEADER_BYTES = len(b"put      \r\n")  # beside the tokens
+
+
+class PutRun(NamedTuple):
+    """Puts that followed each other, each for a partition, with a checksum and without a transaction; by columns."""
+
+    topics: list[str]
+    partitions: list[int]
+    flags: list[int]
+    checksums: list[int]
+    opaques: list[int]
+    bodies: list[bytes]
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(map(len, self.bodies))
+
+    def puts(self) -> Iterator[Put]:
+        """The same one by one."""
+        for topic, partition, flag, checksum, opaque, body in zip(*self, strict=True):
+            yield Put(topic, partition, flag, checksum, None, opaque, body)
+
+
+def parse_put_run(data: bytes) -> tuple[PutRun | None, int]:
+    """The puts that `data` begins with, as far as they are whole, valid and in the usual form, and where they end.
+
+    (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found at once, with whatever looks like one
+    in a body; so a put counts only if its body has the announced length, and the first that has not ends the run.
+    """
+    first = _HEADER.match(data)
+    if first is None:
+        return None, 0
+    size = first.end() + int(first[3])
+    if size > _MAX_PUT_BYTES or LEAST_PUTS * size > len(data):
+        return None, 0
+    pieces = _HEADER.split(data)
+    lengths = list(map(int, pieces[3::_PIECES]))
+    found = list(map(len, pieces[_PIECES::_PIECES]))
+    surplus = max(0, found[-1] - lengths[-1])  # behind the last put there is no header to end its body
+    if surplus:
+        found[-1] = lengths[-1]
+        pieces[-1] = pieces[-1][: lengths[-1]]
+    count = whole = len(lengths)
+    if found != lengths:
+        whole = next(number for number in range(count) if found[number] != lengths[number])
+    run = _run(pieces[1 : 1 + whole * _PIECES]) if whole >= LEAST_PUTS else None
+    if run is None:
+        return None, 0
+    rest = sum(map(len, pieces[1 + whole * _PIECES :])) + (count - whole) * _HEADER_BYTES
+    return run, len(data) - rest - surplus
+
+
+def _run(pieces: list[bytes]) -> PutRun | None:
+    """None if a number is larger than Java's are."""
+    topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
+    crcs, numbers = list(map(int, checksums)), list(map(int, opaques))
+    if max(crcs) > INT32_MAX or min(numbers) < INT32_MIN or max(numbers) > INT32_MAX:
+        return None
+    names = {topic: topic.decode("utf-8", "replace") for topic in set(topics)}
+    return PutRun(
+        list(map(names.__getitem__, topics)), list(map(int, partitions)), list(map(int, flags)), crcs, numbers, bodies
+    )
