@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import select
 import socket
 import threading
@@ -36,7 +37,7 @@ from .config import ConnectionConfig, Protocol
 from .reply_reader import ReplyReader, SentReply
 from .waiting import Waiter
 
-__all__ = ["Connection", "Endpoint", "OnDone", "Reply", "open_connection"]
+__all__ = ["Call", "Connection", "Endpoint", "OnDone", "Reply", "open_connection"]
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +69,14 @@ class Endpoint(NamedTuple):
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
 
 
-class _Call(Waiter):
+class Call(Waiter):
     """A request whose caller waits for it."""
 
-    __slots__ = ("error", "reply")
+    __slots__ = ("error", "opaque", "reply")
 
-    def __init__(self) -> None:
+    def __init__(self, opaque: int) -> None:
         super().__init__()
+        self.opaque = opaque
         self.reply: Reply | None = None
         self.error: MetaqError | None = None
 
@@ -205,9 +207,32 @@ class Connection:
 
         Raises RequestTimedOut, BrokerUnavailable, LocalProtocolError. An error answer is returned, not raised.
         """
-        deadline = self._clock() + (self._config.request_timeout_seconds if timeout is None else timeout)
-        call = _Call()
-        self.submit(build, call.on_done, deadline, background=False)
+        deadline = self._deadline(timeout)
+        return self._answer(self._begin(build, deadline), deadline)
+
+    def begin(self, build: Build) -> Call:
+        """Send a small request whose answer the caller is going to `finish`, or else it closes the connection.
+
+        Until then the answer waits in the socket, or at the broker, and has no deadline. Raises LocalProtocolError.
+        """
+        return self._begin(build, math.inf)
+
+    def finish(self, call: Call, timeout: float | None = None) -> Reply:
+        """Wait for the answer to what was begun, `timeout` seconds from now on at most; otherwise as `call`."""
+        deadline = self._deadline(timeout)
+        if (pending := self._pending.get(call.opaque)) is not None:
+            pending.deadline = deadline
+        return self._answer(call, deadline)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._clock() + (self._config.request_timeout_seconds if timeout is None else timeout)
+
+    def _begin(self, build: Build, deadline: float) -> Call:
+        call = Call(self.new_opaque())
+        self.submit_built(call.opaque, build(call.opaque), call.on_done, deadline, background=False)
+        return call
+
+    def _answer(self, call: Call, deadline: float) -> Reply:
         self.drive(call, deadline)
         if call.error is not None:
             raise call.error

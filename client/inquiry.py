@@ -30,12 +30,13 @@ from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_stats
 
-from .connection import Build, Endpoint, Reply
+from .connection import Build, Connection, Endpoint, Reply
 from .replies import frame_error, is_success, text_error
 from .values import TopicPartition
 
 __all__ = [
     "Asked",
+    "BegunPull",
     "Bounds",
     "Pulled",
     "ask",
@@ -43,10 +44,12 @@ __all__ = [
     "offset_after",
     "offset_at_time",
     "partition_bounds",
-    "pull",
     "read_bytes",
     "read_stats",
 ]
+
+_PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
+"""Answers to a pull that are no refusal."""
 
 READER_GROUP = "Just_for_Browser"
 """The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
@@ -130,30 +133,46 @@ class Pulled(NamedTuple):
     sizes: npt.NDArray[np.int64] | None = None
 
 
-def pull(
-    connection: Asked,
-    partition: TopicPartition,
-    offset: int,
-    max_bytes: int,
-    tags: tuple[str, ...] = (),
-    timeout: float | None = None,
-) -> Pulled:
-    """Stored records from byte `offset` on, only those with one of `tags` (a few others may be among them) if there are
-    any; the text protocol has no such filter and gives all. Without runs: none is there before next_offset.
+class BegunPull:
+    """A pull whose request is sent: the broker reads and answers while the caller does something else.
 
-    Raises as `read_bytes`.
+    Of stored records from byte `offset` on, only those with one of `tags` (a few others may be among them) if there are
+    any; the text protocol has no such filter and gives all. One thread, nothing else on the connection meanwhile.
     """
-    if not connection.speaks_frames:
-        data = _get(connection, partition, offset, max_bytes, timeout)
-        return Pulled([(offset, data)] if data else [], None if data else offset)
-    frame = _pull(connection, partition, offset, max_bytes, timeout, tags, sizes=True)
-    reply = PullReply.from_ext(frame.ext)
-    if reply.records:
-        sizes, records = split_batch(frame.body, reply.records)
-        return Pulled([(offset, records)], reply.next_offset, sizes)
-    if reply.runs:
-        return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
-    return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
+
+    def __init__(
+        self, connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
+    ) -> None:
+        self._connection = connection
+        self._partition = partition
+        self._offset = offset
+        self._max_bytes = max_bytes
+        if connection.speaks_frames:
+            request = PullRequest(
+                partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True
+            )
+            self._call = connection.begin(lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),))
+        else:
+            self._call = connection.begin(_build_get(partition, offset, max_bytes))
+
+    def result(self) -> Pulled:
+        """Wait for the answer, as long as a request may take. Without runs: no record is there before next_offset.
+
+        Raises as `read_bytes`.
+        """
+        partition, offset, answer = self._partition, self._offset, self._connection.finish(self._call)
+        if not self._connection.speaks_frames:
+            data = _got(answer, self._connection, partition, offset)
+            data = _whole(data, self._connection, partition, offset, self._max_bytes, None)
+            return Pulled([(offset, data)] if data else [], None if data else offset)
+        frame = _found(_accepted(answer, self._connection, partition, _PULL_CODES), partition, offset)
+        reply = PullReply.from_ext(frame.ext)
+        if reply.records:
+            sizes, records = split_batch(frame.body, reply.records)
+            return Pulled([(offset, records)], reply.next_offset, sizes)
+        if reply.runs:
+            return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
+        return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
 
 
 def read_bytes(
@@ -194,6 +213,10 @@ def ask(
 ) -> Frame:
     """The answer to a frame without a body. partition: for errors. accepted: codes beside SUCCESS that are no error."""
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+    return _accepted(reply, connection, partition, accepted)
+
+
+def _accepted(reply: Reply, connection: Asked, partition: TopicPartition, accepted: tuple[int, ...]) -> Frame:
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
     if not is_success(reply) and reply.code not in accepted:
@@ -207,18 +230,14 @@ def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: 
     return MessageCountsReply.from_ext(frame.ext)
 
 
-def _pull(
-    connection: Asked,
-    partition: TopicPartition,
-    offset: int,
-    max_bytes: int,
-    timeout: float | None,
-    tags: tuple[str, ...] = (),
-    sizes: bool = False,
-) -> Frame:
-    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=sizes)
-    accepted = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, accepted)
+def _pull(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None) -> Frame:
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
+    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
+    return _found(frame, partition, offset)
+
+
+def _found(frame: Frame, partition: TopicPartition, offset: int) -> Frame:
+    """The answer to a pull from `offset` on. Raises CorruptRecord, OffsetOutOfRange."""
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:
         moved = PullReply.from_ext(frame.ext)
         if moved.min_offset <= offset <= moved.max_offset:
@@ -234,21 +253,37 @@ def _pull(
 def _get(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
-    """A `get` cuts even its first record at the size asked for: then it is asked for more."""
-    while True:
-        data = _get_once(connection, partition, offset, max_bytes, timeout)
-        if len(data) < max_bytes or _first_is_whole(data) or max_bytes > MAX_FRAME_BYTES:
-            return data
+    data = _get_once(connection, partition, offset, max_bytes, timeout)
+    return _whole(data, connection, partition, offset, max_bytes, timeout)
+
+
+def _whole(
+    data: memoryview,
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    timeout: float | None,
+) -> memoryview:
+    """A `get` cuts even its first record at the size asked for: then it is asked for more than `data`."""
+    while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
         max_bytes *= 2
+        data = _get_once(connection, partition, offset, max_bytes, timeout)
+    return data
 
 
 def _get_once(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
-    def build(opaque: int) -> tuple[bytes]:
-        return (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+    return _got(connection.call(_build_get(partition, offset, max_bytes), timeout), connection, partition, offset)
 
-    reply = connection.call(build, timeout)
+
+def _build_get(partition: TopicPartition, offset: int, max_bytes: int) -> Build:
+    return lambda opaque: (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+
+
+def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:
+    """The bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange, and what text_error makes."""
     if isinstance(reply, Value):
         return reply.data
     result = _text_result(reply, connection)

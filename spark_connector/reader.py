@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from metaq.client.backoff import Backoff
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
-from metaq.client.inquiry import Bounds, Pulled, partition_bounds, pull
+from metaq.client.inquiry import BegunPull, Bounds, Pulled, partition_bounds
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, OffsetOutOfRange, RequestTimedOut
 
 from .offsets import DataLoss, Lost, OffsetRange
@@ -22,6 +21,7 @@ from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
 from .read_options import ReadOptions
 from .records import RecordBlock
+from .workers import spare_modules
 
 __all__ = ["FAILOVER_SECONDS", "Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
 
@@ -70,6 +70,7 @@ def read_partition(
     planned: OffsetRange | None = partition.value
     if planned is None:  # what Spark makes of a query without ranges
         return
+    spare_modules()
     reader, search = RangeReader(planned, options, tags), Failover(planned, options)
     endpoint = planned.endpoint
     while True:
@@ -101,31 +102,31 @@ class RangeReader:
         Raises DataLoss if retention was faster and failOnDataLoss is true, CorruptRecord for bytes that are no records,
         BrokerUnavailable also if a slave has not copied so far.
         """
-        planned, end = self._planned, self._planned.end
-        with ThreadPoolExecutor(1, "metaq-prefetch") as ahead:
+        end = self._planned.end
+        coming = self._ask(connection, self.position)
+        while self.position < end:
+            try:
+                pulled = coming.result()
+            except OffsetOutOfRange as error:
+                self.position = self._readable_from(connection, error)
+                if self.position < end:
+                    coming = self._ask(connection, self.position)
+                continue
+            if pulled.next_offset is not None and self.position < pulled.next_offset < end:
+                coming = self._ask(connection, pulled.next_offset)
+            blocks = self._blocks(connection, pulled)
+            following = pulled.next_offset if pulled.next_offset is not None else blocks[-1].next_offset
+            if pulled.next_offset is None and following < end:
+                coming = self._ask(connection, following)
+            for block in blocks:
+                self.position = block.next_offset  # while the caller has the block, it counts as handed out
+                yield _chosen(block, self._options)
+            self.position = following
 
-            def pull_ahead(offset: int) -> Future[Pulled]:
-                return ahead.submit(pull, connection, planned.id, offset, self._options.fetch_bytes, self._tags)
-
-            coming = pull_ahead(self.position)
-            while self.position < end:
-                try:
-                    pulled = coming.result()
-                except OffsetOutOfRange as error:
-                    self.position = self._readable_from(connection, error)
-                    if self.position < end:
-                        coming = pull_ahead(self.position)
-                    continue
-                if pulled.next_offset is not None and self.position < pulled.next_offset < end:
-                    coming = pull_ahead(pulled.next_offset)
-                blocks = self._blocks(connection, pulled)
-                following = pulled.next_offset if pulled.next_offset is not None else blocks[-1].next_offset
-                if pulled.next_offset is None and following < end:
-                    coming = pull_ahead(following)
-                for block in blocks:
-                    self.position = block.next_offset  # while the caller has the block, it counts as handed out
-                    yield _chosen(block, self._options)
-                self.position = following
+    def _ask(self, connection: Connection, offset: int) -> BegunPull:
+        """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
+        wait for it, which would compete for the interpreter's lock."""
+        return BegunPull(connection, self._planned.id, offset, self._options.fetch_bytes, self._tags)
 
     def _blocks(self, connection: Connection, pulled: Pulled) -> Sequence[RecordBlock]:
         """Raises CorruptRecord if there is nothing where there must be something, BrokerUnavailable of a slave."""

@@ -24,6 +24,7 @@ from .read_options import Mode, ReadOptions
 from .reader import FilteringReader, MetaqReader
 from .schema import SPARK_SCHEMA_WITH_HEADERS, schema_for
 from .stream import MetaqStreamReader
+from .workers import spare_modules
 from .writer import MetaqStreamWriter, MetaqWriter
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class MetaqDataSource(DataSource):
         return "metaq"
 
     def schema(self) -> StructType:
+        spare_modules()
         # wrong options fail at load(), not at the first action
         return schema_for(ReadOptions.parse(self.options, "any").headers)
 
@@ -51,6 +53,7 @@ class MetaqDataSource(DataSource):
         return MetaqStreamReader(self._read_options(schema, "stream"))
 
     def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
+        spare_modules()
         return replace(ReadOptions.parse(self.options, mode), columns=_chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -22,6 +22,7 @@ from .decisions import BatchWrite, qualifier
 from .options import WriteOptions
 from .preparing import TaskTransactions
 from .sending import send_rows
+from .workers import spare_modules
 
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
 
@@ -89,6 +90,7 @@ class MetaqStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], write: BatchWrite | None) -> WrittenRows:
+    spare_modules()
     with _producer(options) as producer:
         if not options.exactly_once:
             return WrittenRows(sum(_send(options, producer, batch) for batch in batches))

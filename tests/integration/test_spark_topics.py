@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, timedelta
-from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
@@ -193,14 +192,15 @@ def fetched_bytes(spark: SparkSession, cluster: Up, filters: list[Filter], **opt
     reader.pushFilters(filters)
     pulled = 0
 
-    def counting(*arguments: Any) -> Any:
-        nonlocal pulled
-        answer = inquiry.pull(*arguments)
-        pulled += sum(len(data) for _, data in answer.runs)
-        return answer
+    class Counting(inquiry.BegunPull):
+        def result(self) -> inquiry.Pulled:
+            nonlocal pulled
+            answer = super().result()
+            pulled += sum(len(data) for _, data in answer.runs)
+            return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader_module, "pull", counting)
+        patch.setattr(reader_module, "BegunPull", Counting)
         rows = sum(batch.num_rows for each in reader.partitions() for batch in reader.read(each))
     return pulled, rows
 

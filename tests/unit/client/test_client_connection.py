@@ -290,3 +290,26 @@ def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(brok
     connection._read = noted_read
     connection.call(ask())
     assert set(readers) == {threading.get_ident()}
+
+
+def test_what_was_begun_is_answered_much_later_without_a_thread(connection, monkeypatch):
+    first = connection.begin(ask("first"))
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(connection, "_clock", lambda: later)
+    assert isinstance(connection.call(ask("second")), Frame)  # and looks at deadlines on its way
+    assert isinstance(connection.finish(first), Frame)
+    assert reader_threads() == []
+
+
+def test_what_was_begun_ends_at_the_deadline_of_finishing_it(connection):
+    begun = connection.begin(long_poll())
+    with pytest.raises(RequestTimedOut):
+        connection.finish(begun, 0.05)
+    eventually(lambda: connection.in_flight == 0)
+
+
+def test_what_was_begun_ends_with_the_connection(connection):
+    begun = connection.begin(long_poll())
+    connection.close()
+    with pytest.raises(BrokerUnavailable, match="closed by this client"):
+        connection.finish(begun)
