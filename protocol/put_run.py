@@ -11,7 +11,7 @@ from .text import Put
 
 __all__ = ["LEAST_PUTS", "PutRun", "parse_put_run"]
 
-LEAST_PUTS = 16
+LEAST_PUTS = 32
 """Fewer puts than this are taken one by one, which costs less then."""
 
 _MAX_PUT_BYTES = 4096

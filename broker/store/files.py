@@ -43,6 +43,10 @@ _LOAD_BYTES = 64 << 10  # read at once what lies around: searches come back to t
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
+_MISSES_PER_STEP = 8
+"""Writes to files that are not open after which one that is may have to go: several times as many files as may be open,
+written in turn, leave those that are open alone.
+"""
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 _libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2) and sync_file_range(2), which the os module does not have
@@ -299,6 +303,15 @@ class OpenFile:
         fd = self.fd
         return self._table.open(self) if fd is None else fd
 
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        """`write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
+        fd = self.fd
+        if fd is None:
+            self._table.write(self, buffers, position)
+        else:
+            self.recent = True
+            write_all(self._table.files, fd, buffers, position)
+
     def pin(self) -> int:
         """Like `use`, and the descriptor stays open until `unpin` is called as often."""
         fd = self.use()
@@ -364,6 +377,7 @@ class OpenFiles:
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._waiting_devices: set[int] = set()
+        self._missed = 0
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -381,6 +395,32 @@ class OpenFiles:
         file.fd = fd
         self._ring.append(file)
         return fd
+
+    def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
+        """Write to a file that is not open. In a full table it takes the place of another only if that is idle.
+
+        Where more files are written to in turn than may be open, each would else be closed before its turn comes again.
+        """
+        if len(self._ring) < self.limit or self._has_idle():
+            write_all(self.files, self.open(file), buffers, position)
+            return
+        fd = self.files.open(file.path, file.flags)
+        try:
+            write_all(self.files, fd, buffers, position)
+        finally:
+            self.files.close(fd)
+
+    def _has_idle(self) -> bool:
+        """Whether the next file of the ring may go; the clock steps on slowly, so that idle ones are found in time."""
+        self._missed += 1
+        if self._missed % _MISSES_PER_STEP:
+            return False
+        file = self._ring[0]
+        if file.recent or file.pins:
+            file.recent = False
+            self._ring.rotate(-1)
+            return False
+        return True
 
     def forget(self, file: OpenFile) -> None:
         if file.fd is None:

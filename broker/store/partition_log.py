@@ -19,7 +19,7 @@ from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import Buffer
 
 from .disk_space import no_room
-from .files import OpenFiles, write_all
+from .files import OpenFiles
 from .flush import DATA, INDEX, FlushPolicy, RunInThread
 from .index import UNIT, UNIT_BYTES, UnitLimit
 from .journal import Journal
@@ -191,25 +191,23 @@ class PartitionLog(LogSyncing):
 
     def _write(self, data: Sequence[Buffer]) -> None:
         active = self._active
-        fd = None
         try:
-            fd = active.data.use()
-            write_all(self._files, fd, data, active.size)
+            active.data.write(data, active.size)
         except OSError as error:
             cause = str(error)
-            if fd is not None and (left := self._cut_back(fd, active.size)) is not None:
+            if (left := self._cut_back(active)) is not None:
                 cause = f"{cause} (and {left})"
             elif no_room(error):  # nothing of it was shown, journaled or synced, and nothing is left of it
                 raise DiskFull(self.directory, f"{cause}; nothing of the put was kept") from error
             self._turn_read_only(cause)
             raise LogReadOnly(self.directory, cause) from error
 
-    def _cut_back(self, fd: int, size: int) -> str | None:
+    def _cut_back(self, segment: Segment) -> str | None:
         """Why it failed; None if it did not."""
         try:
-            self._files.truncate(fd, size)
+            self._files.truncate(segment.data.use(), segment.size)
         except OSError as error:  # recovery cuts it at the next start
-            return f"cutting the file back to {size} bytes failed: {error}"
+            return f"cutting the file back to {segment.size} bytes failed: {error}"
         return None
 
     def _roll(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,40 @@ def test_closing_twice_is_harmless_and_use_opens_again(table: OpenFiles, tmp_pat
 
 def test_the_default_limit_leaves_descriptors_for_connections() -> None:
     assert 16 <= default_open_limit() <= 2048
+
+
+def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp_path: Path) -> None:
+    faults = FaultyFiles()
+    table = OpenFiles(faults, 4)
+    opened = [table.file(str(tmp_path / str(number)), os.O_RDWR | os.O_CREAT) for number in range(20)]
+    for file in opened[:4]:
+        file.use()
+    kept = [file.fd for file in opened[:4]]
+    for turn in range(10):
+        for file in opened:
+            file.write((b"%d" % turn,), turn)
+    assert [file.fd for file in opened] == [*kept, *[None] * 16]
+    assert {(tmp_path / str(number)).read_bytes() for number in range(20)} == {b"0123456789"}
+    assert faults.open_descriptors == 4
+
+
+def test_files_that_are_no_longer_written_make_room_for_others(tmp_path: Path) -> None:
+    table = OpenFiles(FaultyFiles(), 2)
+    old, new = [[table.file(str(tmp_path / f"{kind}{n}"), os.O_RDWR | os.O_CREAT) for n in range(2)] for kind in "ab"]
+    for file in old:
+        file.write((b"x",), 0)
+    for _ in range(100):
+        for file in new:
+            file.write((b"x",), 0)
+    assert [file.fd is None for file in (*old, *new)] == [True, True, False, False]
+
+
+def test_a_failed_write_to_a_file_that_is_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
+    faults = FaultyFiles()
+    table = OpenFiles(faults, 1)
+    table.file(str(tmp_path / "kept"), os.O_RDWR | os.O_CREAT).use()
+    other = table.file(str(tmp_path / "other"), os.O_RDWR | os.O_CREAT)
+    faults.fail("pwritev")
+    with pytest.raises(OSError, match="Input/output error"):
+        other.write((b"x",), 0)
+    assert (other.fd, faults.open_descriptors) == (None, 1)
