@@ -303,14 +303,19 @@ class OpenFile:
         fd = self.fd
         return self._table.open(self) if fd is None else fd
 
-    def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """`write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
+    def write(self, buffers: Sequence[Buffer], size: int, position: int) -> None:
+        """`write_all` of `size` bytes; a file that is not open may be closed again at once (`OpenFiles.write`)."""
         fd = self.fd
         if fd is None:
             self._table.write(self, buffers, position)
-        else:
+        elif len(buffers) > 1:
             self.recent = True
             write_all(self._table.files, fd, buffers, position)
+        else:  # as most appends are where partitions are many
+            self.recent = True
+            written = self._table.files.pwritev(fd, buffers, position)
+            if written < size:
+                write_all(self._table.files, fd, (memoryview(buffers[0])[written:],), position + written)
 
     def pin(self) -> int:
         """Like `use`, and the descriptor stays open until `unpin` is called as often."""

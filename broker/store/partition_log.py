@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NoReturn
 
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import Buffer
@@ -104,8 +105,11 @@ class PartitionLog(LogSyncing):
         base = self.end_offset
         size = len(data[0]) if len(data) == 1 else sum(map(len, data))
         self._check_units(units, base, size)
-        self._write(data)
         active = self._active
+        try:
+            active.data.write(data, size, active.size)
+        except OSError as error:
+            self._refuse(error)
         active.size += size
         unstored = self._active_index.extend(units)
         self.end_offset = end = base + size
@@ -189,18 +193,15 @@ class PartitionLog(LogSyncing):
         if first != base or last + length != base + size:
             raise ValueError(f"index units do not describe [{base}, {base + size})")
 
-    def _write(self, data: Sequence[Buffer]) -> None:
-        active = self._active
-        try:
-            active.data.write(data, active.size)
-        except OSError as error:
-            cause = str(error)
-            if (left := self._cut_back(active)) is not None:
-                cause = f"{cause} (and {left})"
-            elif no_room(error):  # nothing of it was shown, journaled or synced, and nothing is left of it
-                raise DiskFull(self.directory, f"{cause}; nothing of the put was kept") from error
-            self._turn_read_only(cause)
-            raise LogReadOnly(self.directory, cause) from error
+    def _refuse(self, error: OSError) -> NoReturn:
+        """The append failed to write."""
+        cause = str(error)
+        if (left := self._cut_back(self._active)) is not None:
+            cause = f"{cause} (and {left})"
+        elif no_room(error):  # nothing of it was shown, journaled or synced, and nothing is left of it
+            raise DiskFull(self.directory, f"{cause}; nothing of the put was kept") from error
+        self._turn_read_only(cause)
+        raise LogReadOnly(self.directory, cause) from error
 
     def _cut_back(self, segment: Segment) -> str | None:
         """Why it failed; None if it did not."""
