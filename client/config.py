@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from metaq.protocol.errors import ConfigError
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_PULL_BYTES
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.pulls import MAX_WAIT_MS
 
 __all__ = [
@@ -168,8 +168,9 @@ class ConsumerConfig:
     fetch_max_bytes: int = 2 << 20
     """Asked for per pull. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text protocol
     only this); the first record comes whole, however large."""
-    arrow_fetch_bytes: int = MAX_PULL_BYTES
-    """The same for poll_arrow(), whose cost is more that of an answer than that of its messages."""
+    arrow_fetch_bytes: int = 3 << 20
+    """The same for poll_arrow(), whose cost is more that of an answer than that of its messages. While it is less than
+    max_buffered_bytes, the next answer is asked for when the last one begins to come in."""
     max_buffered_bytes: int = 4 << 20
     """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
     check_crcs: bool | None = None

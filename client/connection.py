@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 Reply = Frame | SentReply | Answer
 OnDone = Callable[[Reply | None, MetaqError | None], None]
 """Called once, on the thread that reads (or that finds the connection broken): it must not block."""
+OnBegun = Callable[[Frame], None]
+"""Called with an answer whose body is still to come (empty here), on the thread that reads: it must not block."""
 Build = Callable[[int], Sequence[Buffer]]
 """Makes a request's bytes for the opaque it is given."""
 
@@ -88,12 +90,13 @@ class Call(Waiter):
 class _Pending:
     """A request under way. `background`: no caller is blocked for it, so a thread must read on its behalf."""
 
-    __slots__ = ("background", "deadline", "on_done")
+    __slots__ = ("background", "deadline", "on_begun", "on_done")
 
-    def __init__(self, on_done: OnDone, deadline: float, background: bool) -> None:
+    def __init__(self, on_done: OnDone, deadline: float, background: bool, on_begun: OnBegun | None = None) -> None:
         self.on_done = on_done
         self.deadline = deadline
         self.background = background
+        self.on_begun = on_begun
 
 
 class Connection:
@@ -153,28 +156,43 @@ class Connection:
         """Requests sent and not answered yet."""
         return len(self._pending)
 
-    def submit(self, build: Build, on_done: OnDone, deadline: float, *, background: bool = True) -> None:
+    def submit(
+        self,
+        build: Build,
+        on_done: OnDone,
+        deadline: float,
+        *,
+        background: bool = True,
+        on_begun: OnBegun | None = None,
+    ) -> None:
         """Send a request; `on_done` gets its answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or
         BrokerUnavailable when the connection ends.
 
         background=False promises that a thread is going to `drive` this connection until the answer is there.
+        on_begun: gets a large answer before its body is received, if `expects_bulk`; `on_done` follows in any case.
         Raises only LocalProtocolError (from `build`: nothing was sent and on_done is not called).
         """
         opaque = self.new_opaque()
-        self.submit_built(opaque, build(opaque), on_done, deadline, background)
+        self.submit_built(opaque, build(opaque), on_done, deadline, background, on_begun)
 
     def new_opaque(self) -> int:
         """For a request whose bytes the caller makes itself, with `submit_built`."""
         return next(self._opaques) & 0x7FFFFFFF
 
     def submit_built(
-        self, opaque: int, buffers: Sequence[Buffer], on_done: OnDone, deadline: float, background: bool
+        self,
+        opaque: int,
+        buffers: Sequence[Buffer],
+        on_done: OnDone,
+        deadline: float,
+        background: bool,
+        on_begun: OnBegun | None = None,
     ) -> None:
         """As `submit`, with the request's bytes made for `opaque`, which came from `new_opaque`."""
         if len(self._pending) >= self._config.max_in_flight_requests:
             on_done(None, BrokerUnavailable(f"{self.endpoint} has {len(self._pending)} requests under way already"))
             return
-        self._pending[opaque] = _Pending(on_done, deadline, background)
+        self._pending[opaque] = _Pending(on_done, deadline, background, on_begun)
         self._send_pending(buffers, deadline, background)
 
     def submit_all(
@@ -385,6 +403,8 @@ class Connection:
             self._adapt(len(data))
         try:
             replies = self._reader.receive(data)
+            if self.expects_bulk and not replies:
+                self._tell_begun()
         except RemoteProtocolError as error:
             self._fail(BrokerUnavailable(f"{self.endpoint} sent something that is not the protocol: {error}"))
             return
@@ -399,6 +419,19 @@ class Connection:
         now = self._last_traffic = self._clock()
         if now >= self._next_expiry:
             self._expire()
+
+    def _tell_begun(self) -> None:
+        """Tell who wants to know that the body of an answer comes next. Raises RemoteProtocolError."""
+        begun = self._reader.begun if isinstance(self._reader, ReplyReader) else None
+        if not isinstance(begun, Frame):
+            return
+        pending = self._pending.get(begun.opaque)
+        if pending is None or pending.on_begun is None:
+            return
+        try:
+            pending.on_begun(begun)
+        except Exception:
+            log.exception(_HANDLER_FAILED)
 
     def _adapt(self, received: int) -> None:
         """Large replies need few system calls, small ones no large buffer."""

@@ -169,6 +169,7 @@ class PartitionReader:
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, as Consumer.poll_arrow returns them."""
+        self._fetcher.read_in_bulk()
         return self._poll(partial(self._handout.take_batch, max_messages), timeout)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:

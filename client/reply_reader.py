@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from metaq.protocol.frames import Frame, FrameStream, parse_frame, parse_frame_behind
+from metaq.protocol.frames import Frame, FrameStream, parse_frame, parse_frame_parts
 
 __all__ = ["ReplyReader", "SentReply"]
 
@@ -32,17 +32,11 @@ class ReplyReader(FrameStream[Frame | SentReply]):
     """A FrameReader that recognises the answer to a send."""
 
     def __init__(self) -> None:
-        super().__init__(_parse, _parse_behind)
+        super().__init__(_parse, parse_frame_parts)
 
 
 def _parse(data: bytes, position: int, length: int) -> Frame | SentReply:
     return _sent(data, position, position + length) or parse_frame(data, position, length)
-
-
-def _parse_behind(prefix: bytes, rest: bytes) -> Frame | SentReply:
-    if len(prefix) + len(rest) <= _LONGEST_SENT:
-        return _parse(prefix + rest, 0, len(prefix) + len(rest))
-    return parse_frame_behind(prefix, rest)
 
 
 def _sent(data: bytes, start: int, end: int) -> SentReply | None:

@@ -29,7 +29,7 @@ __all__ = [
     "encode_frame",
     "frame_bytes",
     "parse_frame",
-    "parse_frame_behind",
+    "parse_frame_parts",
 ]
 
 RESPONSE = 1
@@ -119,10 +119,9 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
     return _decode(bytes(view[header:body]), view[body : position + length])
 
 
-def parse_frame_behind(prefix: bytes, rest: bytes) -> Frame:
-    """The same for a frame whose prefix was received apart from all that follows it, so that nothing was joined."""
-    body = _header_bytes(prefix, 0)
-    return _decode(rest[:body], memoryview(rest)[body:])
+def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
+    """The same for a frame whose prefix, header and body were received one by one, so that nothing was joined."""
+    return _decode(header, memoryview(body))
 
 
 def _header_bytes(data: Buffer, position: int) -> int:
@@ -152,6 +151,10 @@ def _number(header: dict[str, Any], name: str) -> int:
     return value
 
 
+def _are_prefix_and_header(chunks: list[bytes]) -> bool:
+    return len(chunks) == 2 and len(chunks[0]) == PREFIX_BYTES and len(chunks[1]) == _header_bytes(chunks[0], 0)
+
+
 T = TypeVar("T")
 
 
@@ -159,20 +162,29 @@ class FrameStream(Generic[T]):
     """Cuts a stream of bytes into frames and has each parsed; no I/O.
 
     Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering.
-    Who receives exactly `wanted_bytes` each time has nothing joined at all.
+    Who receives exactly `wanted_bytes` each time has nothing joined at all, and knows each frame by its header before
+    its body is received.
     """
 
-    def __init__(self, parse: Callable[[bytes, int, int], T], parse_behind: Callable[[bytes, bytes], T]) -> None:
-        """parse: as parse_frame. parse_behind: as parse_frame_behind."""
+    def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:
+        """parse: as parse_frame. parse_parts: as parse_frame_parts."""
         self._parse = parse
-        self._parse_behind = parse_behind
+        self._parse_parts = parse_parts
         self._chunks: list[bytes] = []
         self._missing = 0
 
     @property
     def wanted_bytes(self) -> int:
-        """What is missing of the frame that has begun; of a new one, its prefix."""
+        """What is missing of the prefix, the header or the body of the frame that has begun."""
+        if len(self._chunks) == 1 and len(self._chunks[0]) == PREFIX_BYTES:
+            return min(self._missing, _header_bytes(self._chunks[0], 0)) or PREFIX_BYTES
         return self._missing or PREFIX_BYTES
+
+    @property
+    def begun(self) -> T | None:
+        """The frame of which nothing but the body is missing (here it is empty), if it was received part by part."""
+        chunks = self._chunks
+        return self._parse_parts(chunks[0], chunks[1], b"") if _are_prefix_and_header(chunks) else None
 
     def receive(self, data: bytes) -> list[T]:
         """Take the next bytes; return the frames they complete. Raises RemoteProtocolError: close the connection."""
@@ -184,8 +196,8 @@ class FrameStream(Generic[T]):
         self._missing = 0
         if self._chunks:
             chunks, self._chunks = self._chunks, []
-            if missing == len(data) and len(chunks) == 1 and len(chunks[0]) == PREFIX_BYTES:
-                return [self._parse_behind(chunks[0], data)]
+            if missing == len(data) and _are_prefix_and_header(chunks):
+                return [self._parse_parts(chunks[0], chunks[1], data)]
             data = b"".join((*chunks, data))
         frames: list[T] = []
         position = 0
@@ -205,4 +217,4 @@ class FrameReader(FrameStream[Frame]):
     """Reads frames; a broker, which takes both protocols, has RequestReader (requests.py)."""
 
     def __init__(self) -> None:
-        super().__init__(parse_frame, parse_frame_behind)
+        super().__init__(parse_frame, parse_frame_parts)

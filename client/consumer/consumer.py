@@ -255,7 +255,7 @@ class Consumer:
         """
         from .arrow import EMPTY  # pyarrow is an extra
 
-        self._fetcher.pull_bytes = self._config.arrow_fetch_bytes
+        self._fetcher.read_in_bulk()
         with self._alone():
             return self._poll(partial(self._handout.take_batch, max_messages), timeout) or EMPTY
 

@@ -1,4 +1,5 @@
-"""Fetching ahead: one pull under way per partition, all partitions of a broker on one connection.
+"""Fetching ahead: one pull under way per partition (a second one while a bulk reader's answer is coming in), all
+partitions of a broker on one connection.
 
 There is no thread per partition and no loop that asks: the answer to a pull is taken on the thread that reads the
 connection, which stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker
@@ -74,8 +75,8 @@ class Fetcher:
         self._endpoint_of = endpoint_of
         self._arrivals = arrivals
         self._config = config
-        self.pull_bytes = config.fetch_max_bytes
-        """Asked for per pull. Any thread."""
+        self._pull_bytes = config.fetch_max_bytes
+        self._pulls_ahead = False
         self._timers = timers
         self._clock = clock
         self._is_slave = is_slave
@@ -88,6 +89,13 @@ class Fetcher:
         if len(connections) == 1 and not connections[0].closed:
             return self._arrivals.get_reading(connections[0], self._clock() + seconds)
         return self._arrivals.get(seconds)
+
+    def read_in_bulk(self) -> None:
+        """Whoever reads takes whole answers with little work for each: make them large, and ask for the next one while
+        the last is coming in. (Who makes messages is slower than a broker, and gains nothing.) Any thread.
+        """
+        self._pull_bytes = self._config.arrow_fetch_bytes
+        self._pulls_ahead = True
 
     def open(self, state: PartitionState, offset: int | Locate) -> None:
         """Begin to fetch at `offset`, or where it finds it when the partition's broker is asked."""
@@ -123,12 +131,13 @@ class Fetcher:
         """These brokers are registered now: give up on others that cannot be reached."""
         self._pool.forget_all_down_but(endpoints)
 
-    def _has_room(self, state: PartitionState) -> bool:
+    def _has_room(self, state: PartitionState, coming: int = 0) -> bool:
+        """Whether to pull, with so many bytes of an answer still to come."""
         return (
             state.opened
             and state.active
             and not state.revoking
-            and state.buffered_bytes < self._config.max_buffered_bytes
+            and state.buffered_bytes + coming < self._config.max_buffered_bytes
         )
 
     # --- opening ----------------------------------------------------------------------------------------------------
@@ -178,9 +187,27 @@ class Fetcher:
                 wait_ms, build = 0, self._build_get(state)
             deadline = self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds
             answered = partial(self._answered, state, generation, connection)
-            connection.submit(build, answered, deadline, background=len(self._connections) > 1)
+            begun = partial(self._begun, state, generation) if self._pulls_ahead else None
+            connection.submit(build, answered, deadline, background=len(self._connections) > 1, on_begun=begun)
         except MetaqError as error:
             self._failed(state, generation, error)
+
+    def _begun(self, state: PartitionState, generation: int, head: Frame) -> None:
+        """An answer says where it ends before its body is there: pull what follows, so that the broker works on that
+        while this thread receives and its user consumes.
+        """
+        if head.code != ResponseCode.SUCCESS:
+            return
+        try:
+            ahead = PullReply.from_ext(head.ext).next_offset
+        except RemoteProtocolError:
+            return  # who takes the whole answer meets the same error, and says it
+        with state.lock:
+            coming = ahead - state.fetch_offset
+            if generation != state.generation or coming <= 0 or not self._has_room(state, coming):
+                return
+            state.ahead = ahead
+        self._pull(state, generation)
 
     def _build_pull(self, state: PartitionState) -> Callable[[int], Sequence[Buffer]]:
         topic, _, number = state.partition
@@ -188,8 +215,8 @@ class Fetcher:
         request = PullRequest(
             topic,
             number,
-            state.fetch_offset,
-            self.pull_bytes,
+            state.fetch_offset if state.ahead is None else state.ahead,
+            self._pull_bytes,
             self._group,
             self._tags,
             config.long_poll_ms,
@@ -228,7 +255,8 @@ class Fetcher:
             self._failed(state, generation, failure)
             return
         self._recovered(state)
-        self._go_on(state, generation, pause_ms)
+        if not state.end_ahead():
+            self._go_on(state, generation, pause_ms)
 
     def _go_on(self, state: PartitionState, generation: int, pause_ms: int) -> None:
         with state.lock:
@@ -347,7 +375,9 @@ class Fetcher:
     # --- errors -----------------------------------------------------------------------------------------------------
 
     def _failed(self, state: PartitionState, generation: int, error: MetaqError) -> None:
-        self._later(state, error, partial(self._pull, state, generation))
+        again = state.forget_ahead(generation)
+        if again is not None:
+            self._later(state, error, partial(self._pull, state, again))
 
     def _later(self, state: PartitionState, error: MetaqError, action: Callable[[], None]) -> None:
         pause = state.backoff.next()

@@ -41,6 +41,9 @@ class PartitionState:
     generation: int = 0
     moves: int = 0
     fetch_offset: int = 0
+    """Behind what was fetched: where the next answer begins."""
+    ahead: int | None = None
+    """Where the pull begins that was sent while the answer before it was still coming in."""
     pulling: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
     buffered_bytes: int = 0
@@ -69,12 +72,13 @@ class PartitionState:
             self.chunks.clear()
             self.buffered_bytes = 0
             self.pulling = False
+            self.ahead = None
             self.fetch_offset = self.position = offset
             self.opened = True
             return self.generation
 
     def pull_anew(self) -> int | None:
-        """Begin a new generation that keeps what was fetched: the answer under way is dropped.
+        """Begin a new generation that keeps what was fetched: the answers under way are dropped.
 
         Returns its number if a pull was under way, which is to be sent again; None if there was none.
         """
@@ -82,7 +86,26 @@ class PartitionState:
             if not (self.pulling and self.active):
                 return None
             self.generation += 1
+            self.ahead = None
             return self.generation
+
+    def forget_ahead(self, generation: int) -> int | None:
+        """A pull of this generation failed: of two under way drop both, so that one takes their place. Returns its
+        generation; None if the failed one was dropped already.
+        """
+        with self.lock:
+            if generation != self.generation:
+                return None
+            if self.ahead is not None:
+                self.ahead = None
+                self.generation += 1
+            return self.generation
+
+    def end_ahead(self) -> bool:
+        """An answer is complete: whether the next pull was sent already."""
+        with self.lock:
+            ahead, self.ahead = self.ahead, None
+            return ahead is not None
 
     def add(self, generation: int, chunk: Chunk) -> bool:
         """Append fetched data; False if the partition was lost or moved meanwhile (the data is dropped)."""

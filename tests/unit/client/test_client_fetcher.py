@@ -109,6 +109,56 @@ def test_what_is_stored_and_what_comes_later_is_read_in_order(broker, reader):
     assert reader.payloads(1) == [b"later"]
 
 
+class KeepsBodies(FakeBroker):
+    """Sends the body of an answer only once the next request is there, or breaks the connection instead."""
+
+    kept = b""
+    breaks = 0
+
+    def _take(self, session, request):
+        kept, self.kept = self.kept, b""
+        if kept and self.breaks:
+            self.breaks -= 1
+            raise OSError("broken by the test")
+        session.out += kept
+        super()._take(session, request)
+
+    def _reply(self, session, opaque, code, ext, body=b"", remark=""):
+        super()._reply(session, opaque, code, ext, body, remark)
+        if body:
+            self.kept = bytes(body)
+            del session.out[-len(body) :]
+
+
+@pytest.mark.parametrize("breaks", [0, 3])
+def test_what_follows_is_pulled_before_an_answer_is_complete_and_nothing_is_lost_if_it_breaks(breaks):
+    config = ConsumerConfig(arrow_fetch_bytes=1000, error_min_seconds=0.001, error_max_seconds=0.01)
+    with KeepsBodies({"t": 1}) as broker:
+        broker.breaks = breaks
+        broker.append("t", 0, *(b"%d" % number for number in range(200)))
+        reader = Reader(broker, config=config)
+        reader.fetcher.read_in_bulk()
+        try:
+            reader.fetcher.open(reader.state, 0)
+            assert reader.payloads(200) == [b"%d" % number for number in range(200)]
+        finally:
+            reader.close()
+        assert (broker.breaks, broker.connections) == (0, 1 + breaks)
+
+
+def test_no_more_is_pulled_ahead_than_may_be_buffered(broker):
+    broker.append("t", 0, *(b"%d" % number for number in range(200)))
+    reader = Reader(broker, config=ConsumerConfig(arrow_fetch_bytes=1000, max_buffered_bytes=900))
+    reader.fetcher.read_in_bulk()
+    try:
+        reader.fetcher.open(reader.state, 0)
+        assert reader.payloads(1) == [b"0"]
+        assert broker.pulls == 1
+        assert reader.payloads(199) == [b"%d" % number for number in range(1, 200)]
+    finally:
+        reader.close()
+
+
 def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
     reader.fetcher.open(reader.state, 0)
     broker.append("t", 0, b"first")

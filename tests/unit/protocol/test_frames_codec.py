@@ -152,11 +152,16 @@ def test_runs_are_found_again():
 @pytest.mark.parametrize("body", [b"", b"x", bytes(70_000)])
 def test_a_reader_that_is_given_what_it_wants_copies_nothing_and_finds_the_same_frames(body):
     raw = encode_frame(11, 5, {"topic": "t"}, len(body), flag=RESPONSE) + body
-    stream, reader, found, received = raw * 3, FrameReader(), [], []
+    stream, reader, found, received, begun = raw * 3, FrameReader(), [], [], []
     while stream:
         received.append(stream[: reader.wanted_bytes])
         stream = stream[len(received[-1]) :]
         found += reader.receive(received[-1])
-    assert found == [parse_frame(raw, 0, len(raw))] * 3
-    assert len(received) == 6  # a prefix and the rest, three times
-    assert [frame.body.obj is rest for frame, rest in zip(found, received[1::2], strict=True)] == [True] * 3
+        begun += [] if reader.begun is None else [reader.begun]
+    whole = parse_frame(raw, 0, len(raw))
+    assert found == [whole] * 3
+    assert begun == ([whole._replace(body=memoryview(b""))] * 3 if body else [])
+    parts = 3 if body else 2  # prefix, header, body
+    assert len(received) == 3 * parts
+    if body:
+        assert [frame.body.obj is part for frame, part in zip(found, received[2::parts], strict=True)] == [True] * 3
