@@ -99,8 +99,9 @@ class Outbox:
         """
         lane = flight.lane
         with self._lock:
-            for accumulator, _ in finished:
+            for accumulator, batch in finished:
                 accumulator.failures = 0
+                accumulator.answered = len(batch)
                 accumulator.busy = False
                 if accumulator.queue:
                     lane.call(accumulator)

@@ -14,13 +14,16 @@ from .outgoing import Outgoing
 
 __all__ = ["Accumulator", "Flight", "Lane", "Turn"]
 
+_UNDIVIDED = 64
+"""Up to so many messages go in one request: dividing them would cost more than it gains."""
+
 
 class Accumulator:
     """The queue of one partition. Either idle; or lingering or ready (in its lane's list); or busy (a request is under
     way, or its sender is preparing it); or paused (its last request failed; the retry thread decides what becomes of
     the queue)."""
 
-    __slots__ = ("busy", "failures", "lane", "partition", "paused", "queue", "queued_bytes", "ready")
+    __slots__ = ("answered", "busy", "failures", "lane", "partition", "paused", "queue", "queued_bytes", "ready")
 
     def __init__(self, partition: TopicPartition, lane: Lane) -> None:
         self.partition = partition
@@ -31,6 +34,7 @@ class Accumulator:
         self.busy = False
         self.paused = False
         self.failures = 0  # in a row
+        self.answered = 0  # messages of the last request
 
     def put(self, outgoing: Outgoing) -> None:
         self.queue.append(outgoing)
@@ -52,9 +56,10 @@ class Accumulator:
             self.queued_bytes = 0
             return [first]
         batch, size, records = [first], first.size, first.count
+        left = 0 if len(queue) < _UNDIVIDED else self._for_later()
         connection = self.lane.connection
         one_by_one = connection is not None and not connection.speaks_frames
-        while queue and not (one_by_one and (first.key is not None or queue[0].key is not None)):
+        while len(queue) > left and not (one_by_one and (first.key is not None or queue[0].key is not None)):
             following = queue[0]
             if size + following.size > max_bytes or records + following.count > max_records:
                 break
@@ -63,6 +68,14 @@ class Accumulator:
             batch.append(queue.popleft())
         self.queued_bytes -= size
         return batch
+
+    def _for_later(self) -> int:
+        """Messages that the next request leaves to the one after it.
+
+        Who sends with a bounded number of messages under way fills that up while a request is. If nearly all of them
+        went in one request, sender and broker would wait for each other in turn; halves keep both at work.
+        """
+        return max(0, len(self.queue) + 1 - self.answered) // 2
 
     def take_all(self) -> list[Outgoing]:
         batch = list(self.queue)

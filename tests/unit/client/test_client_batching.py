@@ -103,6 +103,33 @@ def test_a_batch_ends_at_its_bytes_and_at_its_records():
     assert sent.batches[-1][1] == waiting[5:]
 
 
+def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once():
+    sent, window = Sent(), 256
+    for _ in range(window):
+        sent.add(message())
+    sizes = []
+    for _ in range(12):
+        sent.finish()
+        answered = len(sent.batches[-2][1])
+        for _ in range(answered):  # the sender has as many under way as it may
+            sent.add(message())
+        sizes.append(len(sent.batches[-1][1]))
+    assert all(window // 2 - 1 <= size <= window // 2 + 1 for size in sizes[1:]), sizes
+    while sent.outbox.buffered_bytes:
+        sent.finish()
+    assert sum(len(batch) for _, batch in sent.batches) == window + 1 + sum(sizes[:-1])
+
+
+def test_few_messages_go_together_whatever_was_answered_last():
+    sent = Sent()
+    sent.add(message())
+    waiting = [message() for _ in range(64)]
+    for outgoing in waiting:
+        sent.add(outgoing)
+    sent.finish()
+    assert sent.batches[-1][1] == waiting
+
+
 def test_a_message_larger_than_a_batch_goes_alone():
     accumulator = Accumulator(HERE, Lane())
     large, small = message(b"x" * 500), message()
