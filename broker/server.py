@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, cast
 
 from twisted.internet import tcp
@@ -38,7 +39,11 @@ IDLE_SECONDS = 300
 _IDLE_SCAN_SECONDS = 30
 _BACKLOG = 1000
 _SMALL_READ_BYTES = 64 * 1024  # malloc still serves it from its heap; beyond that each read maps fresh pages
-_LARGE_READ_BYTES = 256 * 1024
+_LARGE_READ_BYTES = 512 * 1024
+_RECEIVE_BYTES = 4 << 20
+"""A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
+requests would not get into it, and the fewer are read together, the more each costs.
+"""
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 
 
@@ -75,6 +80,8 @@ class Connection(tcp.Server):
         """Twisted's signature."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if _may_receive():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         super().__init__(sock, *others)
 
     def write(self, data: Buffer) -> None:
@@ -132,6 +139,14 @@ class Connection(tcp.Server):
         if self._tempDataLen:
             self._maybePauseProducer()  # type: ignore[no-untyped-call]
             self.startWriting()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _may_receive() -> bool:
+    """Whether the system allows that much (net.core.rmem_max). Else the kernel's own choice may be larger."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _RECEIVE_BYTES
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:

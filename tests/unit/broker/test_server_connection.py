@@ -21,6 +21,7 @@ class Socket:
         self.broken = broken
         self.sent = b""
         self.calls = 0
+        self.options = {}
 
     def send(self, data):
         return self.sendmsg([data])
@@ -38,8 +39,8 @@ class Socket:
     def setblocking(self, _):
         pass
 
-    def setsockopt(self, *_):
-        pass
+    def setsockopt(self, level, option, value):
+        self.options[level, option] = value
 
     def fileno(self):
         return 99
@@ -181,3 +182,11 @@ def test_a_taken_port_is_named_with_its_remedy(harness):
         object.__setattr__(harness.broker.config, "port", taken.getsockname()[1])
         with pytest.raises(ConfigError, match=r"serverPort=\d+: cannot listen there .*in use.*serverPort"):
             listen(harness.broker, SessionFactory(harness.broker, 1), reactor, "127.0.0.1")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_connection_has_room_for_many_small_requests_where_the_system_allows_it(monkeypatch, allowed):
+    monkeypatch.setattr("metaq.broker.server._may_receive", lambda: allowed)
+    fake: Any = Socket()
+    Connection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
+    assert fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == (4 << 20 if allowed else None)
