@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
+import numpy as np
+
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
@@ -23,14 +25,10 @@ def split_batches(
 
     A payload larger than that makes a list of its own: whether it fits a message is the producer's to say.
     """
-    batch: list[Item] = []
-    size = 0
-    for payload in payloads:
-        added = size_of(payload)
-        if batch and (len(batch) == max_records or size + added > max_bytes):
-            yield batch
-            batch, size = [], 0
-        batch.append(payload)
-        size += added
-    if batch:
-        yield batch
+    ends = np.cumsum(np.fromiter(map(size_of, payloads), np.int64, len(payloads)))
+    start, sent = 0, 0
+    while start < len(payloads):
+        fitting = int(np.searchsorted(ends, sent + max_bytes, "right"))
+        end = max(start + 1, min(start + max_records, fitting))
+        yield list(payloads[start:end])
+        start, sent = end, int(ends[end - 1])

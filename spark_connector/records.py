@@ -227,4 +227,4 @@ def _timestamps(ids: npt.NDArray[np.int64]) -> pa.Array:
     """Store times as UTC microseconds; null where the id is a Java broker's (not positive)."""
     micros = ((ids >> _MILLIS_SHIFT) + EPOCH_MS) * 1000
     nulls: npt.NDArray[Any] = ids <= 0
-    return pa.array(micros, mask=nulls).cast(ARROW_SCHEMA.field("timestamp").type)
+    return pa.array(micros, mask=nulls if nulls.any() else None).view(ARROW_SCHEMA.field("timestamp").type)
