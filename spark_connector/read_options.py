@@ -42,6 +42,8 @@ EARLIEST, LATEST = -2, -1
 """What these numbers mean as an offset in JSON, as in Spark's Kafka source."""
 
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
+FETCH_BYTES = 2 << 20
+"""A block becomes one Arrow batch: smaller ones cost Python and the broker more a row, larger ones Spark's JVM."""
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
@@ -139,7 +141,7 @@ class ReadOptions:
     limits: Limits = Limits()
     root: str = "/meta"
     protocol: str = "auto"
-    fetch_bytes: int = 1 << 20
+    fetch_bytes: int = FETCH_BYTES
     check_crcs: bool = False
     columns: pa.Schema | None = None
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
@@ -172,7 +174,7 @@ class ReadOptions:
             limits=_limits(values),
             root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
-            fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, 1 << 20),
+            fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, FETCH_BYTES),
             check_crcs=_flag(values, "metaq.check.crcs", "false"),
             connection=_connection(values),
         )
