@@ -44,11 +44,17 @@ class Arrivals:
 
     def get_reading(self, connection: Connection, deadline: float) -> PartitionState | None:
         """The same until `deadline` (the connection's clock), reading `connection` if nobody else does."""
-        waiter = self._waiter = _PollWaiter()
-        try:
-            return self._queue.get_nowait()  # it may have come before the waiter was there to be told
-        except Empty:
-            connection.drive(waiter, deadline)
-        finally:
-            self._waiter = None
-        return self._queue.get_nowait()
+        while True:
+            waiter = self._waiter = _PollWaiter()
+            try:
+                return self._queue.get_nowait()  # it may have come before the waiter was there to be told
+            except Empty:
+                connection.drive(waiter, deadline)
+            finally:
+                self._waiter = None
+            try:
+                return self._queue.get_nowait()
+            except Empty:
+                if not waiter.done:
+                    raise
+                # told of one that the last call had taken from the queue before

@@ -7,8 +7,9 @@ It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
-Why no wake-up is lost without the lock: the setter writes the state first and looks for the condition after that; who
-waits makes the condition first and looks at the state after that.
+Why no wake-up is lost, and none comes twice: while there is a condition the state changes only with it held, as in a
+plain Future, and while there is none only with the lock held under which conditions are made. So who waits (and begins
+with the condition) either finds the state final, or is told of its change.
 """
 
 from __future__ import annotations
@@ -56,33 +57,36 @@ class SendFuture(Future[T]):
 
     def set_result(self, result: T) -> None:
         self._result = result
-        self._state = FINISHED
-        if self._made_condition is not None:
-            self._notify(failed=False)
-        if self._done_callbacks:
-            self._run_callbacks()
+        self._finish(failed=False)
 
     def set_exception(self, exception: BaseException | None) -> None:
         self._exception = exception
-        self._state = FINISHED
-        if self._made_condition is not None:
-            self._notify(failed=True)
-        if self._done_callbacks:
-            self._run_callbacks()
+        self._finish(failed=True)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         self._done_callbacks.append(fn)
         if self._state == FINISHED:
             self._run_callbacks()
 
-    def _notify(self, failed: bool) -> None:
-        with self._condition:
+    def _finish(self, failed: bool) -> None:
+        with _making:
+            condition = self._made_condition
+            if condition is None:
+                self._state = FINISHED
+        if condition is not None:
+            self._finish_waited_for(condition, failed)
+        if self._done_callbacks:
+            self._run_callbacks()
+
+    def _finish_waited_for(self, condition: threading.Condition, failed: bool) -> None:
+        with condition:
+            self._state = FINISHED
             for waiter in self._waiters:
                 if failed:
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
-            self._condition.notify_all()
+            condition.notify_all()
 
     def _run_callbacks(self) -> None:
         """Each is popped, so it runs once, whoever of the setter and the adder comes first."""

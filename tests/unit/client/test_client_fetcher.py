@@ -220,12 +220,12 @@ def test_a_broker_that_dies_and_comes_back_is_read_on(broker, protocol, caplog):
     reader.fetcher.open(reader.state, 0)
     assert reader.payloads(1) == [b"before"]
     broker.stop()
+    reader.until(lambda: "fetching t 0-0 failed" in caplog.text)
     with FakeBroker({"t": 1}, port=broker.endpoint.port) as again:
         reader.broker = again
         again.append("t", 0, b"before", b"after")
         assert reader.payloads(1) == [b"after"]
     reader.close()
-    assert "fetching t 0-0 failed" in caplog.text
 
 
 def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, caplog):

@@ -111,3 +111,28 @@ def test_no_wake_up_is_lost_between_setting_and_waiting():
         thread = in_thread(lambda future=future: future.set_result(1))
         assert future.result(5) == 1
         thread.join()
+
+
+class Watched(threading.Condition):
+    """Notes the state of a future whenever somebody gets the lock, as wait() looks at it then."""
+
+    def __init__(self, future: SendFuture[Any]) -> None:
+        super().__init__()
+        self.future = future
+        self.seen: list[str] = []
+
+    def __enter__(self) -> bool:
+        entered = super().__enter__()
+        self.seen.append(self.future._state)
+        return entered
+
+
+@pytest.mark.parametrize(
+    "finish", [lambda future: future.set_result(1), lambda future: future.set_exception(KeyError())]
+)
+def test_who_waits_is_told_of_a_change_or_sees_it_never_both(finish):
+    future = new_future()
+    condition = future._made_condition = Watched(future)
+    finish(future)
+    assert condition.seen == ["RUNNING"]  # else wait() would count the future as done, and be told so once more
+    assert future.done()
