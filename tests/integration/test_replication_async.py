@@ -87,7 +87,8 @@ def test_a_slave_of_ours_follows_new_topics_and_refuses_messages(tmp_path: Path,
         shown = {(each["topic"], each["partition"]): each for each in status(copy)["partitions"]}
         assert shown["wild1", 0]["lagBytes"] == 0
         with ZkSession(root) as session:
-            assert "0-s1" in session.nodes.children("/meta/brokers/topics-sub/wild1")
+            path = "/meta/brokers/topics-sub/wild1"
+            eventually(lambda: "0-s1" in session.nodes.children(path), 20, "the slave's registration")
         with copy.connect() as connection:
             refused = connection.ask(b"put t 0 1 0 -1 7\r\nx")
         assert refused.code == 500
