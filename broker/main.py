@@ -26,7 +26,7 @@ from .config import BrokerConfig, TopicConfig, read_config
 from .daemon_threads import DaemonThreads
 from .disk_thread import DiskThread
 from .filters.table import load_filters
-from .heap import share_one_heap
+from .heap import set_up_heap
 from .reload import Reloader
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
@@ -76,7 +76,7 @@ def run(
     disk_reserve: bytes of each data directory's disk below which puts are refused, by default a part of it
     (store/disk_space.py).
     """
-    share_one_heap()
+    set_up_heap()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("twisted").setLevel(logging.WARNING)
     logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # every try to connect; the session tells what matters

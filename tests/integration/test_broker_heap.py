@@ -10,9 +10,9 @@ import pytest
 HEAPS_AFTER_THREADS = """
 import ctypes, sys
 from threading import Barrier, Thread
-from metaq.broker.heap import share_one_heap
+from metaq.broker.heap import set_up_heap
 
-if "shared" in sys.argv and not share_one_heap():
+if "shared" in sys.argv and not set_up_heap():
     sys.exit("not glibc")
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -40,6 +40,6 @@ def heaps(*arguments: str) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
-def test_threads_share_one_heap() -> None:
+def test_threads_set_up_heap() -> None:
     assert heaps() > 1
     assert heaps("shared") == 1
