@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.client_cluster import eventually
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
@@ -101,7 +102,12 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
 
 
 def verify(connection: Connection, committed: set[str]) -> None:
-    found = [bodies(connection, "safe", 0), bodies(connection, "fast", 1)]
+    def found_by_now() -> list[list[bytes]]:
+        return [bodies(connection, "safe", 0), bodies(connection, "fast", 1)]
+
+    # what the start had to append to a partition with synchronous flush is shown when its sync ends
+    eventually(lambda: len({len(each) for each in found_by_now()}) == 1, 20, "what the start appended")
+    found = found_by_now()
     for each in found:
         assert len(each) == len(set(each)), "a message is there twice"
         names = [body.decode().rpartition(" ")[0] for body in each]
