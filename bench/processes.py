@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from metaq.coordination.ports import ready_port
 
-__all__ = ["ProcessFailed", "Server", "Worker", "free_port"]
+__all__ = ["ProcessFailed", "Server", "Worker", "cpu_seconds", "free_port"]
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -31,6 +31,12 @@ class ProcessFailed(RuntimeError):
 def free_port() -> int:
     """A TCP port that was free on the loopback a moment ago; another server may still take it first."""
     return ready_port("port", 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and its threads so far: proc(5)'s utime and stime."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _tail(log: Path, size: int = 4000) -> str:

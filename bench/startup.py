@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from .processes import Server, free_port
+from .processes import Server, cpu_seconds, free_port
 from .server_ini import server_ini
 from .startup_fill import REBUILT_TOPIC, TOPIC
 from .systems import FLUSH, zookeeper
@@ -70,7 +70,7 @@ def _fill(data: Path, partitions: int, total_bytes: int, body_bytes: int, *, dur
 
 def _start_and_kill(directory: Path, config: Path, when: str) -> dict[str, float]:
     broker, seconds = _start(directory, config)
-    cpu = _cpu_seconds(broker.pid)
+    cpu = cpu_seconds(broker.pid)
     broker.kill()
     return {f"seconds_to_serving{when}": seconds, f"cpu_seconds_to_serving{when}": cpu}
 
@@ -80,12 +80,6 @@ def _start(directory: Path, config: Path) -> tuple[Server, float]:
     command = [sys.executable, "-m", "metaq", "broker", "-f", str(config)]
     broker = Server(command, directory / "broker.log", "metaq broker 0 serving")
     return broker, round(time.monotonic() - began, 2)
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of the process and its threads so far, proc(5)'s utime and stime."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rebuild(directory: Path, config: Path, data: Path) -> dict[str, Any]:

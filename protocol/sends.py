@@ -25,6 +25,10 @@ def _tx_key(ext: Ext) -> str | None:
     return None if text is None else parse_key(text) or NULL_KEY
 
 
+def _in_transaction(ext: dict[str, str | int], tx_key: str | None) -> dict[str, str | int]:
+    return ext if tx_key is None else {**ext, TX_KEY: tx_key}
+
+
 class SendRequest(NamedTuple):
     """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any.
 
@@ -44,9 +48,7 @@ class SendRequest(NamedTuple):
             "flag": self.flag,
             "checksum": self.checksum,
         }
-        if self.tx_key is not None:
-            ext[TX_KEY] = self.tx_key
-        return ext
+        return _in_transaction(ext, self.tx_key)
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
@@ -95,9 +97,7 @@ class SendBatchRequest(NamedTuple):
 
     def to_ext(self) -> dict[str, str | int]:
         ext: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "count": self.records}
-        if self.tx_key is not None:
-            ext[TX_KEY] = self.tx_key
-        return ext
+        return _in_transaction(ext, self.tx_key)
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:

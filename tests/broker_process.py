@@ -83,11 +83,6 @@ class RunningBroker:
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def cpu_seconds(self) -> float:
-        """Processor time of the process so far: proc(5)'s utime and stime."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def stop(self, timeout: float = 15.0) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from bench.processes import cpu_seconds
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, PullRequest
 from metaq.protocol.record import checksum, encode_record, iter_headers
@@ -170,7 +171,7 @@ def test_start_after_a_kill_takes_less_than_two_seconds_of_a_processor_with_a_gi
                 assert all(answer.code == ResponseCode.SUCCESS for answer in connection.frames(4))
             broker.kill()
         with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
-            assert broker.cpu_seconds() < 2.0  # whatever else runs; bench/startup.py has the seconds
+            assert cpu_seconds(broker.process.pid) < 2.0  # whatever else runs; bench/startup.py has the seconds
             stats = connection.ask(b"stats topics 1\r\n").text
             messages = int(stats.split("message_count ")[1].split(" ")[0])
             assert messages >= 1_000_000

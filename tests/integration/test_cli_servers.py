@@ -9,19 +9,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from .cli_helpers import eventually, first_line, is_running, pids_of_children, run, start, start_up, stop
 
 UP = ("up", "--port", "0", "--zookeeper-port", "0")
-
-
-@pytest.fixture
-def taken_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
 
 
 def nobody_listens(port):

@@ -1,19 +1,9 @@
 """Ports that servers can be started at."""
 
-import socket
-
 import pytest
 
 from metaq.coordination.ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
-
-
-@pytest.fixture
-def taken_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
 
 
 def test_port_in_use_is_refused_with_option_port_and_remedy(taken_port):
