@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import resource
 from collections import deque
@@ -28,10 +29,12 @@ __all__ = [
     "NotCached",
     "OpenFile",
     "OpenFiles",
+    "Readable",
     "RealFiles",
     "default_open_limit",
     "read_exactly",
     "replace_file",
+    "unused_name",
     "write_all",
 ]
 
@@ -49,7 +52,7 @@ written in turn, leave those that are open alone.
 """
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
-_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2) and sync_file_range(2), which the os module does not have
+_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), sync_file_range(2) and mincore(2), which os does not have
 _SYNC_FILE_RANGE_WRITE = 2
 
 
@@ -89,13 +92,21 @@ class FileStatus(NamedTuple):
     modified_ms: int
 
 
-class Files(Protocol):
+class Readable(Protocol):
+    """What `read_exactly` needs."""
+
+    def pread(self, fd: int, size: int, position: int) -> bytes: ...
+
+
+class Files(Readable, Protocol):
     """What the store needs of a file system. Every method may raise OSError; all may be called on any thread."""
 
     def open(self, path: str, flags: int) -> int: ...
     def close(self, fd: int) -> None: ...
     def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int: ...
-    def pread(self, fd: int, size: int, position: int) -> bytes: ...
+
+    def is_cached(self, fd: int, position: int, size: int) -> bool:
+        """Whether any of these bytes, which must lie in the file, are in the page cache; True if it cannot be told."""
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
@@ -112,11 +123,10 @@ class Files(Protocol):
     def fdatasync(self, fd: int) -> None: ...
     def fsync_directory(self, path: str) -> None: ...
 
-    def sync_filesystem(self, path: str) -> None:
-        """Sync everything of the file system that `path` is on: one call for any number of files."""
-
     def sync_filesystem_of(self, fd: int) -> None:
-        """The same by a descriptor; reports what could not be written since the last call with it."""
+        """Sync everything of the file system that `fd` is on: one call for any number of files. Reports what could not
+        be written since the last call with this descriptor.
+        """
 
     def truncate(self, fd: int, size: int) -> None: ...
     def status(self, path: str) -> FileStatus: ...
@@ -150,6 +160,16 @@ class RealFiles:
     def pread(self, fd: int, size: int, position: int) -> bytes:
         return os.pread(fd, size, position)
 
+    def is_cached(self, fd: int, position: int, size: int) -> bool:
+        start = position - position % mmap.ALLOCATIONGRANULARITY
+        length = position + size - start
+        with mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapped:
+            pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+            address = np.frombuffer(mapped, np.uint8).ctypes.data
+            if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages):
+                return True
+        return any(page & 1 for page in bytes(pages))
+
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
@@ -173,13 +193,6 @@ class RealFiles:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def sync_filesystem(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            RealFiles.sync_filesystem_of(self, fd)
         finally:
             os.close(fd)
 
@@ -230,7 +243,7 @@ class RealFiles:
 REAL_FILES = RealFiles()
 
 
-def read_exactly(files: Files, fd: int, size: int, position: int) -> bytes:
+def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
     """`size` bytes from `position`; fewer only at the end of the file (Linux caps one read at 2 GiB)."""
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
@@ -272,6 +285,16 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
         files.close(fd)
     files.rename(temporary, path)
     files.fsync_directory(directory)
+
+
+def unused_name(files: Files, path: str) -> str:
+    """`path`, or with a number behind it if there is such a file: what an earlier recovery has kept stays."""
+    name, number = path, 1
+    with suppress(FileNotFoundError):
+        while files.status(name):
+            number += 1
+            name = f"{path}.{number}"
+    return name
 
 
 def default_open_limit() -> int:

@@ -7,7 +7,8 @@ does not grow with the number of partitions. While only one or two of them are b
 which spares the second write. The files' format: journal_format.py.
 
 Invariants: entries of one partition follow each other without a gap, in offset order; a file is removed only when all
-its entries are synced in their partitions; after a failed write or sync nothing is written any more.
+its entries are synced in their partitions, which may be before an older file that a failed partition still needs; after
+a failed write or sync nothing is written any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -50,6 +50,8 @@ class JournaledLog(Protocol):
 
     journal_name: bytes
     visible_end: int
+    read_only: str | None
+    """Why it takes no more writes; what the journal has of it is then kept for the next start."""
 
     @property
     def synced_end(self) -> int:
@@ -131,7 +133,7 @@ class Journal:
         self._held = 0
         self._direct = 0  # direct syncs under way
         self._file: _File | None = None
-        self._full: deque[_File] = deque()
+        self._full: list[_File] = []
         self._next_number = 0
         self._closed = False
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
@@ -281,19 +283,23 @@ class Journal:
     def _retire(self, file: _File) -> None:
         self._file = None
         self._full.append(file)
-        if len(self._full) >= self._full_files:
-            for log in dict.fromkeys(log for full in self._full for log in full.ends):
+        needed = [logs for full in self._full if (logs := [log for log in full.ends if log.read_only is None])]
+        if len(needed) >= self._full_files:
+            for log in dict.fromkeys(chain.from_iterable(needed)):
                 self._checkpoint(log)
 
     def tick(self) -> None:
         """Remove the files that the partitions' own files cover now. To be called several times a second."""
-        while self._full and not self._closed:
-            file = self._full[0]
+        if not self._full or self._closed:
+            return
+        kept = []
+        for file in self._full:
             file.ends = {log: end for log, end in file.ends.items() if log.synced_end < end}
             if file.ends:
-                return
-            self._full.popleft()
-            self._run_in_thread(partial(self._remove, file), partial(_report_removal, file.path))
+                kept.append(file)
+            else:
+                self._run_in_thread(partial(self._remove, file), partial(_report_removal, file.path))
+        self._full = kept
 
     def _remove(self, file: _File) -> None:
         self._files.close(file.fd)

@@ -7,18 +7,20 @@ A block is what one sync made safe. Little-endian:
     a row per entry: offset of its data in the partition i64, data bytes u32, name bytes u16, 0 u16 |
     the names, `<topic>-<partition>` UTF-8, back to back | the data, whole records, back to back
 
-A block is good as a whole or not at all: nothing of a torn one was ever acknowledged.
+A block is good as a whole or not at all: nothing of a torn one was ever acknowledged. Only the last block of the last
+file can be torn; bytes that are no good block anywhere else are damage, and the good blocks behind them still count.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
@@ -26,10 +28,13 @@ from metaq.protocol.record import Buffer
 from .files import Files, read_exactly
 
 __all__ = [
+    "DAMAGED_SUFFIX",
     "JOURNAL_DIRECTORY",
     "JOURNAL_SUFFIX",
+    "JournalContents",
     "JournalData",
     "JournalEntry",
+    "JournalGap",
     "encode_block",
     "journal_number",
     "read_journal",
@@ -37,10 +42,13 @@ __all__ = [
 
 JOURNAL_DIRECTORY = "metaqjournal"
 JOURNAL_SUFFIX = ".journal"
+DAMAGED_SUFFIX = ".damaged"
+"""Behind the name of a file that is kept because something in it could not be read."""
 
 _NAME = re.compile(r"[0-9]{20}\.journal")
 _MAGIC = 0x4B51544D  # "MTQK"
 _PREFIX = Struct("<II")
+_MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
 _HEAD = Struct("<QQII")
 _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zero", "<u2")])
 
@@ -102,22 +110,42 @@ class JournalData:
         self._open.clear()
 
 
-def read_journal(files: Files, data_path: str) -> tuple[dict[str, list[JournalEntry]], list[str]]:
-    """All entries by partition name, in order, and the paths of the files they are in, oldest first.
+class JournalGap(NamedTuple):
+    """Bytes [start, end) of a journal file that hold no good block.
 
-    A file is read up to its first torn block: what follows was never acknowledged. Memory: one file's bytes at a time.
-    Raises OSError.
+    damaged: acknowledged puts may be missing; else it is the end of the journal, which was probably never finished.
     """
+
+    path: str
+    start: int
+    end: int
+    damaged: bool
+
+
+class JournalContents(NamedTuple):
+    """entries: by partition name, in order. paths: of all files, oldest first. gaps: what could not be read."""
+
+    entries: dict[str, list[JournalEntry]]
+    paths: list[str]
+    gaps: list[JournalGap]
+
+    @property
+    def damaged_paths(self) -> list[str]:
+        """Files that have lost something."""
+        return list(dict.fromkeys(gap.path for gap in self.gaps if gap.damaged))
+
+
+def read_journal(files: Files, data_path: str) -> JournalContents:
+    """Everything that the journal has. Memory: one file's bytes at a time. Raises OSError."""
     directory = os.path.join(data_path, JOURNAL_DIRECTORY)
+    contents = JournalContents({}, [], [])
     if not files.is_directory(directory):
-        return {}, []
+        return contents
     names = (name for name in files.list_directory(directory) if _NAME.fullmatch(name))
-    paths = [os.path.join(directory, name) for name in sorted(names)]
-    found: dict[str, list[JournalEntry]] = {}
-    for path in paths:
-        for partition, entry in _read_file(files, path):
-            found.setdefault(partition, []).append(entry)
-    return found, paths
+    contents.paths.extend(os.path.join(directory, name) for name in sorted(names))
+    for path in contents.paths:
+        _read_file(files, path, contents, last=path == contents.paths[-1])
+    return contents
 
 
 def journal_number(path: str) -> int:
@@ -125,27 +153,50 @@ def journal_number(path: str) -> int:
     return int(os.path.basename(path).removesuffix(JOURNAL_SUFFIX))
 
 
-def _read_file(files: Files, path: str) -> Iterator[tuple[str, JournalEntry]]:
+def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool) -> None:
     fd = files.open(path, os.O_RDONLY)
     try:
         data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
     finally:
         files.close(fd)
-    position = 0
     number = journal_number(path)
-    while position + _PREFIX.size + _HEAD.size <= len(data):
-        magic, checksum = _PREFIX.unpack_from(data, position)
-        head = position + _PREFIX.size
-        file_number, data_bytes, entries, name_bytes = _HEAD.unpack_from(data, head)
-        names_at = head + _HEAD.size + entries * _ROW.itemsize
-        data_at = names_at + name_bytes
-        end = data_at + data_bytes
-        if magic != _MAGIC or file_number != number or end > len(data) or crc32(data[head:end]) != checksum:
-            return
-        rows = np.frombuffer(data, _ROW, entries, head + _HEAD.size)
+    position = 0
+    while position < len(data):
+        block = _block_at(data, position, number)
+        if block is None:
+            start, position = position, _next_block(data, position, number)
+            contents.gaps.append(JournalGap(path, start, position, damaged=position < len(data) or not last))
+            continue
+        names_at, data_at, rows, position = block
         for base, length, size, _ in rows.tolist():
             name = bytes(data[names_at : names_at + size]).decode()
-            yield name, JournalEntry(base, length, path, data_at)
+            contents.entries.setdefault(name, []).append(JournalEntry(base, length, path, data_at))
             names_at += size
             data_at += length
-        position = end
+
+
+def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
+    """Where the names and the data of the block at `position` begin, its rows, and where it ends; None if it is not
+    good.
+    """
+    head = position + _PREFIX.size
+    if head + _HEAD.size > len(data):
+        return None
+    magic, checksum = _PREFIX.unpack_from(data, position)
+    file_number, data_bytes, entries, name_bytes = _HEAD.unpack_from(data, head)
+    names_at = head + _HEAD.size + entries * _ROW.itemsize
+    data_at = names_at + name_bytes
+    end = data_at + data_bytes
+    if magic != _MAGIC or file_number != number or end > len(data) or crc32(data[head:end]) != checksum:
+        return None
+    return names_at, data_at, np.frombuffer(data, _ROW, entries, head + _HEAD.size), end
+
+
+def _next_block(data: memoryview, position: int, number: int) -> int:
+    """Where the next good block behind `position` begins, the end of the data if there is none."""
+    raw = data.obj
+    assert isinstance(raw, bytes)
+    while (position := raw.find(_MAGIC_BYTES, position + 1)) >= 0:
+        if _block_at(data, position, number) is not None:
+            return position
+    return len(data)

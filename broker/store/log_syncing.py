@@ -210,8 +210,13 @@ class LogSyncing(LogLookup):
         """Whether puts wait for the disk (group commit)."""
         return self._waits
 
+    @property
+    def unsynced_directories(self) -> Sequence[str]:
+        """Directories in which names of this partition's files may not be on the disk."""
+        return self._unsynced_directories
+
     def mark_synced(self) -> None:
-        """For the store: the whole file system was synced, before the log is in use."""
+        """For the store: all segments and `unsynced_directories` were synced, before the log is in use."""
         for segment in self._segments:
             segment.synced = segment.end
         self._unsynced_directories.clear()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from metaq.protocol.errors import StoreError
 
-from .files import Files
-from .journal_format import JournalEntry, read_journal
+from .file_systems import FileSystems
+from .files import Files, unused_name
+from .journal_format import DAMAGED_SUFFIX, JournalContents, read_journal
 from .partition_log import PartitionLog
-from .segment import Segment
 
-__all__ = ["read_entries", "sync_recovered"]
+__all__ = ["drop_journal", "read_entries", "report_gaps", "sync_recovered"]
+
+_log = logging.getLogger(__name__)
 
 _SYNCED_ONE_BY_ONE = 64
-"""Recovered segments above which the whole file system is synced in one call, with what others wrote to it."""
+"""Recovered segments and directories above which whole file systems are synced, with what others wrote to them."""
 
 
-def read_entries(files: Files, data_path: str) -> tuple[dict[str, list[JournalEntry]], list[str]]:
+def read_entries(files: Files, data_path: str) -> JournalContents:
     """As `read_journal`, for the store: raises StoreError."""
     try:
         return read_journal(files, data_path)
@@ -26,8 +29,38 @@ def read_entries(files: Files, data_path: str) -> tuple[dict[str, list[JournalEn
         raise StoreError(f"the journal in {data_path} cannot be read: {error}") from error
 
 
+def report_gaps(journal: JournalContents) -> None:
+    """Say which parts of the journal could not be read."""
+    for gap in journal.gaps:
+        if gap.damaged:
+            _log.error(
+                "%s is damaged in [%d, %d): puts that only it had are lost; the file is kept", gap.path, *gap[1:3]
+            )
+        else:
+            _log.warning(
+                "%s: the last %d bytes are no whole block: a write that was never finished, or damage",
+                gap.path,
+                gap.end - gap.start,
+            )
+
+
+def drop_journal(files: Files, journal: JournalContents) -> None:
+    """Remove files that the partitions cover now, but keep those that are damaged under another name."""
+    damaged = journal.damaged_paths
+    for path in journal.paths:
+        try:
+            if path in damaged:
+                kept = unused_name(files, path + DAMAGED_SUFFIX)
+                files.rename(path, kept)
+                _log.error("%s is kept as %s: delete it when nobody needs it", path, kept)
+            else:
+                files.unlink(path)
+        except OSError as error:  # replayed once more it changes nothing
+            _log.error("%s is of no more use but could not be removed: %s: remove it by hand", path, error)
+
+
 def sync_recovered(
-    files: Files, data_paths: Sequence[str], all_logs: Sequence[PartitionLog], *, journaled: bool
+    files: Files, file_systems: FileSystems, all_logs: Iterable[PartitionLog], *, journaled: bool
 ) -> None:
     """Wait until what was found is on the disk where readers may only see what cannot be lost.
 
@@ -35,26 +68,18 @@ def sync_recovered(
     """
     logs = [log for log in all_logs if journaled or log.waits]
     segments = [
-        segment
-        for log in logs
-        for segment in log.segments
-        if segment.synced < segment.end or (journaled and segment.index is None)
+        segment for log in logs for segment in log.segments if segment.synced < segment.end or segment.index is None
     ]
+    directories = dict.fromkeys(path for log in logs for path in log.unsynced_directories)
     try:
-        if len(segments) > _SYNCED_ONE_BY_ONE:
-            for path in data_paths:
-                files.sync_filesystem(path)
+        if len(segments) + len(directories) > _SYNCED_ONE_BY_ONE:
+            file_systems.sync([*dict.fromkeys(os.path.dirname(segment.path) for segment in segments), *directories])
         else:
-            _sync_segments(files, segments)
+            for segment in segments:
+                files.fdatasync(segment.data.use())
+            for path in directories:
+                files.fsync_directory(path)
     except OSError as error:
         raise StoreError(f"what was recovered cannot be synced: {error}") from error
     for log in logs:
         log.mark_synced()
-
-
-def _sync_segments(files: Files, segments: Sequence[Segment]) -> None:
-    for segment in segments:
-        files.fdatasync(segment.data.use())
-    directories = [os.path.dirname(segment.path) for segment in segments]
-    for path in dict.fromkeys((*directories, *map(os.path.dirname, directories))):
-        files.fsync_directory(path)

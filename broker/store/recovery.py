@@ -1,16 +1,21 @@
 """Bringing a partition directory back into use (storage.md §4), and saying exactly what had to be done.
 
-Only the last segment can be torn: data before the checkpoint of its index is believed, what follows is checked by CRC.
+Data before the newest checkpoint of the partition was synced, and is believed. What follows it, in the segment that
+has this checkpoint and in all later ones, may have lost any part to a power cut, and is checked by CRC.
 - A torn record at the end, or a tail of zeros, was never finished: it is cut and its size reported.
 - Bytes that fail the check with good records behind them are damage: everything from there on is first copied to
   `<segment>.damaged-<position>` and synced, then cut, and the range is reported. (1.x cuts without a word.)
-- Closed segments are never changed. One whose index is missing or behind gets a new one in a worker thread.
+- Where a segment ends early, the segments behind it are set aside as `<segment>.damaged-<first offset>`.
+- What was checked in the page cache is compared with the disk, and written again if need be (rewriting.py).
+- Older segments are never changed. One whose index is missing or behind gets a new one in a worker thread.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +24,7 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
-from .files import Files, OpenFiles, read_exactly
+from .files import Files, OpenFiles, read_exactly, unused_name
 from .index import (
     UNIT_DTYPE,
     Checkpoint,
@@ -31,6 +36,7 @@ from .index import (
     sync_units,
     write_units,
 )
+from .rewriting import Rewriter
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
 from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
 
@@ -47,6 +53,12 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _COPY_BYTES = 4 << 20
+
+_WRITTEN_BACK_MS = 10 * 60 * 1000
+"""A segment without any checkpoint that was changed so long before the newest one of its partition has been on the
+disk for long: the kernel writes after 30 seconds, and a broker of ours checkpoints as often. So only a Java broker's
+directory has such segments, and its first start with ours need not read all of them.
+"""
 
 _UNITS_IN_MEMORY = 128
 """Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
@@ -77,23 +89,32 @@ class RecoveryReport:
     cut_reason: str = ""
     damage: tuple[Damage, ...] = ()
     missing_bytes: int = 0
-    """Bytes below the checkpoint that are no longer in the last segment's file."""
+    """Bytes below the checkpoint that are no longer in the segment's file."""
+    set_aside: tuple[str, ...] = ()
+    """Whole segments behind the cut, under the names that they have now."""
+
+    rewritten_bytes: int = 0
+    """Bytes that were in the page cache only, after a failed write: they were written again."""
 
     @property
     def notable(self) -> bool:
         """Whether an operator should read it."""
-        return self.cut_at is not None or bool(self.damage) or self.missing_bytes > 0
+        cut = self.cut_at is not None or bool(self.set_aside)
+        return cut or bool(self.damage) or self.missing_bytes > 0 or self.rewritten_bytes > 0
 
     def __str__(self) -> str:
         parts = [f"{self.directory}: {self.segments} segments, {self.checked_bytes} bytes checked"]
         if self.missing_bytes:
             parts.append(f"{self.missing_bytes} bytes are missing that had been synced")
+        if self.rewritten_bytes:
+            parts.append(f"{self.rewritten_bytes} bytes that the disk had not got were written again")
         parts += [
             f"damage in [{found.start}, {found.end})" + (f", copied to {found.quarantine}" if found.quarantine else "")
             for found in self.damage
         ]
         if self.cut_at is not None:
             parts.append(f"{self.cut_bytes} bytes cut at offset {self.cut_at}: {self.cut_reason}")
+        parts += [f"the segment behind the cut is kept as {path}" for path in self.set_aside]
         return "; ".join(parts)
 
 
@@ -107,70 +128,160 @@ class Recovered:
     unsynced_directories: tuple[str, ...] = ()
 
 
-def recover_partition(open_files: OpenFiles, directory: str) -> Recovered:
-    """Open all segments of a directory, repair the last one; an empty directory gets its first segment.
+def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> Recovered:
+    """Open all segments of a directory, repair what no checkpoint covers; an empty directory gets its first segment.
 
-    What was found may be in the page cache only: `synced` of the last segment tells. Owning thread, before the log is
-    in use. Raises StoreError (gap, overlap, bad name, unreadable file).
+    sync: PageCacheSync. What was repaired is not synced: `synced` of each segment tells. Owning thread, before the log
+    is in use. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an unreadable file).
     """
     try:
-        found = _without_empty_after_gap(open_files.files, segment_files(open_files.files, directory))
-        check_contiguous(found)
+        found = segment_files(open_files.files, directory)
         if not found:
-            return Recovered([create_segment(open_files, directory, 0)], [], RecoveryReport(directory, 1), (directory,))
-        segments = [_open_closed(open_files, file) for file in found[:-1]]
-        last, report = _recover_last(open_files, directory, len(found), found[-1])
+            first = create_segment(open_files, directory, 0)
+            return Recovered([first], [], RecoveryReport(directory, 1), _names(directory))
+        stored = [read_checkpoint(open_files.files, file.index_path, file.first_offset) for file in found]
+        known = [_believed(open_files.files, file, each) for file, each in zip(found, stored, strict=True)]
+        first_unsafe = _first_unsafe(found, known)
+        check_contiguous(found[: first_unsafe + 1])
+        segments = [_open_closed(open_files, *each) for each in zip(found[:first_unsafe], known, strict=False)]
+        tail = _Tail(open_files, directory, sync)
+        tail.recover(found[first_unsafe:], known[first_unsafe:])
+        missing = [max(0, each.checkpoint.end - file.end) for file, each in zip(found, stored, strict=True) if each]
     except OSError as error:
         raise StoreError(f"{directory} cannot be opened: {error}") from error
     unindexed = [segment for segment in segments if segment.index is None]
-    return Recovered([*segments, last], unindexed, report)
+    segments += tail.segments
+    report = tail.report(len(segments), sum(missing))
+    new_names = None in known[first_unsafe:] or report.set_aside
+    return Recovered(segments, unindexed, report, _names(directory) if new_names else ())
 
 
-def _without_empty_after_gap(files: Files, found: list[SegmentFile]) -> list[SegmentFile]:
-    """Remove empty segments that start behind the end of the one before them; return the others.
+def _names(directory: str) -> tuple[str, ...]:
+    """Directories to sync so that a partition's new segments keep their names."""
+    return directory, os.path.dirname(directory)
 
-    A power cut can keep the name of a new segment and lose the unsynced end of the one it followed. Nothing in it was
-    ever acknowledged, and it would stop the start.
+
+def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
+    """Number of the first segment of which something may not be on the disk.
+
+    A checkpoint syncs all segments before its own first. Without one, the time of the last change has to tell.
     """
-    while len(found) > 1 and not found[-1].size and found[-2].end < found[-1].first_offset:
-        files.unlink(found.pop().path)
-    return found
+    checkpointed = max((number for number, each in enumerate(known) if each is not None and each.units), default=0)
+    recent = max(file.modified_ms for file in found) - _WRITTEN_BACK_MS
+    for number in range(len(found) - 1, checkpointed, -1):
+        if found[number - 1].modified_ms < recent:
+            return number
+    return checkpointed
 
 
-def _open_closed(open_files: OpenFiles, file: SegmentFile) -> Segment:
-    checkpoint = trusted_checkpoint(open_files.files, file)
+def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None) -> Segment:
     index = None
-    if checkpoint is not None and checkpoint.end == file.end:
-        index = Index(open_files.file(file.index_path), checkpoint.units, checkpoint.max_id)
+    if known is not None and known.end == file.end:
+        index = Index(open_files.file(file.index_path), known.units, known.max_id)
     segment = Segment(file.path, file.first_offset, file.size, open_files.file(file.path), index)
     segment.synced = segment.checkpointed = file.end
     return segment
 
 
-def _recover_last(
-    open_files: OpenFiles, directory: str, count: int, file: SegmentFile
-) -> tuple[Segment, RecoveryReport]:
-    files = open_files.files
-    found = read_checkpoint(files, file.index_path, file.first_offset)
-    known = _believed(files, file, found)
-    start = 0 if known is None else known.end - file.first_offset
-    scan, reason, damage = _check_tail(files, directory, file, start)
-    bound_java_times(scan.units, file.modified_ms)
-    index = _index_of(open_files, file, known, scan.units)
-    segment = Segment(file.path, file.first_offset, scan.end, open_files.file(file.path), index)
-    segment.synced = segment.checkpointed = file.first_offset + start
-    cut = file.size - scan.end
-    report = RecoveryReport(
-        directory,
-        count,
-        checked_bytes=file.size - start,
-        cut_at=file.first_offset + scan.end if cut else None,
-        cut_bytes=cut,
-        cut_reason=reason,
-        damage=(damage,) if damage else (),
-        missing_bytes=0 if found is None else max(0, found.checkpoint.end - file.end),
-    )
-    return segment, report
+class _Tail:
+    """The segments from the newest checkpoint on: checked in order, up to the first that is not whole."""
+
+    def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
+        self.segments: list[Segment] = []
+        self._sync = sync
+        self._rewritten_bytes = 0
+        self._open_files = open_files
+        self._files = open_files.files
+        self._directory = directory
+        self._checked_bytes = 0
+        self._cut_at: int | None = None
+        self._cut_bytes = 0
+        self._cut_reason = ""
+        self._damage: Damage | None = None
+        self._set_aside: list[str] = []
+
+    def report(self, segments: int, missing_bytes: int) -> RecoveryReport:
+        """segments: of the whole partition. missing_bytes: see RecoveryReport."""
+        return RecoveryReport(
+            self._directory,
+            segments,
+            checked_bytes=self._checked_bytes,
+            cut_at=self._cut_at,
+            cut_bytes=self._cut_bytes,
+            cut_reason=self._cut_reason,
+            damage=(self._damage,) if self._damage else (),
+            missing_bytes=missing_bytes,
+            set_aside=tuple(self._set_aside),
+            rewritten_bytes=self._rewritten_bytes,
+        )
+
+    def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> None:
+        """found: at least one segment; the last that is kept becomes the one that grows. Raises OSError, StoreError."""
+        for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
+            following = found[number + 1 :]
+            if following and following[0].first_offset < file.end:
+                check_contiguous([file, following[0]])
+            self._recover_segment(file, checkpoint)
+            if following and self.segments[-1].end < following[0].first_offset:
+                self._set_following_aside(following)
+                return
+
+    def _recover_segment(self, file: SegmentFile, known: Checkpoint | None) -> None:
+        start = 0 if known is None else known.end - file.first_offset
+        scan = self._check(file, start)
+        bound_java_times(scan.units, file.modified_ms)
+        index = _index_of(self._open_files, file, known, scan.units)
+        segment = Segment(file.path, file.first_offset, scan.end, self._open_files.file(file.path), index)
+        segment.synced = segment.checkpointed = file.first_offset + start
+        self.segments.append(segment)
+        self._checked_bytes += file.size - start
+
+    def _check(self, file: SegmentFile, start: int) -> Scan:
+        """Check what is behind position `start`, and cut what is not good."""
+        if start == file.size:
+            return Scan(np.empty(0, UNIT_DTYPE), start)
+        fd = self._files.open(file.path, os.O_RDWR)
+        try:
+            rewriter = Rewriter(self._files, file.path, fd, self._sync)
+            scan = scan_units(rewriter, fd, start, file.size, file.first_offset, checked=rewriter.secure)
+            self._rewritten_bytes += rewriter.rewritten_bytes
+            if scan.end < file.size:
+                self._cut(fd, file, scan.end)
+        finally:
+            self._files.close(fd)
+        return scan
+
+    def _cut(self, fd: int, file: SegmentFile, position: int) -> None:
+        self._cut_reason, self._damage = _judge_tail(self._files, fd, file, position)
+        self._cut_at, self._cut_bytes = file.first_offset + position, file.size - position
+        if self._damage is not None and self._damage.quarantine is not None:
+            _copy(self._files, fd, position, file.size, self._damage.quarantine)
+            self._files.fsync_directory(self._directory)
+        self._files.truncate(fd, position)
+        self._files.fdatasync(fd)
+
+    def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
+        """Nothing leads from the end that is left to these segments.
+
+        A power cut can keep a new segment and lose the unsynced end of the one before it.
+        """
+        end = self.segments[-1].end
+        for file in following:
+            if file.size:
+                kept = unused_name(self._files, f"{file.path}.damaged-{file.first_offset}")
+                self._files.rename(file.path, kept)
+                self._set_aside.append(kept)
+                self._cut_bytes += file.size
+            else:
+                self._files.unlink(file.path)
+            for path in (file.index_path, file.keys_path):
+                with suppress(FileNotFoundError):
+                    self._files.unlink(path)
+        if self._set_aside:
+            self._cut_at = end
+            gap = f"nothing is left up to the next segment at {following[0].first_offset}"
+            self._cut_reason = f"{self._cut_reason}, and {gap}" if self._cut_reason else gap
+        self._files.fsync_directory(self._directory)
 
 
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
@@ -201,21 +312,6 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
     return found.checkpoint if (length, stored_id) == (size - HEADER_BYTES, message_id) else None
 
 
-def _check_tail(files: Files, directory: str, file: SegmentFile, start: int) -> tuple[Scan, str, Damage | None]:
-    """Check what is behind position `start`, cut what is not good; the good part, why it was cut, and the damage."""
-    if start == file.size:
-        return Scan(np.empty(0, UNIT_DTYPE), start), "", None
-    fd = files.open(file.path, os.O_RDWR)
-    try:
-        scan = scan_units(files, fd, start, file.size, file.first_offset)
-        reason, damage = _judge_tail(files, fd, file, scan.end)
-        if reason:
-            _cut(files, fd, directory, file, scan.end, damage)
-    finally:
-        files.close(fd)
-    return scan, reason, damage
-
-
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
     """The index of a recovered segment: units that the checkpoint does not cover go to its file when they are many.
 
@@ -235,24 +331,14 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:
-    """Why the file is not good from `position` on ("" if it ends there), and whether that is damage."""
-    if position == file.size:
-        return "", None
+    """Why the file is not good from `position` on, which is before its end, and whether that is damage."""
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None
     good = find_record(files, fd, position, file.size)
     if good is None:
         return "an unfinished record", None
     start = file.first_offset + position
-    return "damaged", Damage(start, file.first_offset + good, f"{file.path}.damaged-{start}")
-
-
-def _cut(files: Files, fd: int, directory: str, file: SegmentFile, position: int, damage: Damage | None) -> None:
-    if damage is not None and damage.quarantine is not None:
-        _copy(files, fd, position, file.size, damage.quarantine)
-        files.fsync_directory(directory)
-    files.truncate(fd, position)
-    files.fdatasync(fd)
+    return "damaged", Damage(start, file.first_offset + good, unused_name(files, f"{file.path}.damaged-{start}"))
 
 
 def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
@@ -24,7 +24,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.record import checksum as checksum_of
 
-from .files import Files, read_exactly
+from .files import Files, Readable, read_exactly
 from .index import UNIT_DTYPE, UnitArray
 
 __all__ = [
@@ -75,12 +75,20 @@ class Scan:
 
 
 def scan_units(
-    files: Files, fd: int, start: int, size: int, first_offset: int, *, max_records: int | None = None
+    files: Readable,
+    fd: int,
+    start: int,
+    size: int,
+    first_offset: int,
+    *,
+    max_records: int | None = None,
+    checked: Callable[[int, Buffer], None] | None = None,
 ) -> Scan:
     """Check records one by one from position `start` up to `size`, stop at the first that is not whole and good.
 
     Good: it fits, its CRC-32 is right, and it is not 20 zero bytes (a zero-filled tail; an empty record of a broker has
     a message id). Positions are bytes in the file, units carry first_offset + position.
+    checked: called with each stretch of good records and its position, in order.
     About 0.2 µs a record where neighbours have one size, else 0.4 µs, and 0.1 µs a KiB from the page cache.
     """
     blocks = []
@@ -90,6 +98,8 @@ def scan_units(
         scan = scan_bytes(data, first_offset + position, max_records=max_records)
         if scan.end:
             blocks.append(scan.units)
+            if checked is not None:
+                checked(position, memoryview(data)[: scan.end])
             position, want = position + scan.end, _CHUNK_BYTES
             if max_records is not None:
                 break

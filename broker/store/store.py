@@ -20,11 +20,12 @@ from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
-from .opening import read_entries, sync_recovered
+from .opening import drop_journal, read_entries, report_gaps, sync_recovered
 from .partition_log import PartitionLog
 from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
+from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import create_segment
 from .topic_config import TopicStoreConfig
@@ -108,19 +109,20 @@ class Store:
 
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
-        entries, journal_paths = read_entries(self.files, self.data_paths[0])
+        journal = read_entries(self.files, self.data_paths[0])
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
-        self._replay(entries, found)
+        report_gaps(journal)
+        self._replay(journal.entries, found)
+        sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
         for entry in sorted(found.values()):
-            recovered = recover_partition(self._open_files, entry.path)
+            recovered = recover_partition(self._open_files, entry.path, sync)
             self._report(recovered.report)
             log = self._add(entry.topic, entry.partition, entry.path, recovered)
             self._rebuilding.add(log, recovered.unindexed)
-        sync_recovered(self.files, self.data_paths, list(self._logs.values()), journaled=bool(journal_paths))
-        for path in journal_paths:
-            self.files.unlink(path)
-        if journal_paths:
-            self._journal.start_after(journal_number(journal_paths[-1]))
+        sync_recovered(self.files, self._file_systems, self._logs.values(), journaled=bool(journal.paths))
+        drop_journal(self.files, journal)
+        if journal.paths:
+            self._journal.start_after(journal_number(journal.paths[-1]))
 
     def _replay(self, entries: Mapping[str, Sequence[JournalEntry]], found: dict[str, PartitionDirectory]) -> None:
         """Continue the partitions by the journal's entries; lost directories are made and put into `found`."""
@@ -129,7 +131,16 @@ class Store:
         try:
             for name, of_partition in entries.items():
                 directory = found[name] = found.get(name) or self._directory_for(name)
-                if added := replay_partition(self.files, directory.path, of_partition, data):
+                added, gaps = replay_partition(self.files, directory.path, of_partition, data)
+                for gap in gaps:
+                    _log.error(
+                        "%s: acknowledged bytes [%d, %d) are lost, and what the journal has behind them cannot be "
+                        "put back",
+                        directory.path,
+                        gap.start,
+                        gap.end,
+                    )
+                if added:
                     _log.info("%s: %d bytes came back from the journal", directory.path, added)
                     total += added
                     partitions += 1

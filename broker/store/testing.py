@@ -75,6 +75,8 @@ class FaultyFiles(RealFiles):
         self.calls: Counter[str] = Counter()
         self.nowait_supported = True
         self.page_cache_empty = False
+        self.cached = False
+        """What `is_cached` says: what is read comes from the disk."""
         self.unused_memory = 0.0
         """What `unused_memory_part` says: none is spare, so that readers give back what they brought."""
         self.free: int | None = None
@@ -89,6 +91,9 @@ class FaultyFiles(RealFiles):
     def open_descriptors(self) -> int:
         """Descriptors opened and not closed."""
         return len(self._paths)
+
+    def is_cached(self, fd: int, position: int, size: int) -> bool:
+        return self.cached
 
     def unused_memory_part(self) -> float:
         return self.unused_memory
@@ -160,13 +165,7 @@ class FaultyFiles(RealFiles):
         self._change("fsync_directory")
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
 
-    def sync_filesystem(self, path: str) -> None:
-        self._sync_everything()
-
     def sync_filesystem_of(self, fd: int) -> None:
-        self._sync_everything()
-
-    def _sync_everything(self) -> None:
         self._change("sync_filesystem")
         for known in [each for each in self._created | set(self._synced) if os.path.exists(each)]:
             self._remember(known)

@@ -57,7 +57,7 @@ class DataDirectory:
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
         """The directories, all of which must be there, with nothing of them in the journal; else StoreError."""
-        journaled, _ = read_journal(REAL_FILES, str(self.path))
+        journaled = read_journal(REAL_FILES, str(self.path)).entries
         for name in (f"{topic}-{partition}" for partition in partitions):
             if name in journaled:
                 raise StoreError(

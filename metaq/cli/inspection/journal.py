@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalEntry, read_journal
+from metaq.broker.store.replay import first_gap
 
 from .findings import Finding, Level
 
@@ -30,22 +31,37 @@ def inspect_journal(files: Files, data_path: Path, good_ends: Mapping[str, int],
     """Compare the journal with where the good records of each partition end (byte offsets)."""
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
-        entries, paths = read_journal(files, str(data_path))
+        journal = read_journal(files, str(data_path))
     except OSError as error:
         level = Level.NOTE if in_use and isinstance(error, FileNotFoundError) else Level.DAMAGE
         text = f"cannot be read: {error.strerror}"
         report.findings.append(Finding(level, error.filename or report.path, text))
         return report
-    report.files, report.entries = len(paths), sum(map(len, entries.values()))
+    report.files, report.entries = len(journal.paths), sum(map(len, journal.entries.values()))
     if in_use:
         return report
-    for name, found in sorted(entries.items()):
-        missing = found[-1].end - good_ends.get(name, 0)
-        if missing > 0:
-            report.returning[name] = missing
-            text = f"{missing} bytes of {name} are in the journal only: they come back at the next start of ours"
-            report.findings.append(Finding(Level.WARNING, report.path, f"{text}; a Java broker would not see them"))
-    if paths and not report.returning:
+    for gap in journal.gaps:
+        size, where = gap.end - gap.start, f"[{gap.start}, {gap.end})"
+        if gap.damaged:
+            text = f"{size} damaged bytes {where}: puts that no other file has are lost; the next start keeps the file"
+            report.findings.append(Finding(Level.DAMAGE, gap.path, text))
+        else:
+            text = f"the last {size} bytes are no whole block: a write that was never finished, or damage"
+            report.findings.append(Finding(Level.WARNING, gap.path, text))
+    for name, found in sorted(journal.entries.items()):
+        _compare(report, name, good_ends.get(name, found[0].base), found)
+    if journal.paths and not report.returning:
         text = "the broker did not stop cleanly; the partitions' own files have everything that is in the journal"
         report.findings.append(Finding(Level.NOTE, report.path, text))
     return report
+
+
+def _compare(report: JournalReport, name: str, good_end: int, entries: Sequence[JournalEntry]) -> None:
+    end, gap = first_gap(good_end, entries)
+    if gap is not None:
+        text = f"bytes [{gap.start}, {gap.end}) of {name} were acknowledged and are in no file"
+        report.findings.append(Finding(Level.DAMAGE, report.path, text))
+    if end > good_end:
+        report.returning[name] = end - good_end
+        text = f"{end - good_end} bytes of {name} are in the journal only: they come back at the next start of ours"
+        report.findings.append(Finding(Level.WARNING, report.path, f"{text}; a Java broker would not see them"))

@@ -334,25 +334,25 @@ def test_a_block_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
     files = puts.harness.files
     path = Path(puts.harness.path, JOURNAL_DIRECTORY, "00000000000000000000.journal")
     first = path.stat().st_size
-    before, _ = read_journal(files, puts.harness.path)
+    before = read_journal(files, puts.harness.path).entries
     puts.put_together(range(PARTITIONS), b"b")
     puts.harness.threads.run_all()
-    whole, _ = read_journal(files, puts.harness.path)
+    whole = read_journal(files, puts.harness.path).entries
     assert sorted(before) == sorted(whole) == [f"t-{number}" for number in range(PARTITIONS)]
     assert [len(each) for each in whole.values()] == [2] * PARTITIONS
     data = path.read_bytes()
     for cut in (len(data) - 1, (first + len(data)) // 2, first + 3, first):
         path.write_bytes(data[:cut])
-        assert read_journal(files, puts.harness.path)[0] == before
+        assert read_journal(files, puts.harness.path).entries == before
     for position in (len(data) - 1, first + 40, first + 9, first):
         damaged = bytearray(data)
         damaged[position] ^= 1
         path.write_bytes(damaged)
-        assert read_journal(files, puts.harness.path)[0] == before
+        assert read_journal(files, puts.harness.path).entries == before
     path.write_bytes(data[:first] * 2)
-    assert [len(each) for each in read_journal(files, puts.harness.path)[0].values()] == [2] * PARTITIONS
+    assert [len(each) for each in read_journal(files, puts.harness.path).entries.values()] == [2] * PARTITIONS
     path.rename(path.with_name("00000000000000000001.journal"))  # blocks of another file are none of this one's
-    assert read_journal(files, puts.harness.path)[0] == {}
+    assert read_journal(files, puts.harness.path).entries == {}
 
 
 def test_many_recovered_partitions_are_synced_in_one_call(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:

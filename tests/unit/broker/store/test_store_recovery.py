@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from metaq.broker.store.index import UNIT_DTYPE
 from metaq.broker.store.scan import ID_EPOCH_MS, bound_java_times, find_record, id_time_ms
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
-from metaq.protocol.record import HEADER, encode_record
+from metaq.protocol.record import HEADER, Buffer, encode_record
 
 THREE = [b"first", b"the second", b"third!"]
 LAST = 25 + 30  # offset of the third record
@@ -78,8 +79,11 @@ def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
     assert harness.files.open_descriptors == 2 + 1, "the data path and its lock, and the data that was read"
 
 
-def _no_space(*_: object) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _no_space(files: FaultyFiles, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+    """A full disk lets what is there be overwritten."""
+    if files._paths[fd].endswith(".index"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return os.pwritev(fd, buffers, position)
 
 
 def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
