@@ -77,15 +77,15 @@ class StoreHarness:
     def kill(self) -> PartitionLog:
         """kill -9, and start again."""
         self.files.kill()
-        return self._start_anew()
+        return self._start_anew(self.files.next_life())
 
     def lose_power(self) -> PartitionLog:
         self.files.lose_power()
         return self._start_anew()
 
-    def _start_anew(self) -> PartitionLog:
+    def _start_anew(self, files: FaultyFiles | None = None) -> PartitionLog:
         self.threads = ManualThreads()
-        self.files = FaultyFiles()
+        self.files = files or FaultyFiles()
         self.open()
         return self.log
 

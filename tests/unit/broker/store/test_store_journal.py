@@ -470,3 +470,110 @@ def test_acknowledged_puts_survive_a_fault_and_a_power_cut_at_any_change(
     fail_at = data.draw(st.integers(1, max(1, changes)))
     puts, _ = scenario(tmp_path_factory.mktemp("faulty"), fail_at, seed)
     puts.check()
+
+
+JOURNAL_FILE = "00000000000000000000.journal"
+
+
+def damage_block(puts: Puts, number: int) -> Path:
+    """Flip a byte in the middle of a block of the journal's first file."""
+    path = Path(puts.harness.path, JOURNAL_DIRECTORY, JOURNAL_FILE)
+    data = bytearray(path.read_bytes())
+    starts = [each for each in range(len(data)) if data[each : each + 4] == b"MTQK"]
+    data[starts[number] + 60] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_good_blocks_behind_a_damaged_one_come_back_and_the_file_is_kept(
+    puts: Puts, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts.put_together(range(4), b"a")
+    puts.harness.threads.run_all()
+    puts.put_together(range(3, PARTITIONS), b"b")
+    puts.harness.threads.run_all()
+    puts.put_together(range(1, 4), b"c")
+    puts.harness.threads.run_all()
+    puts.harness.files.lose_power()
+    damaged = damage_block(puts, 1).read_bytes()
+    puts.harness._start_anew()
+    assert puts.kept() == {0: [b"a-0"], 1: [b"a-1", b"c-1"], 2: [b"a-2", b"c-2"], 3: [b"a-3"], 4: [], 5: []}
+    assert journal_files(puts.harness) == [f"{JOURNAL_FILE}.damaged"]
+    assert Path(puts.harness.path, JOURNAL_DIRECTORY, f"{JOURNAL_FILE}.damaged").read_bytes() == damaged
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "is damaged in [" in errors[0]
+    assert "t-3: acknowledged bytes [23, 46) are lost" in errors[1]
+    assert len(errors) == 3, errors
+    puts.harness.restart()
+    assert journal_files(puts.harness) == [f"{JOURNAL_FILE}.damaged"]
+
+
+def test_a_torn_last_block_is_told_and_its_file_goes(puts: Puts, caplog: pytest.LogCaptureFixture) -> None:
+    puts.put_together(range(3), b"a")
+    puts.harness.threads.run_all()
+    puts.harness.files.lose_power()
+    path = Path(puts.harness.path, JOURNAL_DIRECTORY, JOURNAL_FILE)
+    path.write_bytes(path.read_bytes() + b"MTQK and some more of it")
+    puts.harness._start_anew()
+    puts.check()
+    assert "the last 24 bytes are no whole block" in caplog.text
+    assert journal_files(puts.harness) == []
+
+
+def test_a_failed_partition_keeps_its_own_journal_files_and_no_later_ones(puts: Puts) -> None:
+    puts.harness.store._journal._max_file_bytes = 1
+    puts.harness.store._journal._full_files = 2
+    puts.put_together(range(3), b"a")
+    puts.harness.threads.run_all()
+    puts.harness.store.get("t", 0).sync_failed("its disk is gone")
+    for number in range(8):
+        puts.put_together(range(1, 4), b"%d" % number)
+        for _ in range(3):
+            puts.harness.threads.run_all()
+            puts.harness.store.tick()
+    files = journal_files(puts.harness)
+    assert files[0] == JOURNAL_FILE
+    assert len(files) <= 3
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_a_journal_file_that_cannot_be_removed_does_not_stop_the_start(
+    puts: Puts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+
+    def refuse(files: FaultyFiles, path: str) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    monkeypatch.setattr(FaultyFiles, "unlink", refuse)
+    puts.harness._start_anew()
+    assert "could not be removed" in caplog.text
+    monkeypatch.undo()
+    puts.round("b")
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness) == [JOURNAL_FILE, "00000000000000000001.journal"]
+    puts.harness.lose_power()
+    puts.check()
+    assert all(len(each) == 2 for each in puts.kept().values())
+    assert journal_files(puts.harness) == []
+
+
+def test_recovered_partitions_behind_links_are_synced_on_their_own_disk(
+    puts: Puts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(opening, "_SYNCED_ONE_BY_ONE", 1)
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    elsewhere = tmp_path / "another disk"
+    elsewhere.mkdir()
+    for number in range(PARTITIONS):
+        here = Path(puts.harness.path, f"t-{number}")
+        here.rename(elsewhere / here.name)
+        here.symlink_to(elsewhere / here.name)
+    monkeypatch.setattr(FaultyFiles, "device_of", lambda _, path: 2 if os.path.islink(path) else 1)
+    puts.harness._start_anew()
+    assert puts.harness.files.calls["sync_filesystem"] == 2, "the links' disk, and the data path with their names"

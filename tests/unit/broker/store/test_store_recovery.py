@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.harness import NOW_MS, Answers, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.broker.store.scan import ID_EPOCH_MS, bound_java_times, find_record, id_time_ms
 from metaq.broker.store.testing import FaultyFiles, check_invariants
@@ -427,3 +427,135 @@ def test_other_files_in_a_partition_directory_are_left_alone(harness: StoreHarne
     harness._start_anew()
     assert harness.bodies() == THREE
     assert other.read_bytes() == b"archived"
+
+
+def checkpointed_then(harness: StoreHarness, *bodies: bytes) -> None:
+    """One safe record in a segment of its own, then records in unsafe segments of 30 bytes or more each."""
+    harness.max_segment_size = 20
+    harness.append(b"safe!")
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    harness.max_segment_size = 30
+    harness.store.reconfigure()
+    for body in bodies:
+        harness.append(body)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 29])
+def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harness: StoreHarness, kept: int) -> None:
+    checkpointed_then(harness, b"first" * 2, b"other" * 2, b"third" * 2, b"active")
+    harness.store.get_or_create("t", 1)
+    harness.files.kill()
+    third = harness.data_file(85).read_bytes()
+    os.truncate(harness.data_file(55), kept)
+    log = harness._start_anew()
+    assert harness.bodies() == [b"safe!", b"first" * 2]
+    assert log.end_offset == 55
+    report = next(each for each in harness.store.reports if each.directory.endswith("t-0"))
+    assert report.cut_at == 55
+    assert report.cut_bytes == kept + 30 + 26
+    aside = [f"{harness.data_file(85)}.damaged-85", f"{harness.data_file(115)}.damaged-115"]
+    assert list(report.set_aside) == aside
+    assert Path(aside[0]).read_bytes() == third
+    assert aside[0] in str(report)
+    assert harness.store.find("t", 1) is not None, "the other partitions are served"
+    harness.append(b"goes on")
+    harness.restart()
+    assert harness.bodies() == [b"safe!", b"first" * 2, b"goes on"]
+
+
+@pytest.mark.parametrize("zeros", [(55, 85), (60, 70), (30, 55)])
+def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_for_good(
+    harness: StoreHarness, zeros: tuple[int, int]
+) -> None:
+    checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
+    harness.files.kill()
+    start, end = zeros
+    for first in (25, 55):
+        data = bytearray(harness.data_file(first).read_bytes())
+        for position in range(max(start, first), min(end, first + 30)):
+            data[position - first] = 0
+        harness.data_file(first).write_bytes(data)
+    harness._start_anew()
+    whole = 1 + (start >= 55)
+    assert harness.bodies() == [b"safe!", b"first" * 2, b"other" * 2][:whole]
+    assert harness.report().cut_at == (55 if start >= 55 else 25)
+
+
+def test_damage_below_the_newest_checkpoint_cuts_nothing(harness: StoreHarness) -> None:
+    checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
+    harness.store.close()
+    data = bytearray(harness.data_file(25).read_bytes())
+    data[-1] ^= 1
+    harness.data_file(25).write_bytes(data)
+    harness.index_file(25).unlink()
+    harness._start_anew()
+    assert harness.log.end_offset == 111
+    assert not harness.report().set_aside
+
+
+def test_an_earlier_recoverys_copy_is_never_overwritten(harness: StoreHarness) -> None:
+    checkpointed_then(harness, b"first" * 2, b"other" * 2)
+    harness.files.kill()
+    kept = Path(f"{harness.data_file(55)}.damaged-55")
+    kept.write_bytes(b"of an earlier life")
+    os.truncate(harness.data_file(25), 3)
+    harness._start_anew()
+    assert kept.read_bytes() == b"of an earlier life"
+    assert list(harness.report().set_aside) == [f"{kept}.2"]
+
+
+def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    harness.max_segment_size = 25
+    harness.append(b"first")  # rolls; nothing is synced
+    harness.kill()
+    harness.threads.run_all()
+    answers = Answers()
+    harness.append(b"other")
+    answers.expect(harness.log, harness.log.end_offset, "other")
+    harness.threads.run_all()
+    assert answers.succeeded == ["other"]
+    harness.lose_power()
+    assert harness.bodies() == [b"first", b"other"]
+
+
+def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(harness: StoreHarness) -> None:
+    harness.max_segment_size = 25
+    harness.append(b"first")
+    harness.append(b"other")
+    log = harness.kill()
+    assert list(log.unsynced_directories) == [os.path.dirname(harness.data_file()), harness.path]
+    log.flush()
+    harness.threads.run_all()
+    assert not log.unsynced_directories
+    harness.lose_power()
+    assert harness.bodies() == [b"first", b"other"]
+
+
+def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_ones_checked(
+    harness: StoreHarness,
+) -> None:
+    harness.max_segment_size = 25
+    for body in (b"first", b"other", b"third"):
+        harness.append(body)
+    harness.store.close()
+    for first, age in ((0, 3600), (25, 30), (50, 20), (75, 10)):
+        harness.index_file(first).unlink(missing_ok=True)
+        os.utime(harness.data_file(first), (1_500_000_000 - age,) * 2)
+    harness._start_anew()
+    assert harness.store.unindexed_segments == 1
+    assert harness.report().checked_bytes == 50
+    assert harness.bodies() == [b"first", b"other", b"third"]
+
+
+def test_what_is_only_in_the_page_cache_is_written_again(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.append(*THREE)
+    harness.files.kill()
+    monkeypatch.setattr(FaultyFiles, "is_cached", lambda *_: True)
+    harness._start_anew()
+    assert harness.files.calls["sync_filesystem"] == 1
+    assert harness.files.calls["pwritev"] == 1
+    assert harness.bodies() == THREE
