@@ -10,6 +10,13 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 TYPES := $(VENV)/types
 
+# The environment of `make test`: metaq from the wheel, and the libraries of .venv behind it. The checkout's folder metaq
+# would come before the wheel's, so no program there looks for modules in the folder where it starts: tests and bench,
+# which no wheel has, are found through links.
+INSTALLED := .venv-wheel
+BESIDE := $(CURDIR)/$(INSTALLED)/beside
+RUN_INSTALLED := PYTHONSAFEPATH=1 PYTHONPATH=$(BESIDE) METAQ_DIST=$(CURDIR)/dist $(INSTALLED)/bin/python
+
 # Integration tests wait for sessions and processes most of the time, so more of them than processors run at once; those
 # of one file stay together, in order, with one ZooKeeper.
 PARALLEL := -n 4 --dist loadfile
@@ -17,7 +24,7 @@ PARALLEL := -n 4 --dist loadfile
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv check test unit integration demo bench clean types python java maven
+.PHONY: help venv wheel check test unit integration demo bench clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +35,15 @@ $(STAMP): pyproject.toml | python
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[spark,demo,bench,dev]'
 	touch $@
+
+wheel: $(STAMP) ## build the sdist, the wheel from it into dist, and install the wheel into .venv-wheel
+	rm -rf dist $(INSTALLED)
+	$(VENV)/bin/python -m build --outdir dist . > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	$(VENV)/bin/python -m venv --without-pip $(INSTALLED)
+	$(VENV)/bin/python -m pip --python $(INSTALLED) install --quiet --no-deps --no-index dist/*.whl
+	$(VENV)/bin/python -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' \
+	  > $$(echo $(INSTALLED)/lib/python*/site-packages)/libraries.pth
+	mkdir $(BESIDE) && ln -s $(CURDIR)/tests $(CURDIR)/bench $(BESIDE)
 
 # mypy does not follow the hooks of an editable install, so it gets the installed layout as a tree of links, which
 # pyproject.toml puts on mypy_path; its messages are shown with the real paths.
@@ -42,13 +58,14 @@ check: types ## formatting, lint and types
 	$(VENV)/bin/mypy -p metaq | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
 	$(VENV)/bin/mypy --explicit-package-bases --follow-imports=silent bench tests
 
-test: $(STAMP) java ## unit tests, then integration tests on real processes
-	$(VENV)/bin/python -m pytest $(PARALLEL) tests/unit tests/integration
+test: wheel java ## unit tests, then integration tests on real processes, with metaq installed from its wheel
+	$(VENV)/bin/python -m pytest $(PARALLEL) tests/unit
+	$(RUN_INSTALLED) -m pytest $(PARALLEL) --override-ini=pythonpath= tests/integration
 
-unit: $(STAMP) ## unit tests only: no process, no port, seconds
+unit: $(STAMP) ## unit tests only, on the checkout: no process, no port, seconds
 	$(VENV)/bin/python -m pytest tests/unit
 
-integration: $(STAMP) java ## integration tests only
+integration: $(STAMP) java ## integration tests only, on the checkout
 	$(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
 
 demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
@@ -58,7 +75,7 @@ bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka, RocketMQ a
 	code=0; for each in bench bench.spark_memory bench.spark_peer; do $(VENV)/bin/python -m $$each || code=1; done; exit $$code
 
 clean: ## remove everything made by the targets above
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse
+	rm -rf $(VENV) $(INSTALLED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse
 	find $(FORMATTED) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 python:

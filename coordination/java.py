@@ -57,7 +57,10 @@ def _ask_java(java: str) -> str:
 def find_jars(patterns: Sequence[str]) -> list[Path]:
     """The jars of PySpark that match `patterns`, found without importing it. Raises ConfigError."""
     spec = find_spec("pyspark")
-    remedy = "pip install 'metaq[spark]', whose jars hold ZooKeeper's server, or use a ZooKeeper that runs elsewhere"
+    remedy = (
+        "metaq starts ZooKeeper from PySpark's jars: pip install 'metaq[spark]',"
+        " or run metaq broker with a ZooKeeper of your own"
+    )
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("pyspark", "not installed", remedy)
     directory = Path(next(iter(spec.submodule_search_locations)), "jars")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the cluster of docker-compose.yml, sends and receives across it, kills the leader of the ZooKeeper ensemble, goes on,
-# and counts: every message sent must come back exactly once. Exit code 0 if so. Needs Docker and docker-compose; about two
-# minutes after the image is built. Usage: tests/docker/validate_compose.sh [messages per phase, default 2000]
+# and counts: every message sent must come back exactly once, to consumers and to Spark. Exit code 0 if so. Needs Docker and
+# docker-compose; about two minutes after the image is built. Usage: tests/docker/validate_compose.sh [messages per phase, default 2000]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -70,6 +70,21 @@ say "killing the leader, $leader"
 produce "$((per_phase + 1))" "$((2 * per_phase))"
 consume after "$((2 * per_phase))"
 compare after
+
+say "counting in Spark"
+counted=$(in_client python3 - "$topic" 2> "$work/log" <<'PROGRAM'
+import os, sys
+from pyspark.sql import SparkSession
+from metaq.spark_connector import register
+
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+register(spark)
+rows = spark.read.format("metaq").options(zookeeper=os.environ["METAQ_ZK"], subscribe=sys.argv[1]).load()
+print(rows.count(), rows.select("value").distinct().count())
+PROGRAM
+) || fail "the job in Spark ended with an error"
+say "Spark: rows and distinct payloads: $counted"
+[[ $counted == "$((2 * per_phase)) $((2 * per_phase))" ]] || fail "Spark read other messages"
 
 for server in zookeeper-1 zookeeper-2 zookeeper-3; do
   [[ $server == "$leader" ]] || say "$server: $(mode_of "$server")"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
 
@@ -32,6 +33,16 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
     directory: Path = tmp_path_factory.mktemp("zookeeper")
     with EmbeddedZooKeeper(directory, tick_time_ms=100) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with metaq's sdist and the wheel made from it: those that `make test` has built, else new ones."""
+    if "METAQ_DIST" in os.environ:
+        return Path(os.environ["METAQ_DIST"])
+    directory = tmp_path_factory.mktemp("distributions")
+    build_distributions(directory)
+    return directory
 
 
 @pytest.fixture

@@ -18,10 +18,33 @@ class Example(NamedTuple):
     shown: str
 
 
+class Block(NamedTuple):
+    """A code block, and the heading above it."""
+
+    heading: str
+    language: str
+    body: str
+
+
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of `docs/<page>` in a language."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    return [body for found, body in _BLOCK.findall(text) if found == language]
+    return [block.body for block in all_blocks(f"docs/{page}") if block.language == language]
+
+
+def all_blocks(path: str) -> list[Block]:
+    """The code blocks of a file of the repository, from top to bottom."""
+    text = (ROOT / path).read_text("utf-8")
+    prose = _BLOCK.sub(_blanked, text)
+    headings = [(found.start(), found[1]) for found in re.finditer(r"^#+ (.*)$", prose, re.MULTILINE)]
+    return [
+        Block([name for start, name in headings if start < found.start()][-1], found[1], found[2])
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def _blanked(found: re.Match[str]) -> str:
+    """As many characters, none of which is a heading: comments of a shell look like one."""
+    return " " * len(found[0])
 
 
 def console_examples(page: str) -> Iterator[Example]:

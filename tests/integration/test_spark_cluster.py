@@ -1,12 +1,9 @@
 """metaq-spark by spark-submit on a standalone cluster whose Pythons know metaq from the wheel in --py-files only."""
 
 import json
-import os
 import re
 import shutil
-import site
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +15,8 @@ from bench.processes import Server
 from metaq import Producer, browse
 
 from .cli_helpers import start_up, stop
-from .doc_examples import ROOT, blocks
+from .doc_examples import blocks
+from .installation import Environment
 
 HOME = Path(pyspark.__file__).parent
 SUBMIT_SECONDS = 280.0
@@ -27,32 +25,19 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With a Python that has every library but not metaq: its editable install works by a .pth file, read only where
-    Python looks for those."""
-    home = tmp_path_factory.mktemp("python") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    (packages,) = home.glob("lib/*/site-packages")
-    (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()))
-    python = str(home / "bin" / "python")
-    command = [python, "-c", "import numpy, kazoo, metaq"]
-    missing = subprocess.run(command, capture_output=True, text=True, cwd=home, check=False)
-    assert "No module named 'metaq'" in missing.stderr
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return inherited | {"PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME)}
+    """With a Python that has every library but not metaq."""
+    python = Environment(tmp_path_factory.mktemp("python") / "venv", pip=False, libraries=True)
+    missing = python.run("python -c 'import numpy, kazoo, metaq'")
+    assert "No module named 'metaq'" in missing.output
+    inherited = {name: value for name, value in python.variables.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    return inherited | {"PYSPARK_PYTHON": python.python, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME)}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel under the name that Spark takes: it adds .zip and .egg files to the path, and no others."""
-    directory = tmp_path_factory.mktemp("wheel")
-    source = directory / "source"  # building leaves folders there
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "bench", "tests", "target", "__pycache__")
-    )
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(source)]
-    subprocess.run(command, check=True)
-    (built,) = directory.glob("*.whl")
-    return built.rename(built.with_suffix(".zip"))
+    (built,) = distributions.glob("*.whl")
+    return Path(shutil.copy(built, tmp_path_factory.mktemp("wheel") / "metaq.zip"))
 
 
 @pytest.fixture(scope="module")

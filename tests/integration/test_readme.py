@@ -1,0 +1,94 @@
+"""README.md from top to bottom, in an environment made by its own lines."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.integration.cli_helpers import eventually
+from tests.integration.doc_examples import ROOT, all_blocks
+from tests.integration.installation import Environment, copy_of_the_sources
+
+BLOCKS = all_blocks("README.md")
+FREE_PORTS = "--port 0 --zookeeper-port 0"
+HERE = "127.0.0.1:2181"
+"""Where the README has its ZooKeeper."""
+
+
+def lines(heading: str) -> list[str]:
+    """The commands below a heading, without the comments behind them."""
+    found = [line for block in BLOCKS if block[:2] == (heading, "sh") for line in block.body.splitlines()]
+    return [re.split(r" +#", line)[0] for line in found]
+
+
+def program(heading: str) -> str:
+    (found,) = [block.body for block in BLOCKS if block[:2] == (heading, "python")]
+    return found
+
+
+def test_these_are_all_snippets():
+    assert [block[:2] for block in BLOCKS] == [
+        ("Try it", "sh"),
+        ("Install", "sh"),
+        ("Install", "sh"),
+        ("A cluster on your machine", "sh"),
+        ("A cluster on your machine", "sh"),
+        ("From Python", "python"),
+        ("From Spark", "python"),
+    ]
+
+
+def test_make_demo_is_the_demo_that_has_tests_of_its_own():
+    assert lines("Try it") == ["make demo"]
+    told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == ".venv/bin/metaq demo"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Made by the first line below Install, which finds the libraries that are here already."""
+    directory = tmp_path_factory.mktemp("readme")
+    environment = Environment(directory / "venv", libraries=True)
+    install, _without_spark = lines("Install")
+    environment.succeed(f"{install} --quiet", cwd=copy_of_the_sources(directory / "sources"))
+    return environment
+
+
+def test_the_line_without_spark_installs_a_metaq_that_runs(tmp_path):
+    environment = Environment(tmp_path / "venv")
+    _with_spark, install = lines("Install")
+    assert install == "pip install ."
+    environment.succeed(f"{install} --quiet", cwd=copy_of_the_sources(tmp_path / "sources"))
+    assert "metaq" in environment.succeed("metaq --version")
+    environment.succeed("python -c 'import metaq; metaq.Producer, metaq.Consumer'")
+
+
+def test_a_cluster_and_its_users_in_python_and_spark(environment, tmp_path):
+    up, export, *commands = lines("A cluster on your machine")
+    assert export == f"export METAQ_ZK={HERE}"
+    with environment.serve(f"{up} {FREE_PORTS}", tmp_path / "up.log", "zookeeper serves", cwd=tmp_path) as server:
+        (zookeeper,) = re.findall(r"zookeeper serves at (\S+);", server.log.read_text())
+        printed = {command: environment.succeed(command, cwd=tmp_path, METAQ_ZK=zookeeper) for command in commands}
+        assert len(printed) == 6
+        consumed = next(text for command, text in printed.items() if command.startswith("metaq consume"))
+        assert set(map(str, range(1, 1001))) <= set(consumed.split())
+        assert "orders" in printed["metaq topics list"]
+        assert "readers" in printed["metaq groups list"]
+
+        script = tmp_path / "example.py"
+        script.write_text(program("From Python").replace(HERE, zookeeper))
+        log = tmp_path / "example.log"
+        with environment.serve(f"python {script}", log, "b'payload'", cwd=tmp_path):  # it consumes until it is ended
+            eventually(lambda: len(log.read_text().splitlines()) == 6)
+        sent, *received = log.read_text().splitlines()
+        assert re.fullmatch(r"\d+ \S+ \d+", sent)
+        payloads = sorted(re.sub(r"^\S+ \d+ ", "", line) for line in received)
+        assert payloads == ["b'a'", "b'b'", "b'payload'", "b'payload'", "b'payload'"]
+
+        script.write_text(program("From Spark").replace(HERE, zookeeper))
+        shown = environment.succeed(f"python {script}", cwd=tmp_path)
+        counts = re.findall(r"^\| +(\d) *\| +(\d+) *\|$", shown, re.MULTILINE)
+        assert {number for number, _count in counts} <= set("0123"), shown
+        assert sum(int(count) for _number, count in counts) == 1005
+        copied = environment.succeed("metaq consume --topic copies", cwd=tmp_path, METAQ_ZK=zookeeper).split()
+        assert sorted(copied) == sorted([*map(str, range(1, 1001)), "a", "b", "payload", "payload", "payload"])
