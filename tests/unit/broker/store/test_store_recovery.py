@@ -407,12 +407,15 @@ def test_the_scan_ignores_what_is_no_partition(harness: StoreHarness, caplog: py
     assert all("is skipped" in line for line in skipped)
 
 
-def test_a_segment_whose_name_is_no_offset_stops_the_start(harness: StoreHarness) -> None:
+def test_a_segment_whose_name_is_no_offset_is_passed_over(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     harness.append(b"x")
     harness.store.close()
     (harness.data_file().parent / "copy.meta").write_bytes(b"")
-    with pytest.raises(StoreError, match=r"copy\.meta: the name before \.meta is no byte offset"):
-        harness._start_anew()
+    harness._start_anew()
+    assert harness.bodies() == [b"x"]
+    assert "copy.meta is passed over" in caplog.text
 
 
 def test_other_files_in_a_partition_directory_are_left_alone(harness: StoreHarness) -> None:
