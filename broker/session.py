@@ -183,6 +183,7 @@ class Session(Protocol):
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
         turn_end = self._seconds() + _TURN_SECONDS
+        served_run = False
         requests = iter(requests)
         for request in requests:
             kind = type(request)
@@ -225,7 +226,13 @@ class Session(Protocol):
             if self._pending_puts.full and _brings_puts(request):
                 self._hold_back(request, requests)
                 return
-            if kind is PutRun:  # like a group, which does not end the turn
+            if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
+                if served_run and self._seconds() >= turn_end:
+                    self._yield_turn()
+                    self._queue.append(request)
+                    self._queue.extend(requests)
+                    return
+                served_run = True
                 self._serve_one(request)
                 continue
             self._serve_one(request)
@@ -233,8 +240,7 @@ class Session(Protocol):
                 self._queue.extend(requests)
                 return
             if self._seconds() >= turn_end and not self._yielding:
-                self._yielding = True
-                self._broker.reactor.callLater(0, self._go_on)
+                self._yield_turn()
         if group is not None:
             self._commit(group)
 
@@ -251,6 +257,10 @@ class Session(Protocol):
     def _let_go(self) -> None:
         self._held_back = False
         self._resume()
+
+    def _yield_turn(self) -> None:
+        self._yielding = True
+        self._broker.reactor.callLater(0, self._go_on)
 
     def _go_on(self) -> None:
         """The others had their turn."""
@@ -276,8 +286,7 @@ class Session(Protocol):
                 break
         self._work = frame, work
         self._pending += 1
-        self._yielding = True
-        self._broker.reactor.callLater(0, self._go_on)
+        self._yield_turn()
 
     def _serve_one(self, request: Request | Pull) -> None:
         if isinstance(request, Pull):
