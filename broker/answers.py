@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TypeAlias
 
 from twisted.internet.defer import Deferred
@@ -29,13 +29,16 @@ from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import ResponseCode
 
-__all__ = ["Answer", "Bytes", "answer_frame", "response_code"]
+__all__ = ["Answer", "Bytes", "Work", "answer_frame", "response_code"]
 
 Bytes: TypeAlias = bytes | list[Buffer]
 """A whole answer, in one buffer or several (large data is not joined to its header)."""
 
 Answer: TypeAlias = Bytes | Deferred[Bytes] | None
 """Bytes now, bytes later, or none at all."""
+
+Work: TypeAlias = Generator[None, None, Answer]
+"""A request that may take long: a few milliseconds up to each `yield`, where others may be served, then its answer."""
 
 
 def answer_frame(

@@ -15,13 +15,14 @@ from metaq.protocol.record import Buffer
 from metaq.version import __version__
 
 from .cold_reads import ColdReads
-from .config import BrokerConfig, TopicConfig
+from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
 from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .pace import Pace
 from .partitions import Partitions
+from .pending_puts import PendingPuts
 from .reactor import ReactorTime
 from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
@@ -97,11 +98,12 @@ class Broker:
         filters: FilterTable | None = None,
         run_filter: RunInThread | None = None,
         run_cold: RunInThread | None = None,
+        max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
     ) -> None:
         """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once.
 
         run_filter: threads for users' filters, which may be slow; run_cold: threads for reads behind the page cache. By
-        default those for the disk.
+        default those for the disk. max_pending_put_bytes: of puts that wait to be safe (pending_puts.py).
         """
         self.config = config
         self.store = store
@@ -124,6 +126,7 @@ class Broker:
         """Whether this is a synchronous slave."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
+        self.pending_puts = PendingPuts(max_pending_put_bytes, reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.cold_reads = ColdReads(

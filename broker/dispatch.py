@@ -36,7 +36,7 @@ from metaq.protocol.text import (
     encode_result,
 )
 
-from .answers import Answer, Bytes, answer_frame, response_code
+from .answers import Answer, Bytes, Work, answer_frame, response_code
 from .broker import Broker
 from .handlers.admin import (
     ADMIN_CODES,
@@ -99,9 +99,12 @@ _TRANSACTIONAL_FRAMES: Mapping[int, Callable[..., Answer]] = {
     RequestCode.TRANSACTION: answer_transaction_frame,
 }
 
-_FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
+_LONG_FRAMES: Mapping[int, Callable[[Broker, Frame], Work]] = {
     RequestCode.SEND_BATCH: answer_send_batch,
     RequestCode.SEND_MANY: answer_send_many,
+}
+
+_FRAMES: Mapping[int, Callable[[Broker, Frame], Answer]] = {
     RequestCode.MIN_OFFSET: answer_min_offset,
     RequestCode.MAX_OFFSET: answer_max_offset,
     RequestCode.SEARCH_OFFSET_BY_TIME: answer_search_by_time,
@@ -171,8 +174,22 @@ class Dispatcher:
             return answer.addErrback(self._text_failed, command)
         return answer
 
+    def work(self, frame: Frame) -> Work | None:
+        """What a frame asks for that may take long, to be worked off in slices; None: give it to `frame`."""
+        handle = None if TX_KEY in frame.ext else _LONG_FRAMES.get(frame.code)
+        return None if handle is None else self._work(handle(self.broker, frame), frame.opaque)
+
+    def _work(self, work: Work, opaque: int) -> Work:
+        try:
+            answer = yield from work
+        except Exception as error:
+            return self._frame_error(opaque, error)
+        if isinstance(answer, Deferred):
+            return answer.addErrback(self._frame_failed, opaque)
+        return answer
+
     def frame(self, frame: Frame, peer: str, connection: object) -> Answer:
-        """The answer to a frame other than PULL and a plain SEND; a one-way frame's is the caller's to drop.
+        """The answer to any frame but PULL, a plain SEND and those of `work`; a one-way frame's is the caller's to drop.
 
         peer: numeric address of the connection's other end. connection: as for `text`.
         """

@@ -22,7 +22,7 @@ from metaq.protocol.errors import MetaqError
 
 from .broker import AdminFrom, Broker
 from .cold_reads import MAX_COLD_READS
-from .config import BrokerConfig, TopicConfig, read_config
+from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
 from .daemon_threads import DaemonThreads
 from .disk_thread import DiskThread
 from .filters.table import load_filters
@@ -63,6 +63,7 @@ def run(
     admin_from: AdminFrom = "loopback",
     grace_seconds: float | None = None,
     disk_reserve: int | None = None,
+    max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
 ) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
 
@@ -74,7 +75,8 @@ def run(
     thread only.
 
     disk_reserve: bytes of each data directory's disk below which puts are refused, by default a part of it
-    (store/disk_space.py).
+    (store/disk_space.py). max_pending_put_bytes: of all connections, waiting to be safe, above which no more puts are
+    read (pending_puts.py).
     """
     set_up_heap()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -97,6 +99,7 @@ def run(
             admin_from=admin_from,
             plugins=chosen,
             disk_reserve=disk_reserve,
+            max_pending_put_bytes=max_pending_put_bytes,
         ).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
@@ -117,6 +120,7 @@ class BrokerProcess:
         plugins: Plugins = NO_PLUGINS,
         rng: random.Random | None = None,
         disk_reserve: int | None = None,
+        max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
     ) -> None:
         """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
 
@@ -129,6 +133,7 @@ class BrokerProcess:
         self._reactor = reactor
         self._rng = rng
         self._disk_reserve = disk_reserve
+        self._max_pending_put_bytes = max_pending_put_bytes
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
         self._failure: BaseException | None = None
         self._stopping = False
@@ -168,6 +173,7 @@ class BrokerProcess:
                 filters=filters,
                 run_filter=self._run_filter,
                 run_cold=self._run_cold,
+                max_pending_put_bytes=self._max_pending_put_bytes,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.transactions.open()

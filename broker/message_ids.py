@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from metaq.protocol.message_id import MAX_BROKER_ID, counter_at, counter_of, message_id
+from metaq.protocol.message_id import LAST_COUNTER, MAX_BROKER_ID, counter_at, counter_of, foreign_from, message_id
 
 __all__ = ["MessageIds"]
 
@@ -15,7 +15,7 @@ class MessageIds:
 
     The counter follows the wall clock and never falls behind itself: when the clock steps back, or more than 4,096 ids
     a millisecond are taken, it goes on from its last value. After a restart it begins above `floor_id`, the largest id
-    in the store.
+    in the store. Ids are positive: the counter does not follow a clock beyond the last id, nor a foreign id.
     """
 
     def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:
@@ -25,18 +25,21 @@ class MessageIds:
         self._broker_id = broker_id
         self._clock = clock
         # the floor may carry another broker's id (a moved directory): its whole counter value is taken as used
-        self._next = 0
+        self._next = 1
         self.begin_above(floor_id)
 
     def begin_above(self, floor_id: int) -> None:
-        """Never give an id again that is not larger than this one; 0 and below change nothing."""
-        if floor_id > 0:
+        """Never give an id again that is not larger than this one; 0 and below, and foreign ids, change nothing."""
+        if 0 < floor_id < foreign_from(self._now_ms()):
             self._next = max(self._next, counter_of(floor_id) + 1)
 
     def next(self, count: int = 1) -> int:
         """The first of `count` consecutive new ids; message_ids_from gives all of them."""
-        counter = counter_at(int(self._clock() * 1000))
-        if counter < self._next:
+        counter = counter_at(self._now_ms())
+        if counter < self._next or counter > LAST_COUNTER:
             counter = self._next
         self._next = counter + count
         return message_id(counter, self._broker_id)
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)

@@ -6,11 +6,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from metaq.protocol.errors import NotMaster, PartitionClosed, PartitionNotFound, TopicNotAccepted, WrongPartition
+from metaq.protocol.errors import (
+    NotMaster,
+    PartitionClosed,
+    PartitionNotFound,
+    StoreError,
+    TopicNotAccepted,
+    WrongPartition,
+)
 from metaq.protocol.limits import check_topic
 
 from .config import BrokerConfig, TopicConfig
 from .store.partition_log import PartitionLog
+from .store.segment import MAX_OFFSET
 from .store.store import Store
 
 __all__ = ["ANY", "Partitions"]
@@ -152,6 +160,8 @@ class Partitions:
         Whatever the slave's own configuration says of the topic. Raises InvalidName, StoreError.
         """
         check_topic(topic)
+        if first_offset > MAX_OFFSET:
+            raise StoreError(f"{topic}-{partition} cannot begin at {first_offset}: that is beyond all offsets")
         log = self._store.get_or_create(topic, partition, first_offset)
         self._learn(log)
         return log

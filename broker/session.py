@@ -3,16 +3,18 @@
 - All requests that one read brought are served together; their answers go out in one write.
 - Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
   are told apart by their opaque, so theirs go out when they are ready.
-- Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn.
+- Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn; a single one
+  that does is worked off in slices, and those behind it wait.
 - Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
-  no further request is served; what was read already waits in `_queue`, at most one read's worth.
+  no further request is served; what was read already waits in `_queue`, at most one read's worth. When too many bytes
+  of all connections wait for the disk, a connection that brings a put is held back in the same way (pending_puts.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from twisted.internet.defer import Deferred
@@ -23,14 +25,16 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.send_many import announced_parts
 from metaq.protocol.sends import TX_KEY
 from metaq.protocol.statuses import RequestCode
-from metaq.protocol.text import Get, Put, Quit
+from metaq.protocol.text import Get, Put, Quit, Sync
 
-from .answers import Answer, Bytes
+from .answers import Answer, Bytes, Work
 from .dispatch import Dispatcher
 from .handlers.pull import Loading, Pull, Step
 from .handlers.put import PutGroup
+from .pending_puts import PUT_OVERHEAD_BYTES
 from .reactor import Transport
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
@@ -53,14 +57,26 @@ _WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 
 
+_PUT_CODES = frozenset((RequestCode.SEND_BATCH, RequestCode.SEND_MANY))
+
+
 class _Slot:
-    """The place of an answer in the order of answers; None until it is there. `held` bytes count as pending."""
+    """The place of an answer in the order of answers; None until it is there. `held` bytes count as pending, `put` of
+    them, while there is no answer, also among the broker's pending puts."""
 
-    __slots__ = ("answer", "held")
+    __slots__ = ("answer", "held", "put")
 
-    def __init__(self, held: int, answer: Bytes | None = None) -> None:
+    def __init__(self, held: int, answer: Bytes | None = None, put: int = 0) -> None:
         self.answer = answer
         self.held = held
+        self.put = put
+
+
+def _brings_puts(request: Request | Pull) -> bool:
+    """Whether it is, or has, puts without a transaction, of which those in groups are looked at before."""
+    if isinstance(request, Frame):
+        return request.code in _PUT_CODES and TX_KEY not in request.ext
+    return isinstance(request, (PutRun, Sync))
 
 
 def _size(answer: Bytes) -> int:
@@ -80,6 +96,7 @@ class Session(Protocol):
         self.last_active = seconds()
         self._dispatcher = dispatcher
         self._broker = dispatcher.broker
+        self._pending_puts = dispatcher.broker.pending_puts
         self._seconds = seconds
         self._on_lost = on_lost
         self._reader = RequestReader()
@@ -93,6 +110,8 @@ class Session(Protocol):
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
+        self._work: tuple[Frame, Work] | None = None  # under way, slice by slice; then `_yielding` too
+        self._held_back = False  # too many puts of all connections wait
         self._reading = True
         self._closing = False  # no more requests are taken
         self._closed = False  # and the transport was told
@@ -135,6 +154,7 @@ class Session(Protocol):
         for pull in self._parked:
             self._broker.parked.drop(pull)
         self._parked.clear()
+        self._pending_puts.drop(self)
         self._broker.transactions.connection_lost(self)
         self._on_lost(self)
 
@@ -157,17 +177,21 @@ class Session(Protocol):
 
     @property
     def _blocked(self) -> bool:
-        return self._full or self._pending_bytes > MAX_PENDING_BYTES
+        return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
     def _serve(self, requests: Iterable[Request | Pull]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
         turn_end = self._seconds() + _TURN_SECONDS
+        served_run = False
         requests = iter(requests)
         for request in requests:
             kind = type(request)
             if kind is Put and request.tx_key is None:  # type: ignore[union-attr]
                 if group is None:
+                    if self._pending_puts.full:
+                        self._hold_back(request, requests)
+                        return
                     group = self._dispatcher.put_group()
                 group.add(cast(Put, request))
                 continue
@@ -176,6 +200,9 @@ class Session(Protocol):
                 and cast(Frame, request).code == RequestCode.SEND
                 and TX_KEY not in cast(Frame, request).ext
             ):
+                if group is None and self._pending_puts.full:
+                    self._hold_back(request, requests)
+                    return
                 send = self._dispatcher.send(cast(Frame, request))
                 if isinstance(send, bytes):
                     self._write(send)
@@ -196,27 +223,79 @@ class Session(Protocol):
             if kind is Quit:
                 self._close()
                 return
-            if kind is PutRun:  # like a group, which does not end the turn
+            if self._pending_puts.full and _brings_puts(request):
+                self._hold_back(request, requests)
+                return
+            if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
+                if served_run and self._seconds() >= turn_end:
+                    self._yield_turn()
+                    self._queue.append(request)
+                    self._queue.extend(requests)
+                    return
+                served_run = True
                 self._serve_one(request)
                 continue
             self._serve_one(request)
-            if self._seconds() >= turn_end:
-                self._yielding = True
-                self._broker.reactor.callLater(0, self._go_on)
+            if self._work is not None:  # what follows comes after it
+                self._queue.extend(requests)
+                return
+            if self._seconds() >= turn_end and not self._yielding:
+                self._yield_turn()
         if group is not None:
             self._commit(group)
+
+    def _hold_back(self, request: Request | Pull, following: Iterator[Request | Pull]) -> None:
+        """Neither serve these nor read before fewer puts wait."""
+        self._queue.append(request)
+        self._queue.extend(following)
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        self._held_back = True
+        self._pending_puts.wait(self, self._let_go)
+
+    def _let_go(self) -> None:
+        self._held_back = False
+        self._resume()
+
+    def _yield_turn(self) -> None:
+        self._yielding = True
+        self._broker.reactor.callLater(0, self._go_on)
 
     def _go_on(self) -> None:
         """The others had their turn."""
         self._yielding = False
-        if not self._lost:
+        if self._work is not None:
+            frame, work = self._work
+            self._work = None
+            self._pending -= 1
+            self._work_off(frame, work)
+        if not self._lost and not self._yielding:
             self._resume()
+
+    def _work_off(self, frame: Frame, work: Work) -> None:
+        """Go on until it is done or the others are to have their turn. It is done to its end on a lost connection too."""
+        turn_end = self._seconds() + _TURN_SECONDS
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                self._answer_frame(frame, done.value, put=True)
+                return
+            if self._seconds() >= turn_end:
+                break
+        self._work = frame, work
+        self._pending += 1
+        self._yield_turn()
 
     def _serve_one(self, request: Request | Pull) -> None:
         if isinstance(request, Pull):
             self._serve_pull(request)
         elif isinstance(request, PutRun):
-            self._answer(self._dispatcher.put_run(request), request.body_bytes)
+            cost = request.body_bytes + PUT_OVERHEAD_BYTES * len(request.bodies)
+            self._answer(self._dispatcher.put_run(request), cost, put=True)
+        elif isinstance(request, Sync):
+            self._answer(self._dispatcher.text(request, self), len(request.body) + PUT_OVERHEAD_BYTES, put=True)
         elif not isinstance(request, Frame):
             cost = request.max_size if isinstance(request, Get) else 0
             self._answer(self._dispatcher.text(request, self), cost)
@@ -226,14 +305,21 @@ class Session(Protocol):
                 self._serve_pull(pull)
             else:
                 self._write(pull)
+        elif (work := self._dispatcher.work(request)) is not None:
+            self._work_off(request, work)
         else:
-            answer = self._dispatcher.frame(request, self._host, self)
-            if request.is_one_way:
-                answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
-            self._answer(answer, len(request.body), ordered=False)
+            self._answer_frame(request, self._dispatcher.frame(request, self._host, self))
+
+    def _answer_frame(self, frame: Frame, answer: Answer, *, put: bool = False) -> None:
+        if frame.is_one_way:
+            answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
+        cost = len(frame.body)
+        if frame.code == RequestCode.SEND_MANY:
+            cost += PUT_OVERHEAD_BYTES * announced_parts(frame.ext)
+        self._answer(answer, cost, ordered=False, put=put)
 
     def _commit(self, group: PutGroup) -> None:
-        self._answer(group.commit(), group.body_bytes)
+        self._answer(group.commit(), group.held_bytes, put=True)
 
     def _serve_pull(self, pull: Pull) -> None:
         answer = self._dispatcher.step(pull)
@@ -268,10 +354,11 @@ class Session(Protocol):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, answer: Answer, cost: int, *, ordered: bool = True) -> None:
-        """cost: bytes held while the answer is not there yet."""
+    def _answer(self, answer: Answer, cost: int, *, ordered: bool = True, put: bool = False) -> None:
+        """cost: bytes held while the answer is not there yet. put: they are a put's."""
         if isinstance(answer, Deferred):
-            slot = _Slot(cost)
+            slot = _Slot(cost, put=cost if put else 0)
+            self._pending_puts.add(slot.put)
             if ordered:
                 self._ordered.append(slot)
             self._pending += 1
@@ -288,6 +375,7 @@ class Session(Protocol):
     def _settled(self, answer: Bytes, slot: _Slot, ordered: bool) -> None:
         self._pending -= 1
         self._pending_bytes -= slot.held
+        self._pending_puts.settle(slot.put)
         if self._lost:
             return
         if not ordered:
@@ -350,6 +438,8 @@ class Session(Protocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
+        if self._pending_puts.full and not self._held_back and self._reader.space is not None:
+            self._wait_for_room()  # a large frame is a put; what has come of it stays
         reading = not (self._blocked or self._queue)
         if reading != self._reading and not self._closing:
             self._reading = reading

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
     "MAX_LINE_BYTES",
+    "MAX_PARTS",
     "MAX_PULL_BYTES",
     "MAX_TX_KEY_CHARACTERS",
     "SLAVE_STATUS_TOPIC",
@@ -56,6 +57,9 @@ MAX_PULL_BYTES = 4 << 20
 
 MAX_BATCH_RECORDS = 1 << 20
 """Most records in one send-batch frame."""
+
+MAX_PARTS = 1 << 14
+"""Most parts in one SEND_MANY frame: each is an append of its own, whatever its size."""
 
 MAX_FOUND_MESSAGES = 1024
 """Most messages that one search by key gives."""

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 __all__ = [
     "EPOCH_MS",
+    "LAST_COUNTER",
     "MAX_BROKER_ID",
     "TIME_SHIFT",
     "counter_at",
     "counter_of",
+    "foreign_from",
     "message_id",
     "message_ids_from",
     "store_time_ms",
@@ -27,6 +29,14 @@ _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
 TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
 """Bits behind the milliseconds."""
+
+LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
+"""Counter of the last positive id, in September 2080."""
+
+_AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
+_SURELY_PAST_MS = 1_767_225_600_000
+"""The beginning of 2026: a clock that says less has lost its date."""
+_RESERVE_MS = 24 * 3600 * 1000
 
 
 def counter_at(time_ms: int) -> int:
@@ -51,6 +61,17 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
     ids |= counters & _SEQUENCE_MASK
     ids |= first_id & _BROKER_FIELD
     return ids
+
+
+def foreign_from(now_ms: int) -> int:
+    """The id from which on a stored id cannot be one that a broker of ours gave up to `now_ms` (Unix milliseconds).
+
+    That is ten years ahead of the clock: a damaged or foreign record must not use up all ids that are left. A clock that
+    has lost its date is taken to be in 2026, so that a broker does not pass over its own ids.
+    """
+    time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
+    last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS
+    return message_id(counter_at(min(time_ms, last_ms)), 0)
 
 
 def store_time_ms(message_id: int) -> int | None:

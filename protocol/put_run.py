@@ -9,10 +9,13 @@ from typing import NamedTuple
 from .limits import INT32_MAX, INT32_MIN
 from .text import Put
 
-__all__ = ["LEAST_PUTS", "PutRun", "parse_put_run"]
+__all__ = ["LEAST_PUTS", "MOST_PUTS", "PutRun", "parse_put_run"]
 
 LEAST_PUTS = 32
 """Fewer puts than this are taken one by one, which costs less then."""
+
+MOST_PUTS = 4096
+"""Served together at most: some milliseconds. A read that has more has tiny ones."""
 
 _MAX_PUT_BYTES = 4096
 """Headers are looked for in all bytes; the length of a larger put leads over its body for less."""
@@ -35,6 +38,14 @@ class PutRun(NamedTuple):
     @property
     def body_bytes(self) -> int:
         return sum(map(len, self.bodies))
+
+    def pieces(self) -> Iterator[PutRun]:
+        """The same in runs of at most MOST_PUTS."""
+        if len(self.bodies) <= MOST_PUTS:
+            yield self
+            return
+        for start in range(0, len(self.bodies), MOST_PUTS):
+            yield PutRun(*(column[start : start + MOST_PUTS] for column in self))
 
     def puts(self) -> Iterator[Put]:
         """The same one by one."""

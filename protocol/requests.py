@@ -102,7 +102,7 @@ class RequestReader:
         requests: list[Request] = []
         run, position = parse_put_run(data)
         if run is not None:
-            requests.append(run)
+            requests += run.pieces()
         try:
             while position < len(data):
                 put, position = parse_common_put(data, position)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .errors import RemoteProtocolError
 from .fields import int_field, text_field
-from .limits import MAX_BATCH_RECORDS
+from .limits import MAX_BATCH_RECORDS, MAX_PARTS
 from .record import Buffer
 from .sends import split_batch
 
@@ -27,6 +27,7 @@ __all__ = [
     "Parts",
     "SendManyReply",
     "SendManyRequest",
+    "announced_parts",
     "decode_rows",
     "encode_parts",
     "encode_rows",
@@ -54,9 +55,17 @@ class SendManyRequest(NamedTuple):
     def from_ext(cls, ext: Mapping[str, str]) -> Self:
         return cls(
             tuple(text_field(ext, "topics").split(TOPIC_SEPARATOR)),
-            int_field(ext, "parts", 1, MAX_BATCH_RECORDS),
+            int_field(ext, "parts", 1, MAX_PARTS),
             int_field(ext, "count", 1, MAX_BATCH_RECORDS),
         )
+
+
+def announced_parts(ext: Mapping[str, str]) -> int:
+    """How many parts a request says it has; 0 if that is none of the numbers it may say."""
+    try:
+        return SendManyRequest.from_ext(ext).parts
+    except RemoteProtocolError:
+        return 0
 
 
 class SendManyReply(NamedTuple):
@@ -69,7 +78,7 @@ class SendManyReply(NamedTuple):
 
     @classmethod
     def from_ext(cls, ext: Mapping[str, str]) -> Self:
-        return cls(int_field(ext, "parts", 1, MAX_BATCH_RECORDS))
+        return cls(int_field(ext, "parts", 1, MAX_PARTS))
 
 
 class Parts(NamedTuple):

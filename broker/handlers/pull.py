@@ -33,7 +33,7 @@ __all__ = ["Loading", "Pull", "Step"]
 
 _SCAN_BYTES = 64 << 20
 _SCAN_RECORDS = 1 << 16
-"""Index units looked at in one step of a filtered pull: less than a millisecond."""
+"""Records of one answer, or looked at in one step of a filtered pull: less than a millisecond."""
 _MAX_LOADS = 64
 """Pieces of an index that one pull has loaded before it waits for the disk itself; a search takes a dozen."""
 _MAX_RUNS = 4096
@@ -158,7 +158,7 @@ class Pull:
     # --- without a filter ---------------------------------------------------------------------------------------------
 
     def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes]:
-        units = log.units(self._offset, self.max_bytes)
+        units = log.units(self._offset, self.max_bytes, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
         sizes = units["size"]

@@ -15,6 +15,7 @@ from metaq.protocol.text import NO_CHECKSUM, Put
 from ..answers import Answer, Bytes, answer_frame
 from ..broker import Broker
 from ..partitions import ANY
+from ..pending_puts import PUT_OVERHEAD_BYTES
 from ..store.batch import encode_puts
 from ..store.partition_log import PartitionLog
 from .safety import when_safe
@@ -68,7 +69,7 @@ class PutGroup:
     Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
     """
 
-    __slots__ = ("_batches", "_broker", "_last", "_last_partition", "_last_topic", "_order", "_refuse", "body_bytes")
+    __slots__ = ("_batches", "_body_bytes", "_broker", "_last", "_last_partition", "_last_topic", "_order", "_refuse")
 
     def __init__(self, broker: Broker, refuse: Refuse) -> None:
         self._broker = broker
@@ -79,12 +80,17 @@ class PutGroup:
         self._last: _Batch | None = None
         self._last_topic = ""
         self._last_partition = ANY
-        self.body_bytes = 0
+        self._body_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the puts take until they are answered."""
+        return self._body_bytes + PUT_OVERHEAD_BYTES * len(self._order)
 
     def add(self, put: PutOrSend) -> None:
         """Check a put and keep it for `commit`."""
         body = put.body
-        self.body_bytes += len(body)
+        self._body_bytes += len(body)
         partition = put.partition
         try:
             batch = self._last

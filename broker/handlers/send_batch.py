@@ -6,29 +6,29 @@ import numpy as np
 import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, PartitionClosed
+from metaq.protocol.errors import ChecksumMismatch, MetaqError, PartitionClosed
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES, Buffer, iter_headers
 from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 
-from ..answers import Answer, Bytes, answer_frame
+from ..answers import Bytes, Work, answer_frame
 from ..broker import Broker, SyncSlaveLink
 from ..partitions import ANY
-from ..store.batch import stamp_batch
+from ..store.batch import SLICE_RECORDS, stamp_in_slices
 from ..store.partition_log import PartitionLog
 
 __all__ = ["answer_send_batch", "puts_of"]
 
 
-def answer_send_batch(broker: Broker, frame: Frame) -> Answer:
+def answer_send_batch(broker: Broker, frame: Frame) -> Work:
     """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
     request = SendBatchRequest.from_ext(frame.ext)
     count = request.records
     sizes, records = split_batch(frame.body, count)
     broker.metrics.put(request.topic, count, len(records) - count * HEADER_BYTES)
     try:
-        return _append(broker, frame, request, sizes, records)
+        return (yield from _append(broker, frame, request, sizes, records))
     except MetaqError as error:
         if not isinstance(error, PartitionClosed):
             broker.metrics.put_refused(request.topic, count)
@@ -37,23 +37,35 @@ def answer_send_batch(broker: Broker, frame: Frame) -> Answer:
 
 def _append(
     broker: Broker, frame: Frame, request: SendBatchRequest, sizes: npt.NDArray[np.int64], records: memoryview
-) -> Answer:
-    count = request.records
+) -> Work:
+    """Stamped in slices, in memory of its own, then appended at once where the log ends by then."""
     chosen = request.partition == ANY
     partition = broker.partitions.choose(request.topic) if chosen else request.partition
-    log = broker.partitions.for_put(request.topic, partition, chosen=chosen)
-    slave = broker.sync_slave
-    if slave is not None:
-        slave.check()
-    first_id = broker.message_ids.next(count)
-    ids = message_ids_from(first_id, count)
-    data, units = stamp_batch(records, sizes, log.end_offset, ids, broker.now_ms())
-    base = log.append((data,), units)
+    log = _log(broker, request.topic, partition, chosen)
+    first_id = broker.message_ids.next(request.records)
+    ids = message_ids_from(first_id, request.records)
+    stamped = yield from stamp_in_slices(records, sizes, ids)
+    if not stamped.intact.all():
+        raise ChecksumMismatch
+    if len(sizes) > SLICE_RECORDS:  # others were served meanwhile
+        log = _log(broker, request.topic, partition, chosen)
+    data, units = stamped.data, stamped.units
+    units["offset"] += log.end_offset
+    units["time_ms"] = broker.now_ms()
+    base = log.append((data,), units.view(np.uint8).data)
     answer = answer_frame(frame.opaque, SendReply(first_id, partition, base).to_ext())
     end = base + len(data)
-    if log.visible_end >= end and slave is None:
-        return answer
-    return _when_safe(log, end, slave, [] if slave is None else puts_of(data), ids.tolist(), answer)
+    slave = broker.sync_slave
+    if slave is None:
+        return answer if log.visible_end >= end else _when_safe(log, end, None, [], [], answer)
+    return _when_safe(log, end, slave, puts_of(data), ids.tolist(), answer)
+
+
+def _log(broker: Broker, topic: str, partition: int, chosen: bool) -> PartitionLog:
+    log = broker.partitions.for_put(topic, partition, chosen=chosen)
+    if broker.sync_slave is not None:
+        broker.sync_slave.check()
+    return log
 
 
 def _when_safe(

@@ -6,7 +6,7 @@ the body what the text protocol would have answered.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.web.resource import Resource
@@ -16,10 +16,11 @@ from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.limits import INT32_MAX, INT64_MAX
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
-from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result
+from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
 from ..answers import Answer, Bytes
 from ..dispatch import Dispatcher
+from ..pending_puts import PendingPuts
 
 __all__ = ["Gateway"]
 
@@ -76,9 +77,22 @@ class Gateway(Resource):
             _OPAQUE,
             body,
         )
+        pending = self._dispatcher.broker.pending_puts
+        if pending.full:  # a request here is one put, so there is nothing to stop reading
+            busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
+            return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
         group = self._dispatcher.put_group()
         group.add(put)
-        return group.commit()
+        answer = group.commit()
+        if isinstance(answer, Deferred):
+            pending.add(group.held_bytes)
+            answer.addBoth(_settle, pending, group.held_bytes)
+        return answer
+
+
+def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
+    pending.settle(size)
+    return answer
 
 
 def _text(request: Request, name: str, default: str | None = None) -> str:

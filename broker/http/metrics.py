@@ -41,6 +41,11 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
         for name in _COMMANDS:
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
+        pending = broker.pending_puts
+        yield GaugeMetricFamily("metaq_pending_put_bytes", "Bytes of puts that wait to be safe", pending.bytes)
+        yield GaugeMetricFamily("metaq_pending_put_bytes_limit", "Above it no more puts are read", pending.limit)
+        held_back = "Connections that are not read because too many puts wait"
+        yield GaugeMetricFamily("metaq_put_connections_held_back", held_back, pending.waiting)
         yield from self._disks()
         yield from self._journal()
         yield self._filter_failures()

@@ -12,11 +12,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, ReplicaDiverged, StoreError
+from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..broker import Broker
 from ..store.partition_log import PartitionLog
 from ..store.scan import scan_bytes
+from ..store.times import order_times
 from .source import Bounds, Fetched, Source
 from .status import CopyState, PartitionStatus
 
@@ -189,7 +191,9 @@ class PartitionCopy:
         now_ms = self._broker.now_ms()
         # a Java broker's ids carry no time: marked, as recovery does, as a bound
         times = scan.units["time_ms"]
-        scan.units["time_ms"] = np.where(times > 0, times, -now_ms)
+        dated = (times > 0) & (scan.units["id"] < foreign_from(now_ms))
+        scan.units["time_ms"] = np.where(dated, times, -now_ms)
+        order_times(scan.units)
         log.append((memoryview(data)[: scan.end],), scan.units.tobytes())
         status.offset = log.end_offset
         if log.visible_end < log.end_offset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -27,11 +27,24 @@ from metaq.protocol.record import (
 
 from .index import UNIT, UNIT_DTYPE
 
-__all__ = ["StampedRecords", "encode_puts", "stamp_batch", "stamp_puts", "stamp_records"]
+__all__ = [
+    "StampedRecords",
+    "encode_puts",
+    "stamp_batch",
+    "stamp_in_slices",
+    "stamp_puts",
+    "stamp_records",
+]
 
 _HEADER_BYTES_DTYPE = np.dtype(("V", HEADER_BYTES))
 _ID_POSITION = 8
 _ID_BYTES = 8
+
+SLICE_RECORDS = 1 << 13
+SLICE_BYTES = 4 << 20
+"""Records, and bytes, that `stamp_in_slices` stamps at once: some milliseconds."""
+SLICE_ATTRIBUTES = 1 << 10
+"""Attributes that it decodes at once."""
 
 
 def encode_puts(
@@ -92,9 +105,9 @@ def stamp_puts(
     parts[1::2] = bodies
     data = memoryview(b"".join(parts))
     starts = ends - widths
-    units = _units(starts, ids, now_ms, widths)
-    _hash_tags(units, data, starts, ends, flags)
-    return StampedRecords(data, starts, ends, units, np.ones(len(bodies), np.bool_))
+    stamped = StampedRecords(data, starts, ends, _units(starts, ids, now_ms, widths), np.ones(len(bodies), np.bool_))
+    _hash_tags(stamped, flags)
+    return stamped
 
 
 def _units(
@@ -133,6 +146,15 @@ def stamp_records(
     records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes, length
     fields and body do not agree or there is no record.
     """
+    stamped, flags = _stamp(body, sizes, ids, now_ms, 0)
+    _hash_tags(stamped, flags)
+    return stamped
+
+
+def _stamp(
+    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], now_ms: int, number: int
+) -> tuple[StampedRecords, npt.NDArray[np.int64]]:
+    """The same without tags, and the records' flags. number: of the first record, for errors."""
     data = memoryview(body)
     if data.readonly:
         data = memoryview(bytearray(body))
@@ -143,14 +165,46 @@ def stamp_records(
     headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES
     if wrong.any():
-        raise RemoteProtocolError(f"record {int(wrong.argmax())} of the batch does not have the announced size")
+        raise RemoteProtocolError(f"record {number + int(wrong.argmax())} of the batch does not have the announced size")
     intact = matching_checksums(data, starts + HEADER_BYTES, ends, headers["checksum"])
     if in_place:
         headers["id"] = ids
     else:
         _write_ids(data, starts, ids)
     units = _units(starts, ids, now_ms, widths)
-    _hash_tags(units, data, starts, ends, headers["flag"].astype(np.int64))
+    return StampedRecords(data, starts, ends, units, intact), headers["flag"].astype(np.int64)
+
+
+def stamp_in_slices(
+    body: Buffer, sizes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+) -> Generator[None, None, StampedRecords]:
+    """As `stamp_records`, with a pause (`yield`) every few milliseconds, and without store times, which are not yet known."""
+    data = memoryview(body)
+    if data.readonly:
+        data = memoryview(bytearray(body))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    _check_sizes(sizes, int(ends[-1]) if len(ends) else 0, len(data))
+    units = np.empty(len(sizes), UNIT_DTYPE)
+    intact = np.empty(len(sizes), np.bool_)
+    tags = _Tags()
+    first = 0
+    while first < len(sizes):
+        fitting = int(np.searchsorted(ends, starts[first] + SLICE_BYTES, "right"))
+        last = max(first + 1, min(first + SLICE_RECORDS, fitting))
+        start = int(starts[first])
+        stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], 0, first)
+        tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
+        for done in range(0, len(tagged), SLICE_ATTRIBUTES):
+            if done:
+                yield
+            tags.hash(stamped, tagged[done : done + SLICE_ATTRIBUTES], flags)
+        units[first:last] = stamped.units
+        units["offset"][first:last] += start
+        intact[first:last] = stamped.intact
+        first = last
+        if first < len(sizes):
+            yield
     return StampedRecords(data, starts, ends, units, intact)
 
 
@@ -179,29 +233,32 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
     raw[where] = ids.astype(">i8").view(np.uint8).reshape(-1, _ID_BYTES)
 
 
-def _hash_tags(
-    units: npt.NDArray[np.void],
-    data: memoryview,
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    flags: npt.NDArray[np.int64],
-) -> None:
-    """Fill in the tag hashes; equal attributes, the usual case, are decoded once."""
-    with_attribute = np.flatnonzero(flags & ATTRIBUTE_FLAG)
-    if not len(with_attribute):
-        return
-    known: dict[tuple[bytes | None, int], int] = {}
-    hashes = []
-    bodies = zip(
-        (starts[with_attribute] + HEADER_BYTES).tolist(),
-        ends[with_attribute].tolist(),
-        flags[with_attribute].tolist(),
-        strict=True,
-    )
-    for start, end, flag in bodies:
-        key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
-        if key not in known:
-            tag = decode_attribute(*key).tag
-            known[key] = 0 if tag is None else tag_hash(tag)
-        hashes.append(known[key])
-    units["tag"][with_attribute] = hashes
+def _hash_tags(stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> None:
+    tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
+    if len(tagged):
+        _Tags().hash(stamped, tagged, flags)
+
+
+class _Tags:
+    """Tag hashes by attribute: equal attributes, the usual case, are decoded once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes | None, int], int] = {}
+
+    def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
+        """Fill in the tag hashes of the records with these numbers, which have an attribute."""
+        data, known = stamped.data, self._known
+        hashes = []
+        bodies = zip(
+            (stamped.starts[tagged] + HEADER_BYTES).tolist(),
+            stamped.ends[tagged].tolist(),
+            flags[tagged].tolist(),
+            strict=True,
+        )
+        for start, end, flag in bodies:
+            key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
+            if key not in known:
+                tag = decode_attribute(*key).tag
+                known[key] = 0 if tag is None else tag_hash(tag)
+            hashes.append(known[key])
+        stamped.units["tag"][tagged] = hashes

@@ -1,53 +1,114 @@
-"""Taking old segments' files away, in a worker thread."""
+"""Taking old segments' files away, in a worker thread.
+
+A segment is gone as soon as its data file is: what is derived from it goes afterwards, and whatever of that stays is left
+over, never a segment. Each data file's going is synced before the next one's begins, so that a power cut leaves no gap.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from .files import Files
 from .retention import Action
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
 
-__all__ = ["discard"]
+__all__ = ["Discarded", "discard"]
 
-_COPY_BYTES = 4 << 20
+_log = logging.getLogger(__name__)
+
+_DERIVED = (INDEX_SUFFIX, KEYS_SUFFIX)
+_UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 
-def discard(files: Files, directory: str, paths: Sequence[str], action: Action) -> tuple[int, OSError | None]:
-    """Delete or archive segment files, oldest first, with what lies beside them; stop at the first error:
-    no gap may arise.
+@dataclass(slots=True)
+class Discarded:
+    """What became of a partition's segments."""
 
-    Any thread. Returns how many are gone and what stopped it.
+    gone: int = 0
+    """How many of them, oldest first, have no data file any more."""
+    error: Exception | None = None
+    """What stopped it; the others are as they were."""
+    left_over: list[str] = field(default_factory=list)
+    """Files that belong to no segment any more and could not be removed, each with its reason."""
+
+
+def discard(files: Files, directory: str, paths: Sequence[str], action: Action, first_kept: int) -> Discarded:
+    """Delete or archive segment files, oldest first; stop at the first data file that stays: no gap may arise.
+
+    Removes what lies beside them too, and what earlier runs have left over. Any thread, one at a time for a partition.
+    first_kept: byte offset where the partition begins afterwards. Never raises.
     """
-    done = 0
+    result = Discarded()
     try:
         for path in paths:
-            _discard_one(files, path, action)
-            done += 1
-        files.fsync_directory(directory)
+            _take_away(files, directory, path, action)
+            result.gone += 1
+    except Exception as error:  # a bug of ours, too, must not let the log forget segments that are there
+        result.error = error
+        result.gone += sum(not _is_there(files, path) for path in paths[result.gone : result.gone + 1])
+    try:
+        _sweep(files, directory, first_kept, result)
     except OSError as error:
-        return done, error
-    return done, None
+        result.left_over.append(f"{directory} ({error})")
+    return result
 
 
-def _discard_one(files: Files, path: str, action: Action) -> None:
-    if action is Action.ARCHIVE:
-        files.rename(path, f"{path}.arc")
-    else:
-        if action is Action.COMPRESS:
-            _zip(files, path)
-        files.unlink(path)
-    for suffix in (INDEX_SUFFIX, KEYS_SUFFIX):
-        with suppress(FileNotFoundError):
-            files.unlink(path.removesuffix(DATA_SUFFIX) + suffix)
+def _take_away(files: Files, directory: str, path: str, action: Action) -> None:
+    try:
+        if action is Action.ARCHIVE:
+            files.rename(path, f"{path}.arc")
+        else:
+            if action is Action.COMPRESS:
+                _zip(files, path)
+                files.fsync_directory(directory)
+            files.unlink(path)
+    except FileNotFoundError:
+        if _is_there(files, path):
+            raise
+        _log.warning("%s was gone already", path)
+    files.fsync_directory(directory)
+
+
+def _sweep(files: Files, directory: str, first_kept: int, result: Discarded) -> None:
+    """Remove what belongs to no segment: derived files of those that are gone, and unfinished archives."""
+    names = set(files.list_directory(directory))
+    for name in sorted(names):
+        stem, suffix = os.path.splitext(name)
+        derived = (
+            suffix in _DERIVED
+            and stem.isascii()
+            and stem.isdecimal()
+            and int(stem) < first_kept
+            and f"{stem}{DATA_SUFFIX}" not in names
+        )
+        if derived or name.endswith(_UNFINISHED):
+            path = os.path.join(directory, name)
+            try:
+                with suppress(FileNotFoundError):
+                    files.unlink(path)
+            except OSError as error:
+                result.left_over.append(f"{path} ({error.strerror})")
+
+
+def _is_there(files: Files, path: str) -> bool:
+    """Whether the file exists; taken for granted if that cannot be told."""
+    try:
+        files.status(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _zip(files: Files, path: str) -> None:
     """Write `<path>.zip` completely, or nothing under that name."""
-    unfinished = f"{path}.zip.part"
+    unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         archive.write(path, os.path.basename(path))
     fd = files.open(unfinished, os.O_RDWR)

@@ -15,6 +15,8 @@ from .segment import Segment
 
 __all__ = ["LogSegments"]
 
+_UNITS_READ = 1 << 16
+
 
 class LogSegments:
     """What readers see of a partition. All methods belong to the owning thread unless they say otherwise."""
@@ -45,10 +47,9 @@ class LogSegments:
         """Readable bytes."""
         return self.visible_end - self.first_offset
 
-    @property
-    def max_message_id(self) -> int:
-        """Largest positive message id known, 0 if there is none."""
-        return max(0 if segment.index is None else segment.index.max_id for segment in self._segments)
+    def largest_id_below(self, limit: int) -> int:
+        """Largest known message id below `limit`, 0 if there is no positive one. Reads an index only if it has more."""
+        return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -150,3 +151,15 @@ class LogSegments:
 
 def _first_offset(segment: Segment) -> int:
     return segment.first_offset
+
+
+def _largest_id_below(index: Index | None, limit: int) -> int:
+    if index is None:
+        return 0
+    if index.max_id < limit:
+        return index.max_id
+    largest = 0
+    for start in range(0, len(index), _UNITS_READ):
+        ids = index.units(start, min(len(index), start + _UNITS_READ))["id"]
+        largest = max(largest, int(ids[ids < limit].max(initial=0)))
+    return largest

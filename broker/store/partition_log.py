@@ -5,6 +5,7 @@ Invariants, checked by tests after every step (`testing.check_invariants`):
 - first_offset <= visible_end <= end_offset = end of the last segment, none of them ever goes back;
 - with asynchronous flush visible_end == end_offset; with group commit visible_end is on the disk;
 - every indexed segment's units lie back to back and end at the segment's end;
+- within a segment store times (of bounds: without their sign) never decrease, whatever the clock does;
 - 0 <= message_count; count_before(visible_end) == message_count;
 - once read_only is set nothing is ever written to the data again.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
-from metaq.protocol.errors import DiskFull, LogReadOnly
+from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.record import Buffer
 
 from .disk_space import no_room
@@ -26,6 +27,7 @@ from .index import UNIT, UNIT_BYTES, UnitLimit
 from .journal import Journal
 from .log_syncing import LogSyncing
 from .segment import Segment, create_segment
+from .times import ordered_units
 
 __all__ = ["MAX_UNSTORED_UNITS", "PartitionLog"]
 
@@ -71,6 +73,7 @@ class PartitionLog(LogSyncing):
         self._run_in_thread = run_in_thread
         self._unit_limit = unit_limit or UnitLimit()
         self._writing_back = False
+        self._stored_ms: int | None = None
         super().__init__(
             directory,
             segments,
@@ -91,7 +94,8 @@ class PartitionLog(LogSyncing):
         """Write whole records behind the last one and return the byte offset of the first.
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
-        packed UNIT for each record, with absolute byte offsets from `end_offset` on. All or nothing: what a failed
+        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and with store times in order; those
+        behind the log's last time (the clock stepped back) are raised to it. All or nothing: what a failed
         write left is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable,
         where there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with
         nothing written, if data and units do not belong together.
@@ -104,13 +108,17 @@ class PartitionLog(LogSyncing):
             raise journal.failure
         base = self.end_offset
         size = len(data[0]) if len(data) == 1 else sum(map(len, data))
-        self._check_units(units, base, size)
+        first_ms, last_ms = self._check_units(units, base, size)
+        stored_ms = self._last_stored_ms() if self._stored_ms is None else self._stored_ms
+        if first_ms < stored_ms:
+            units, last_ms = ordered_units(units, stored_ms), max(last_ms, stored_ms)
         active = self._active
         try:
             active.data.write(data, size, active.size)
         except OSError as error:
             self._refuse(error)
         active.size += size
+        self._stored_ms = last_ms
         unstored = self._active_index.extend(units)
         self.end_offset = end = base + size
         count = len(units) // UNIT_BYTES
@@ -135,6 +143,17 @@ class PartitionLog(LogSyncing):
         if not self._waits:
             self._show(end, self._written)
         return base
+
+    def _last_stored_ms(self) -> int:
+        """Store time of the active segment's last record (Unix ms), 0 if it has none. Read once in the life of a log."""
+        index = self._active_index
+        if not len(index):
+            return 0
+        try:
+            return abs(index.unit(len(index) - 1)[2])
+        except (OSError, MetaqError) as error:  # costs searches by time some order, and is no reason to refuse a put
+            _log.warning("%s: the store time of the last message is unknown: %s", self.directory, error)
+            return 0
 
     def _relieve_memory(self, *, journaled: bool) -> None:
         """Have index units written out that are too many to wait for the next checkpoint."""
@@ -183,15 +202,17 @@ class PartitionLog(LogSyncing):
             self._stop_waiting()
 
     @staticmethod
-    def _check_units(units: Buffer, base: int, size: int) -> None:
+    def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
+        """The first and the last record's store time, without the sign of a bound."""
         if not size or not units or len(units) % UNIT_BYTES:
             raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
-        first, _, _, length, _ = UNIT.unpack_from(units)
-        last = first
+        first, _, first_ms, length, _ = UNIT.unpack_from(units)
+        last, last_ms = first, first_ms
         if len(units) > UNIT_BYTES:
-            last, _, _, length, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
+            last, _, last_ms, length, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
         if first != base or last + length != base + size:
             raise ValueError(f"index units do not describe [{base}, {base + size})")
+        return abs(first_ms), abs(last_ms)
 
     def _refuse(self, error: OSError) -> NoReturn:
         """The append failed to write."""

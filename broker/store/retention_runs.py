@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from .discard import discard
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import EPOCH_MS
+
+from .discard import Discarded, discard
 from .files import Files
 from .flush import RunInThread
 from .partition_log import PartitionLog
@@ -21,6 +24,9 @@ __all__ = ["RemovedSegment", "RetentionRuns"]
 
 _MAX_DISCARDING = 2
 """Logs whose files are deleted or zipped at once, in turn by topic: syncs must not wait for a thread behind them."""
+
+_SKEW_MS = 24 * 3600 * 1000
+"""A file changed no more than this ahead of our clock was changed just now: clocks of file servers differ."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +57,21 @@ class RetentionRuns:
         self._config_for = config_for
         self._turns = Turns(run_in_thread, _MAX_DISCARDING)
         self._clock = clock
+        self._busy: set[PartitionLog] = set()
+        """Logs whose files are being removed: further segments wait, so that those that cannot be come back in front."""
+        self._untidy: dict[PartitionLog, None] = {}
+        """Logs with files left over."""
+        self._undated: set[str] = set()
+        """Files of segments that are known to have no possible date."""
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
         """Take too old segments out of their logs at once and start deleting or archiving their files.
 
         is_due: whether a topic's turn has come (topics may have schedules of their own).
-        Files that cannot be removed are logged and come back into the log, to be tried at the next run.
+        Files that cannot be removed are logged, to be tried at the next run. Their segments come back into the log if
+        it is their data that stays.
         """
+        self._tidy()
         removed: list[RemovedSegment] = []
         for log in logs:
             if len(log.segments) == 1:
@@ -98,9 +112,20 @@ class RetentionRuns:
             RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
         ]
 
+    def _tidy(self) -> None:
+        """Try again to remove what earlier runs have left over."""
+        untidy, self._untidy = self._untidy, {}
+        for log in untidy:
+            if log in self._busy:
+                self._untidy[log] = None
+            else:
+                self._start(log, (), Action.DELETE)
+
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
         """The closed segments that may go, oldest first."""
         ages: list[SegmentAge] = []
+        if log in self._busy:
+            return ages
         for segment in log.segments[:-1]:
             if not segment.removable:
                 break
@@ -109,24 +134,59 @@ class RetentionRuns:
             except OSError as error:
                 _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
                 break
-            ages.append(SegmentAge(segment.first_offset, modified_ms / 1000, segment.size))
+            changed_ms = self._possible_date(segment, modified_ms)
+            ages.append(SegmentAge(segment.first_offset, changed_ms / 1000, segment.size))
         return ages
+
+    def _possible_date(self, segment: Segment, modified_ms: int) -> int:
+        """When a segment was changed last (Unix ms): the file's time, or its last message's if that cannot be.
+
+        A date in the future would keep all segments behind it, one from before metaq would have fresh messages deleted.
+        """
+        now_ms = int(self._clock() * 1000)
+        if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
+            return modified_ms
+        index = segment.index
+        try:
+            stored_ms = abs(index.unit(len(index) - 1)[2]) if index else modified_ms
+        except (OSError, MetaqError) as error:
+            _log.warning("%s: the store time of the last message is unknown: %s", segment.index_path, error)
+            stored_ms = modified_ms
+        if EPOCH_MS <= stored_ms <= now_ms + _SKEW_MS:
+            return stored_ms
+        if segment.path not in self._undated:
+            self._undated.add(segment.path)
+            _log.warning(
+                "retention by age keeps %s: neither the file nor its last message has a possible date. "
+                "To have the segment taken away in time, set the file's date with touch",
+                segment.path,
+            )
+        return now_ms
 
     def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
         if segments:
-            paths = [segment.path for segment in segments]
-            done = partial(self._discarded, log, segments)
-            self._turns.run(log.topic, partial(discard, self._files, log.directory, paths, action), done)
+            self._start(log, segments, action)
 
-    def _discarded(
-        self, log: PartitionLog, segments: Sequence[Segment], result: tuple[int, OSError | None] | BaseException
-    ) -> None:
-        if isinstance(result, BaseException):
-            _log.error("retention of %s failed: %r", log.directory, result)
-            return
-        count, error = result
-        if error is not None:
+    def _start(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
+        self._busy.add(log)
+        paths = [segment.path for segment in segments]
+        job = partial(discard, self._files, log.directory, paths, action, log.first_offset)
+        self._turns.run(log.topic, job, partial(self._discarded, log, segments))
+
+    def _discarded(self, log: PartitionLog, segments: Sequence[Segment], result: Discarded | BaseException) -> None:
+        self._busy.discard(log)
+        if isinstance(result, BaseException):  # the thread itself has failed: nothing was done
+            result = Discarded(error=RuntimeError(repr(result)))
+        self._undated.difference_update(segment.path for segment in segments[: result.gone])
+        if result.error is not None:
             _log.error(
-                "retention of %s stopped after %d of %d segments: %s", log.directory, count, len(segments), error
+                "retention of %s stopped after %d of %d segments: %s",
+                log.directory,
+                result.gone,
+                len(segments),
+                result.error,
             )
-            log.restore_first(segments[count:])
+            log.restore_first(segments[result.gone :])
+        if result.left_over:
+            self._untidy[log] = None
+            _log.error("left over of segments that are gone, to be removed later: %s", ", ".join(result.left_over))

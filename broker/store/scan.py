@@ -13,6 +13,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
@@ -26,6 +27,7 @@ from metaq.protocol.record import checksum as checksum_of
 
 from .files import Files, Readable, read_exactly
 from .index import UNIT_DTYPE, UnitArray
+from .times import order_times
 
 __all__ = [
     "ID_EPOCH_MS",
@@ -220,13 +222,18 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Give records with a negative id their marked bound: minus the file's mtime or the time of our next record."""
-    java = units["time_ms"] <= 0
-    if not java.any():
-        return
-    times = np.where(java, modified_ms, units["time_ms"])
-    earliest_later = np.minimum.accumulate(times[::-1])[::-1]
-    units["time_ms"][java] = -np.minimum(earliest_later[java], modified_ms)
+    """Give records without a date their marked bound: minus the file's mtime or the time of our next record.
+
+    Those are records with a negative id, and with one that no broker of ours can have given. Then all times are brought
+    into order, since ids need not be in order: those of a transaction are older than its commit.
+    """
+    modified_ms = max(0, modified_ms)
+    undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
+    if undated.any():
+        times = np.where(undated, modified_ms, units["time_ms"])
+        earliest_later = np.minimum.accumulate(times[::-1])[::-1]
+        units["time_ms"][undated] = -np.minimum(earliest_later[undated], modified_ms)
+    order_times(units)
 
 
 def is_zero(files: Files, fd: int, start: int, size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,6 +18,7 @@ __all__ = [
     "DATA_SUFFIX",
     "INDEX_SUFFIX",
     "KEYS_SUFFIX",
+    "MAX_OFFSET",
     "Segment",
     "SegmentFile",
     "check_contiguous",
@@ -28,6 +30,11 @@ __all__ = [
 DATA_SUFFIX = ".meta"
 INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
+
+MAX_OFFSET = 1 << 62
+"""Where a segment can begin at most: no partition gets there, and what is appended behind it still has an offset."""
+
+_log = logging.getLogger(__name__)
 
 
 def data_name(first_offset: int) -> str:
@@ -113,7 +120,7 @@ class Segment:
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """The `.meta` files of a partition directory by offset; other files are left alone.
 
-    Raises StoreError for a name that is no offset, OSError.
+    A name that is no offset is passed over and logged: it must not keep all partitions from being served. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):
@@ -121,8 +128,9 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
             continue
         path = os.path.join(directory, name)
         stem = name.removesuffix(DATA_SUFFIX)
-        if not (stem.isascii() and stem.isdecimal()):
-            raise StoreError(f"{path}: the name before {DATA_SUFFIX} is no byte offset: move the file elsewhere")
+        if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
+            _log.error("%s is passed over: the name before %s is no byte offset. Move the file elsewhere", path, DATA_SUFFIX)
+            continue
         status = files.status(path)
         found.append(SegmentFile(path, int(stem), status.size, status.modified_ms))
     return sorted(found, key=lambda file: file.first_offset)

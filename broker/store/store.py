@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
+from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import Buffer
 
 from .background_syncs import BackgroundSyncs
@@ -57,7 +58,7 @@ class Store:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
         run_journal: a thread for nothing but the journal's groups, so that puts wait for no other work; by default
-        `run_in_thread`. clock: wall clock in seconds, for retention. monotonic: seconds, for intervals. max_open_files:
+        `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals. max_open_files:
         descriptors kept open between uses, by default a share of the process's limit. key_block_bytes: see
         key_building.py. disk_reserve: see DiskSpace.
         """
@@ -69,6 +70,7 @@ class Store:
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
         self._run_in_thread = run_in_thread
         self.files = files
+        self._clock = clock
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
         self.cached_only = self._open_files.cached_only
@@ -281,8 +283,12 @@ class Store:
 
     @property
     def max_message_id(self) -> int:
-        """Largest positive message id in any log, 0 if there is none: new ids must be larger. O(partitions)."""
-        return max((log.max_message_id for log in self._logs.values()), default=0)
+        """Largest id in any log that a broker of ours can have given, 0 if there is none: new ids must be larger.
+
+        O(partitions); O(messages) for segments with a foreign id (message_id.foreign_from).
+        """
+        limit = foreign_from(int(self._clock() * 1000))
+        return max((log.largest_id_below(limit) for log in self._logs.values()), default=0)
 
     def _create(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
         path = self.directory_for(topic, partition)

@@ -233,6 +233,7 @@ def check_invariants(log: PartitionLog) -> None:
             starts = np.append(units["offset"], segment.end)
             assert starts[0] == segment.first_offset
             assert (units["offset"] + units["size"] == starts[1:]).all()
+            assert (np.diff(np.abs(units["time_ms"])) >= 0).all()
     assert log.message_count >= 0
     assert log.count_before(log.visible_end) == log.message_count
     assert log.count_before(log.first_offset) == 0

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from metaq.protocol.limits import MAX_PARTS
+
 from ..connection import Connection
 from ..values import TopicPartition
 from .outgoing import Outgoing
@@ -161,7 +163,7 @@ class Lane:
             waits = queue and not (accumulator.busy or accumulator.paused)
             if turns and waits:
                 full = size + queue[0].size > max_bytes or records + queue[0].count > max_records
-                if full or not self.gathers:
+                if full or len(turns) >= MAX_PARTS or not self.gathers:
                     break
             self.ready.popleft()
             accumulator.ready = False

@@ -54,6 +54,12 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     "most 1g]",
 )
 @click.option(
+    "--max-pending-puts",
+    type=BYTES,
+    help="Read no more puts while those that wait for the disk, of all connections, have more bytes than this.  "
+    "[default: 128m]",
+)
+@click.option(
     "-F",
     "plugins",
     multiple=True,
@@ -62,7 +68,14 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="A role as in 1.x, with its properties file: metaslave (asynchronous slave), samsa (synchronous master), "
     "gregor (its slave). May be given more than once.",
 )
-def broker(ini: Path, filters: Path | None, admin_from: str, disk_reserve: int | None, plugins: dict[str, str]) -> int:
+def broker(
+    ini: Path,
+    filters: Path | None,
+    admin_from: str,
+    disk_reserve: int | None,
+    max_pending_puts: int | None,
+    plugins: dict[str, str],
+) -> int:
     """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
     \b
@@ -70,7 +83,8 @@ def broker(ini: Path, filters: Path | None, admin_from: str, disk_reserve: int |
       metaq broker -f conf/server.ini
       metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
     """
-    from metaq.broker.main import run  # Twisted: only for this command
+    from metaq.broker.config import DEFAULT_MAX_PENDING_PUT_BYTES  # these, and Twisted: only for this command
+    from metaq.broker.main import run
 
     return run(
         str(ini),
@@ -78,4 +92,5 @@ def broker(ini: Path, filters: Path | None, admin_from: str, disk_reserve: int |
         plugins=plugins,
         admin_from="any" if admin_from == "any" else "loopback",
         disk_reserve=disk_reserve,
+        max_pending_put_bytes=DEFAULT_MAX_PENDING_PUT_BYTES if max_pending_puts is None else max_pending_puts,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, SegmentFile
+from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, MAX_OFFSET, SegmentFile
 
 from .findings import Finding, Level
 from .key_files import KeysState, inspect_keys
@@ -76,8 +76,8 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
         if not file.endswith(DATA_SUFFIX):
             continue
         stem, where = file.removesuffix(DATA_SUFFIX), os.path.join(path, file)
-        if not (stem.isascii() and stem.isdecimal()):
-            findings.append(Finding(Level.DAMAGE, where, "the name is no byte offset: no broker starts with it"))
+        if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
+            findings.append(Finding(Level.DAMAGE, where, "the name is no byte offset: our broker passes over it, a Java broker does not start"))
             continue
         try:
             status = files.status(where)

@@ -71,7 +71,7 @@ def test_a_large_read_is_written_in_between(peer, monkeypatch):
 
 
 def test_bytes_that_wait_for_the_disk_are_bounded(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 100)
+    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.send(put("safe", 0, b"x" * 60))
     assert reading(peer)
     peer.send(put("safe", 0, b"x" * 60))
@@ -82,7 +82,7 @@ def test_bytes_that_wait_for_the_disk_are_bounded(peer, harness, monkeypatch):
 
 
 def test_answers_held_back_by_an_earlier_one_count_as_waiting(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 100)
+    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.ask(put("t", 0, b"x" * 60))
     peer.send(put("safe", 0) + b"".join(encode_get("t", "g", 0, 0, 1000, number) for number in range(5)))
     assert not reading(peer)

@@ -1,0 +1,206 @@
+"""Retention while the disk fails at any step, and segment files with impossible dates."""
+
+from __future__ import annotations
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.store import discard as discard_module
+from metaq.broker.store.files import FileStatus
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.retention import parse_delete_policy
+from metaq.broker.store.testing import FaultyFiles, check_invariants
+from tests.unit.broker.store.test_store_retention import HOUR, aged
+
+POLICIES = ["delete,10", "archive,10", "archive,10,true"]
+BODIES = [b"00000", b"00001", b"00002", b"young"]
+
+
+def consumed(harness: StoreHarness) -> list[bytes]:
+    """What a consumer reads from the start on, by index units as well."""
+    log = harness.log
+    check_invariants(log)
+    assert len(log.units(log.first_offset, 1 << 20))
+    return harness.bodies()
+
+
+def steps(tmp_path: Path, policy: str) -> int:
+    """Changes of the disk that a run without a fault makes."""
+    harness = StoreHarness(tmp_path / "sound")
+    harness.delete_policy = parse_delete_policy(policy)
+    aged(harness, [30, 20, 15])
+    before = harness.files.changes
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    harness.files.kill()
+    return harness.files.changes - before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fault_at_every_step_leaves_a_log_that_can_be_read_and_the_next_run_finishes(
+    tmp_path: Path, policy: str
+) -> None:
+    count = steps(tmp_path, policy)
+    assert count >= 9
+    for step in range(1, count + 1):
+        harness = StoreHarness(tmp_path / str(step))
+        harness.delete_policy = parse_delete_policy(policy)
+        aged(harness, [30, 20, 15])
+        harness.log.checkpoint()
+        harness.threads.run_all()
+        harness.files.fail_at = harness.files.changes + step
+        harness.store.apply_retention()
+        harness.threads.run_all()
+        harness.files.heal()
+        found = consumed(harness)
+        assert found == BODIES[len(BODIES) - len(found) :], step
+        log = harness.restart()
+        assert consumed(harness) == found, step
+        assert log.message_count == len(found)
+        harness.store.apply_retention()
+        harness.threads.run_all()
+        assert consumed(harness) == [b"young"]
+        kept = [name for name in harness.names() if not name.endswith((".arc", ".zip"))]
+        if found != [b"young"]:  # the run before the restart reported what it left, and another took segments away
+            assert min(int(name[:20]) for name in kept) == 75, step
+        harness.files.kill()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_left_beside_a_segment_that_is_gone_is_reported_and_goes_in_the_next_run(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    harness.delete_policy = parse_delete_policy(policy)
+    aged(harness, [30, 20])
+    unlink = FaultyFiles.unlink
+
+    def fail_for_indexes(files: FaultyFiles, path: str) -> None:
+        if path.endswith(".index"):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(files, path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FaultyFiles, "unlink", fail_for_indexes)
+        harness.store.apply_retention()
+        harness.threads.run_all()
+    assert consumed(harness) == [b"young"]
+    assert harness.index_file(0).exists()
+    assert harness.index_file(25).exists()
+    assert str(harness.index_file(0)) in caplog.text
+    assert harness.store.apply_retention() == []
+    harness.threads.run_all()
+    assert not harness.index_file(0).exists()
+    assert not harness.index_file(25).exists()
+
+
+def test_a_zip_that_has_no_room_leaves_nothing_and_the_segment_stays(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10,true")
+    aged(harness, [30])
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(zipfile.ZipFile, "write", no_room)
+        harness.store.apply_retention()
+        harness.threads.run_all()
+    assert "No space left" in caplog.text
+    assert not [name for name in harness.names() if "zip" in name]
+    assert consumed(harness) == [b"00000", b"young"]
+
+
+def test_half_a_zip_of_an_earlier_life_goes_with_the_next_segment(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10,true")
+    aged(harness, [30])
+    half = harness.data_file(0).with_suffix(".meta.zip.part")
+    half.write_bytes(b"half")
+    other = harness.data_file(0).with_name("%020d.meta.zip.part" % 7)
+    other.write_bytes(b"half")
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    assert not half.exists()
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_segment_whose_file_is_gone_already_does_not_come_back(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    harness.delete_policy = parse_delete_policy(policy)
+    aged(harness, [30, 20])
+    removed = harness.store.apply_retention()
+    assert len(removed) == 2
+    harness.data_file(0).unlink()
+    harness.threads.run_all()
+    assert "was gone already" in caplog.text
+    assert consumed(harness) == [b"young"]
+    assert not harness.index_file(0).exists()
+
+
+def test_an_error_that_nobody_thought_of_does_not_lose_the_segments(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10,true")
+    aged(harness, [30, 20])
+    with monkeypatch.context() as broken:
+        broken.setattr(discard_module, "_zip", lambda *_: 1 // 0)
+        harness.store.apply_retention()
+        harness.threads.run_all()
+    assert "modulo by zero" in caplog.text
+    assert consumed(harness) == [b"00000", b"00001", b"young"]
+
+
+def test_a_log_whose_files_are_being_removed_waits_with_its_next_segments(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10,size=1")
+    aged(harness, [30, 5])
+    assert len(harness.store.apply_retention()) == 1
+    assert harness.store.apply_size_limits() == []  # else a failure could bring the older one back in front of a gap
+    harness.threads.run_all()
+    assert len(harness.store.apply_size_limits()) == 2
+
+
+# --- dates ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("date", [-5.0, 0.0, 4e9])
+def test_a_segment_with_an_impossible_date_has_that_of_its_last_message(harness: StoreHarness, date: float) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30, 20])
+    os.utime(harness.data_file(0), (date, date))
+    assert harness.store.apply_retention() == []  # its message is new: the harness stamps all with NOW_MS
+    harness.wall = NOW_MS / 1000 + 11 * HOUR
+    assert len(harness.store.apply_retention()) == 2
+
+
+def test_a_segment_without_any_possible_date_stays_and_is_reported_once(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10,size=1")
+    harness.max_segment_size = 25
+    harness.append(b"00000", now_ms=9_000_000_000_000)
+    harness.threads.run_all()
+    os.utime(harness.data_file(0), (8e9, 8e9))
+    assert harness.store.apply_retention() == []
+    assert harness.store.apply_retention() == []
+    assert caplog.text.count("touch") == 1
+    assert len(harness.store.apply_size_limits()) == 1
+
+
+def test_dates_are_those_of_the_file_where_they_can_be(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30])
+    asked: list[str] = []
+
+    def status(files: FaultyFiles, path: str) -> FileStatus:
+        asked.append(path)
+        return FileStatus(25, NOW_MS - 30 * HOUR * 1000)
+
+    monkeypatch.setattr(FaultyFiles, "status", status)
+    assert len(harness.store.apply_retention()) == 1
+    assert asked == [str(harness.data_file(0))]

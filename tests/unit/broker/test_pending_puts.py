@@ -1,0 +1,184 @@
+"""Puts that wait for a stalled disk are bounded for all connections together; nobody else notices, nothing is lost."""
+
+import pytest
+
+from metaq.broker.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
+from metaq.broker.store.testing import FaultyFiles
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import checksum
+from metaq.protocol.sends import SendRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.text import encode_get
+from tests.unit.broker.harness import Harness, batch, pull, put
+from tests.unit.broker.test_send_many import many, record
+
+LIMIT = 20_000
+BODY = b"x" * 1000
+PRODUCERS = 60
+
+
+@pytest.fixture
+def small(harness):
+    harness.broker.pending_puts.limit = LIMIT
+    return harness
+
+
+def reading(peer):
+    return peer.transport.producerState == "producing"
+
+
+def send(topic, partition, body, opaque):
+    request = SendRequest(topic, partition, 0, checksum(body)).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, request, len(body)) + body
+
+
+def run_of(body, opaque):
+    return b"".join(put("safe", number % 2, body, opaque + number) for number in range(40))
+
+
+KINDS = {
+    "put": lambda opaque: put("safe", opaque % 2, BODY, opaque),
+    "run": lambda opaque: run_of(BODY[:100], opaque),
+    "send": lambda opaque: send("safe", opaque % 2, BODY, opaque),
+    "batch": lambda opaque: batch("safe", 0, [BODY], opaque),
+    "many": lambda opaque: many([("safe", 1, [record(BODY)])], opaque),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_producers_before_a_stalled_disk(small, kind):
+    make, pending = KINDS[kind], small.broker.pending_puts
+    largest = len(make(0)) + 41 * PUT_OVERHEAD_BYTES
+    producers = [small.connect() for _ in range(PRODUCERS)]
+    sent = {}
+    for turn in range(5):
+        for number, producer in enumerate(producers):
+            if reading(producer):  # else the kernel's buffers are full at some time, and then the client waits
+                sent[number, turn] = True
+                producer.send(make(turn * 1000))
+            assert pending.bytes <= LIMIT + largest
+    assert pending.full
+    waiting = [producer for producer in producers if not reading(producer)]
+    assert pending.waiting == len(waiting) > PRODUCERS // 2
+    # who brings no puts is served
+    consumer = small.connect()
+    assert consumer.ask(encode_get("safe", "g", 0, 0, 100, 1)).code == 404
+    assert consumer.ask(b"stats 1\r\n").code == 200
+    assert consumer.ask_frame(pull("safe", 0, 0)).code == ResponseCode.PULL_NOT_FOUND
+    for _ in range(200):
+        small.threads.run()
+        small.turn()
+        if not (pending.bytes or pending.waiting):
+            break
+        assert pending.bytes <= LIMIT + largest
+    assert (pending.bytes, pending.waiting, pending.full) == (0, 0, False)
+    assert all(map(reading, producers))
+    expected = len(sent) * (40 if kind == "run" else 1)
+    if kind in ("put", "run"):
+        answers = [answer for producer in producers for answer in producer.answers()]
+    else:
+        answers = [answer for producer in producers for answer in producer.frames()]
+    assert {answer.code for answer in answers} <= {0, 200}
+    assert len(answers) == expected
+    assert sum(log.message_count for log in small.store.logs()) == expected
+
+
+def test_a_failing_disk_lets_everybody_go(tmp_path):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    harness.broker.pending_puts.limit = 1000
+    producers = [harness.connect() for _ in range(5)]
+    for producer in producers:
+        producer.send(put("safe", 0, BODY))
+    assert harness.broker.pending_puts.waiting == 4
+    files.fail("fdatasync")
+    for _ in range(10):
+        harness.threads.run()
+        harness.turn()
+    assert [[answer.code for answer in producer.answers()] for producer in producers] == [[500]] * 5
+    assert harness.broker.pending_puts.bytes == 0
+    files.heal()
+    harness.store.close()
+
+
+def test_a_connection_held_back_keeps_the_order_of_its_requests(small):
+    filler, peer = small.connect(), small.connect()
+    filler.send(put("safe", 0, b"x" * LIMIT))
+    peer.send(b"version 1\r\n" + put("safe", 1, opaque=2) + b"version 3\r\n")
+    peer.send(b"version 4\r\n")
+    assert [answer.opaque for answer in peer.answers()] == [1]
+    small.threads.run()
+    small.turn()
+    small.threads.run()
+    assert [answer.opaque for answer in peer.answers()] == [2, 3, 4]
+
+
+def test_a_connection_that_is_lost_while_held_back_is_forgotten(small):
+    filler, peer = small.connect(), small.connect()
+    filler.send(put("safe", 0, b"x" * LIMIT))
+    peer.send(put("safe", 1))
+    peer.lose()
+    filler.lose()
+    assert small.broker.pending_puts.waiting == 0
+    small.threads.run()
+    small.turn()
+    assert small.broker.pending_puts.bytes == 0
+    assert small.store.find("safe", 1) is None
+
+
+def test_the_rest_of_a_large_frame_is_not_read_while_too_much_waits(small):
+    filler, peer = small.connect(), small.connect()
+    frame = batch("safe", 1, [b"y" * 100_000])
+    peer.send(frame[:70_000])
+    filler.send(put("safe", 0, b"x" * LIMIT))
+    peer.send(frame[70_000:90_000])
+    assert not reading(peer)
+    small.threads.run()
+    small.turn()
+    assert reading(peer)
+    peer.send(frame[90_000:])
+    small.threads.run()
+    assert peer.frames()[0].code == ResponseCode.SUCCESS
+
+
+def test_a_masters_copies_are_counted_too(small):
+    small.broker.stores_syncs = True
+    peer = small.connect()
+    peer.send(f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY)
+    assert small.broker.pending_puts.bytes == len(BODY) + PUT_OVERHEAD_BYTES
+    small.threads.run()
+    assert small.broker.pending_puts.bytes == 0
+
+
+def test_whoever_finds_it_full_again_waits_again_in_the_same_order():
+    class Later:
+        def __init__(self):
+            self.calls = []
+
+        def callLater(self, seconds, function):  # noqa: N802
+            self.calls.append(function)
+
+        def run(self):
+            calls, self.calls = self.calls, []
+            for call in calls:
+                call()
+
+    later = Later()
+    pending = PendingPuts(100, later)
+    pending.add(101)
+    served = []
+
+    def take(name):
+        served.append(name)
+        pending.add(60)
+
+    for name in "abc":
+        pending.wait(name, lambda name=name: take(name))
+    pending.settle(25)
+    assert not later.calls
+    pending.settle(76)
+    later.run()
+    assert (served, pending.waiting) == (["a", "b"], 1)
+    pending.settle(120)
+    later.run()
+    assert (served, pending.waiting) == (["a", "b", "c"], 0)

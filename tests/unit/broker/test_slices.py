@@ -1,0 +1,240 @@
+"""Requests that take long are worked off in slices: others are served in between, and the order of everything is kept."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from metaq.broker import session as session_module
+from metaq.broker.handlers import send_batch as send_batch_module
+from metaq.broker.handlers import send_many as send_many_module
+from metaq.broker.store import batch as batch_module
+from metaq.broker.store.testing import check_invariants
+from metaq.client.producer import lanes as lanes_module
+from metaq.protocol import put_run as put_run_module
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.limits import MAX_PARTS
+from metaq.protocol.record import encode_record, iter_headers
+from metaq.protocol.send_many import SendManyRequest, encode_parts
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.text import encode_get
+from tests.unit.broker.harness import batch, put, raw_batch
+from tests.unit.broker.test_send_many import many, record, rows
+
+
+@pytest.fixture
+def slices(monkeypatch):
+    """A slice is one record or part, and a turn one slice."""
+    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(send_many_module, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(send_many_module, "_CHUNK_PARTS", 1)
+    monkeypatch.setattr(batch_module, "SLICE_RECORDS", 1)
+    monkeypatch.setattr(send_batch_module, "SLICE_RECORDS", 1)
+
+
+def stored(harness, partition, topic="t"):
+    log = harness.store.get(topic, partition)
+    check_invariants(log)
+    data = log.read_blocking(0, 1 << 20)
+    return [data[each.end - each.length : each.end] for each in iter_headers(data)]
+
+
+def turns(harness, between: Callable[[int], None] = lambda turn: None):
+    count = 0
+    while harness.reactor.getDelayedCalls() and count < 1000:
+        between(count)
+        harness.reactor.calls.sort(key=lambda call: call.getTime())
+        call = harness.reactor.calls.pop(0)
+        call.called = 1
+        call.func(*call.args, **call.kw)
+        count += 1
+    return count
+
+
+def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices):
+    other = harness.connect()
+    answered = []
+
+    def between(turn):
+        answered.append(other.ask(put("t", 0, b"other", turn)).code)
+
+    peer.send(many([("t", number % 2, [record(b"part %d" % number)]) for number in range(10)]))
+    assert peer.received() == b""
+    turns(harness, between)
+    assert len(answered) >= 10
+    assert set(answered) == {200}
+    (answer,) = peer.frames()
+    found = rows(answer)
+    for partition in (0, 1):
+        bodies = stored(harness, partition)
+        assert [each for each in bodies if each != b"other"] == [b"part %d" % n for n in range(partition, 10, 2)]
+    for number, row in enumerate(found):
+        body = b"part %d" % number
+        assert harness.store.get("t", number % 2).read(row.offset, 26) == encode_record(body, row.message_id, 0)
+
+
+def test_what_follows_on_the_same_connection_waits_for_it(peer, harness, slices):
+    frame = many([("t", 0, [record(b"%d" % number)]) for number in range(5)])
+    peer.send(frame + put("t", 0, b"behind", 2) + encode_get("t", "g", 0, 0, 1000, 3))
+    peer.send(put("t", 0, b"last", 4))
+    turns(harness)
+    assert stored(harness, 0) == [b"0", b"1", b"2", b"3", b"4", b"behind", b"last"]
+
+
+def test_a_batch_stays_together_while_others_put_to_its_partition(peer, harness, slices):
+    other = harness.connect()
+    peer.send(batch("t", 0, [b"%d" % number for number in range(6)]))
+    turns(harness, lambda turn: other.ask(put("t", 0, b"other")) if turn < 3 else None)
+    assert stored(harness, 0) == [b"other"] * 3 + [b"%d" % number for number in range(6)]
+    (answer,) = peer.frames()
+    assert (answer.code, answer.ext["offset"]) == (ResponseCode.SUCCESS, "75")
+    ids = harness.store.get("t", 0).units(0, 1000)["id"][3:]
+    assert ids.tolist() == list(range(int(answer.ext["msgId"]), int(answer.ext["msgId"]) + 6))
+
+
+def test_a_batch_with_a_damaged_record_is_refused_as_a_whole(peer, harness, slices):
+    peer.send(raw_batch("t", 0, [record(), record(), record(b"abc")[:-1] + b"X"]))
+    turns(harness)
+    assert peer.frames()[0].code == ResponseCode.MESSAGE_ILLEGAL
+    assert harness.store.get("t", 0).message_count == 0
+
+
+def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, slices):
+    peer.send(batch("t", 0, [b"a", b"b", b"c"]))
+    harness.broker.partitions.close("t", 0, 0)
+    turns(harness)
+    assert peer.frames()[0].code == ResponseCode.NO_PERMISSION
+    assert harness.store.get("t", 0).message_count == 0
+
+
+def test_wrong_sizes_at_the_end_are_found_before_anything_is_appended(peer, harness, slices):
+    parts = [("t", 0, [record()]), ("t", 1, [record(), record(b"xy"), record(b"z")])]
+    frame = bytearray(many(parts))
+    frame[-21 - 22 + 3] += 1  # the length in the last but one record's header
+    peer.send(bytes(frame))
+    turns(harness)
+    answer = peer.frames()[0]
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "record 2" in answer.remark
+    assert list(harness.store.logs()) == []
+
+
+def test_what_follows_a_refused_part_in_its_partition_is_refused_in_later_slices_too(peer, harness, slices):
+    peer.ask(put("t", 0))
+    log = harness.store.get("t", 0)
+    peer.send(many([("t", 0, [record(b"%d" % number)]) for number in range(4)] + [("t", 1, [record()])]))
+    log.read_only = "broken for a moment"
+    harness.reactor.calls.sort(key=lambda call: call.getTime())
+
+    def mend(turn):
+        if turn == 7:
+            log.read_only = None
+
+    turns(harness, mend)
+    codes = [row.code for row in rows(peer.frames()[0])]
+    first = codes.index(ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert set(codes[first:4]) == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert codes[4] == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("kind", ["many", "batch"])
+def test_a_request_of_a_connection_that_is_gone_is_worked_off(peer, harness, slices, kind):
+    parts = [("safe", 0, [record()]) for _ in range(5)]
+    peer.send(many(parts) if kind == "many" else batch("safe", 0, [b"hello"] * 5))
+    peer.lose()
+    turns(harness)
+    harness.threads.run()
+    assert stored(harness, 0, "safe") == [b"hello"] * 5
+    assert harness.broker.pending_puts.bytes == 0
+    assert peer.received() == b""
+
+
+def test_a_closing_connection_gets_the_answer_first(peer, harness, slices):
+    peer.send(many([("t", 0, [record()]) for _ in range(5)]))
+    peer.session.close()
+    assert not peer.transport.disconnecting
+    turns(harness)
+    assert len(rows(peer.frames()[0])) == 5
+    assert peer.transport.disconnecting
+
+
+def test_a_one_way_request_in_slices_has_no_answer(peer, harness, slices):
+    body = encode_parts([(0, 0, 1), (0, 1, 1)], [25, 25]) + record() * 2
+    ext = SendManyRequest(("t",), 2, 2).to_ext()
+    peer.send(encode_frame(RequestCode.SEND_MANY, 1, ext, len(body), flag=2) + body)
+    turns(harness)
+    assert peer.received() == b""
+    assert [len(stored(harness, partition)) for partition in (0, 1)] == [1, 1]
+
+
+def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends):
+    """Each look at the clock takes a millisecond here."""
+    time = 0.0
+
+    def seconds():
+        nonlocal time
+        time += 0.001
+        return time
+
+    monkeypatch.setattr(send_many_module, "_CHUNK_PARTS", 2)
+    monkeypatch.setattr(harness.reactor, "seconds", seconds)
+    peer.session._seconds = seconds
+    counts = []
+    peer.send(many([("t", 0, [record()]) for _ in range(100)]))
+    turns(harness, lambda turn: counts.append(len(appends)))
+    assert len(counts) > 10
+    assert max(np.diff(counts)) <= 20
+    assert len(appends) == 100
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_parts_than_the_limit_are_refused_with_the_limit(peer, harness):
+    table = np.zeros(MAX_PARTS + 1, np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")]))
+    body = table.tobytes()
+    ext = {"topics": "t", "parts": MAX_PARTS + 1, "count": MAX_PARTS + 1}
+    answer = peer.ask_frame(encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert str(MAX_PARTS) in answer.remark
+    assert list(harness.store.logs()) == []
+
+
+def test_our_client_sends_no_more_parts_than_the_limit(monkeypatch):
+    from metaq.client.producer.outgoing import Outgoing
+    from metaq.client.values import TopicPartition
+
+    monkeypatch.setattr(lanes_module, "MAX_PARTS", 3)
+    lane = lanes_module.Lane()
+    lane.gathers = True
+    for number in range(8):
+        accumulator = lanes_module.Accumulator(TopicPartition("t", 0, number), lane)
+        accumulator.put(Outgoing("t", 0, 0, b"x", 0.0))
+        lane.call(accumulator)
+    flights = lane.depart(10, 1 << 20, 10_000)
+    assert [len(flight.turns) for flight in flights] == [3, 3, 2]
+
+
+def test_puts_of_one_read_are_served_in_several_turns_if_they_are_very_many(peer, harness, monkeypatch):
+    monkeypatch.setattr(put_run_module, "MOST_PUTS", 100)
+    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    peer.send(b"".join(put("t", number % 3, b"%d" % number, number) for number in range(250)))
+    assert turns(harness) >= 2
+    answers = peer.answers()
+    assert [answer.opaque for answer in answers] == list(range(250))
+    assert {answer.code for answer in answers} == {200}
+    assert stored(harness, 1) == [b"%d" % number for number in range(1, 250, 3)]
+
+
+def test_an_answer_has_a_bounded_number_of_records(peer, harness, monkeypatch):
+    from metaq.broker.handlers import pull as pull_module
+    from tests.unit.broker.harness import pull
+
+    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    peer.ask_frame(batch("t", 0, [b"hello"] * 25))
+    offset, counts = 0, []
+    for _ in range(3):
+        frame = peer.ask_frame(pull("t", 0, offset))
+        counts.append(len(frame.body) // 25)
+        offset = int(frame.ext["nextOffset"])
+    assert (counts, offset) == ([10, 10, 5], 625)

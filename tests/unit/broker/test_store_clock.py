@@ -1,0 +1,70 @@
+"""Every way into a partition keeps its store times in order while the broker's clock steps back."""
+
+import numpy as np
+import pytest
+from twisted.internet.defer import ensureDeferred
+
+from metaq.broker.replication.partition_copy import PartitionCopy
+from metaq.broker.store.testing import check_invariants
+from metaq.protocol.message_id import counter_at, message_id
+from metaq.protocol.record import checksum, encode_record
+from tests.unit.broker.harness import NOW, batch, put
+from tests.unit.broker.replication.test_partition_copy import Master
+from tests.unit.broker.test_send_many import many, record
+from tests.unit.broker.transactions.conversation import XID, tx, tx_put
+
+RUN = b"".join(put("t", 0, b"in a run", number) for number in range(200))
+
+
+def sync(body, message):
+    return f"sync t 0 {len(body)} 0 {message} {checksum(body)} 1\r\n".encode() + body
+
+
+WAYS = {
+    "put": [put("t", 0)],
+    "run": [RUN],
+    "batch": [batch("t", 0, [b"a", b"b"])],
+    "many": [many([("t", 0, [record(), record()]), ("t", 0, [record()])])],
+    "sync": [sync(b"from a master", 7)],
+    "transaction": [tx(XID, "XA_BEGIN"), tx_put(XID, "t", 0, b"a"), tx(XID, "COMMIT_ONE_PHASE")],
+}
+
+
+def check(harness):
+    log = harness.store.get("t", 0)
+    check_invariants(log)
+    stamped = np.abs(log.units(0, 1 << 20)["time_ms"])
+    assert len(stamped) == log.message_count > 1
+    assert int(stamped[0]) == int(stamped[-1]) == int(NOW * 1000)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_clock_steps_back_between_two_puts(harness, peer, way):
+    peer.ask(put("t", 0))
+    harness.time = NOW - 600
+    if way == "sync":
+        harness.broker.stores_syncs = True
+    if way == "transaction":
+        harness.broker.transactions.begin(peer.session, XID, 0)
+    for data in WAYS[way][way == "transaction" :]:
+        peer.send(data)
+        harness.threads.run()
+    check(harness)
+
+
+def test_a_commit_behind_younger_puts(harness, peer):
+    harness.broker.transactions.begin(peer.session, XID, 0)
+    peer.send(tx_put(XID, "t", 0, b"a"))
+    harness.time = NOW - 1
+    peer.send(tx(XID, "COMMIT_ONE_PHASE"))  # is on its way to the disk
+    harness.time = NOW
+    peer.send(put("t", 0))
+    harness.threads.run()
+    check(harness)
+
+
+def test_a_slaves_copy_of_ids_out_of_order(harness):
+    ids = [message_id(counter_at(int(NOW * 1000) - back), 0) for back in (0, 5000, 7000)]
+    master = Master(b"".join(encode_record(b"copied", each, 0) for each in [*ids, -5, ids[0]]))
+    ensureDeferred(PartitionCopy(harness.broker, "t", 0, 0.5).run(master))
+    check(harness)
