@@ -119,7 +119,7 @@ class MemoryLog:
 
 def _checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
     """The headers of a batch. Raises RemoteProtocolError as a broker refuses what a client must not send."""
-    found = list(iter_headers(records))
+    found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
         raise RemoteProtocolError("record sizes do not match the records")
     if any(checksum(records[each.start + HEADER_BYTES : each.end]) != each.checksum or each.id for each in found):
