@@ -41,6 +41,9 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
         for name in _COMMANDS:
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
+        found = "found in segments since the start: bytes that hold no good record"
+        yield CounterMetricFamily("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
+        yield CounterMetricFamily("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
         yield from self._disks()
         yield from self._journal()
         yield self._filter_failures()
