@@ -44,17 +44,24 @@ class RecordSearch:
     above MAX_BODY_BYTES are not looked for.
     """
 
-    def __init__(self, read: Read, start: int, end: int) -> None:
+    def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
+        """base: nothing in front of it is read, which a broker may not have any more."""
         self.found: int | None = None
         """Where the record starts; None as long as there is none."""
         self._read = read
         self._start = start
         self._end = end
+        self._base = base
         self._next = start + 1
         self._left = _CRC_BYTES
         self._left_likely = 8 * _CRC_BYTES
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._tried_announced = False
+
+    def begins_good(self) -> bool:
+        """Whether a good record is at `start` itself."""
+        header = self._header(self._start)
+        return header is not None and self._has_checksum(self._start, header[0], header[1])
 
     def step(self) -> bool:
         """Look at up to 4 MiB more; whether the search is over. Raises what `read` raises."""
@@ -70,7 +77,7 @@ class RecordSearch:
     def _block(self, number: int) -> bytes:
         block = self._blocks.get(number)
         if block is None:
-            position = number * _BLOCK_BYTES
+            position = self._base + number * _BLOCK_BYTES
             block = self._read(min(_BLOCK_BYTES, self._end - position), position)
             self._blocks[number] = block
             if len(self._blocks) > _MAX_BLOCKS:
@@ -81,7 +88,7 @@ class RecordSearch:
 
     def _bytes(self, position: int, size: int) -> bytes:
         """As many of `size` bytes as there are before the end."""
-        number, first = divmod(position, _BLOCK_BYTES)
+        number, first = divmod(position - self._base, _BLOCK_BYTES)
         last = first + min(size, self._end - position)
         if last <= _BLOCK_BYTES:
             return self._block(number)[first:last]
@@ -147,7 +154,7 @@ class RecordSearch:
     def _has_checksum(self, position: int, length: int, expected: int) -> bool:
         found, place, end = 0, position + HEADER_BYTES, position + HEADER_BYTES + length
         while place < end:
-            size = min(end - place, _BLOCK_BYTES - place % _BLOCK_BYTES)
+            size = min(end - place, _BLOCK_BYTES - (place - self._base) % _BLOCK_BYTES)
             data = self._bytes(place, size)
             if len(data) < size:
                 return False
