@@ -16,6 +16,7 @@ from metaq.version import __version__
 
 from .cold_reads import ColdReads
 from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
+from .examinations import Examinations
 from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
@@ -27,7 +28,9 @@ from .reactor import ReactorTime
 from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
 from .searches import Searches
+from .store.damage import Damaged
 from .store.flush import RunInThread
+from .store.log_segments import LogSegments
 from .store.partition_log import PartitionLog
 from .store.store import Store
 from .transactions.log import TransactionLog
@@ -127,7 +130,7 @@ class Broker:
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.pending_puts = PendingPuts(max_pending_put_bytes, reactor)
-        self.partitions = Partitions(config, store, rng=rng, on_log=self.parked.watch, on_topic=on_topic)
+        self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.cold_reads = ColdReads(
             run_cold or run_in_thread,
@@ -136,6 +139,10 @@ class Broker:
             reactor,
             Pace(reactor, lambda: self.metrics.put_bytes),
         )
+        self.examinations = Examinations(self.cold_reads)
+        for log in store.logs():
+            for damaged in log.damage:  # found by a start that was quicker than we are
+                self._count_damage(log, damaged)
         self.filters = filters or FilterTable()
         self.transactions = Transactions(
             config.transactions,
@@ -158,6 +165,13 @@ class Broker:
         self._run_filter = run_filter or run_in_thread
         self._filter_calls = 0
         self.searches = Searches(store, self.partitions, self.in_thread)
+
+    def _watch(self, log: PartitionLog) -> None:
+        self.parked.watch(log)
+        log.on_damage = self._count_damage
+
+    def _count_damage(self, log: LogSegments, damaged: Damaged) -> None:
+        self.metrics.damaged(damaged.end - damaged.start)
 
     @property
     def url(self) -> str:

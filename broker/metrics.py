@@ -85,6 +85,8 @@ class Metrics:
         self.tx_xa_begin = 0
         self.tx_commit = 0
         self.tx_rollback = 0
+        self.damaged_ranges = 0  # found in segments since the start, by readers or while an index was made
+        self.damaged_bytes = 0
         self._has_stat = has_stat
         self._seconds = seconds
         self._started = self._reset_at = seconds()
@@ -118,6 +120,11 @@ class Metrics:
         self.get_miss += 1
         if self._has_stat(topic):
             self._count("get_miss", topic, 1, 1)
+
+    def damaged(self, size: int) -> None:
+        """A damaged range of so many bytes was found, for the first time since the start."""
+        self.damaged_ranges += 1
+        self.damaged_bytes += size
 
     def offset(self, topic: str) -> None:
         self.cmd_offset += 1

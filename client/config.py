@@ -18,9 +18,11 @@ __all__ = [
     "SEARCH_TIMEOUT_SECONDS",
     "ConnectionConfig",
     "ConsumerConfig",
+    "Damage",
     "ProducerConfig",
     "Protocol",
     "Start",
+    "check_damage",
     "check_protocol",
 ]
 
@@ -28,6 +30,9 @@ Protocol = Literal["auto", "text"]
 """auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
 
 Start = Literal["earliest", "latest"]
+
+Damage = Literal["stop", "skip"]
+"""What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
@@ -56,6 +61,12 @@ def check_protocol(protocol: str) -> Protocol:
     if protocol == "text":
         return "text"
     raise ConfigError("protocol", protocol, "choose 'auto' or 'text'")
+
+
+def check_damage(damage: str) -> None:
+    """Raises ConfigError unless `damage` is one of ours."""
+    if damage not in ("stop", "skip"):
+        raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
 def _check_positive(config: object, *names: str) -> None:
@@ -177,6 +188,10 @@ class ConsumerConfig:
     """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). None:
     poll() and run() do, poll_arrow() does not, where it would cost as much as all the rest. The broker has checked
     the message when it came; here it shows what a disk or memory has changed since."""
+    damage: Damage = "stop"
+    """At stored bytes that hold no good record. "stop": poll() raises CorruptRecord, with the range, at each call until
+    a seek; run() holds that partition, and says so once. "skip": they count as consumed, and the log and on_damaged
+    tell the range. Other partitions go on either way."""
     long_poll_ms: int = 15_000
     """How long a broker may park a pull when there is nothing to return."""
     text_idle_step_ms: int = 50
@@ -222,6 +237,7 @@ class ConsumerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        check_damage(self.damage)
         if self.auto_commit_seconds < 0:
             raise ConfigError("auto_commit_seconds", self.auto_commit_seconds, "choose 0 (never) or more seconds")
         if not 0 < self.long_poll_ms <= MAX_WAIT_MS:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
-from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -40,12 +40,15 @@ __all__ = [
     "Bounds",
     "Pulled",
     "ask",
+    "damaged_bytes",
     "messages_before",
     "offset_after",
     "offset_at_time",
     "partition_bounds",
     "read_bytes",
+    "read_raw",
     "read_stats",
+    "verified_pull",
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
@@ -188,6 +191,40 @@ def read_bytes(
     return _get(connection, partition, offset, max_bytes, timeout)
 
 
+def read_raw(
+    connection: Asked, partition: TopicPartition, offset: int, size: int, timeout: float | None = None
+) -> bytes:
+    """Stored bytes [offset, offset + size), whatever they are, fewer only at the end. By the text protocol.
+
+    Asks as often as the broker's maxTransferSize and its segments need. Raises OffsetOutOfRange as `read_bytes` does.
+    """
+    parts, read = [], 0
+    while read < size:
+        data = _get_once(connection, partition, offset + read, size - read, timeout)
+        if not data:
+            break
+        parts.append(bytes(data))
+        read += len(data)
+    return b"".join(parts)
+
+
+def verified_pull(
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> CorruptRecord | None:
+    """The damaged bytes at `offset` if the broker finds any when it compares the checksum of the record there."""
+    request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
+    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
+    reply = PullReply.from_ext(frame.ext)
+    if reply.damaged_from == NOT_DAMAGED:
+        return None
+    return damaged_bytes(partition, reply.damaged_from, reply.next_offset)
+
+
+def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
+    """The error for bytes [start, end) of a partition that hold no good record."""
+    return CorruptRecord(f"{partition.topic}-{partition}", start, "no good record is there", end)
+
+
 def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
     """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
     if connection.speaks_frames:
@@ -240,6 +277,8 @@ def _found(frame: Frame, partition: TopicPartition, offset: int) -> Frame:
     """The answer to a pull from `offset` on. Raises CorruptRecord, OffsetOutOfRange."""
     if frame.code == ResponseCode.PULL_OFFSET_MOVED:
         moved = PullReply.from_ext(frame.ext)
+        if moved.damaged_from != NOT_DAMAGED:
+            raise damaged_bytes(partition, moved.damaged_from, moved.next_offset)
         if moved.min_offset <= offset <= moved.max_offset:
             where = f"topic {partition.topic}, partition {partition}"
             raise CorruptRecord(where, offset, f"no message begins there, one does at {moved.next_offset}")

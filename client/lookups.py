@@ -22,6 +22,7 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_offset
 
 from .connection import Connection
+from .inquiry import Asked
 from .replies import frame_error, is_success, text_error
 from .values import Lag, TopicPartition
 
@@ -38,7 +39,7 @@ def min_offset(connection: Connection, partition: TopicPartition, timeout: float
     return _text_offset(connection, partition, 0, timeout)
 
 
-def max_offset(connection: Connection, partition: TopicPartition, timeout: float | None = None) -> int:
+def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
     """The end of the readable bytes: where the next message will be; 0 if nothing was ever stored."""
     if connection.speaks_frames:
         return _offset(connection, RequestCode.MAX_OFFSET, PartitionRequest(*partition[::2]), partition, timeout)
@@ -85,7 +86,7 @@ def lag_behind(connection: Connection, partition: TopicPartition, offset: int, t
     return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
 
 
-def _ask(connection: Connection, code: RequestCode, ext: dict[str, str | int], timeout: float | None) -> Frame:
+def _ask(connection: Asked, code: RequestCode, ext: dict[str, str | int], timeout: float | None) -> Frame:
     def build(opaque: int) -> tuple[Buffer]:
         return (encode_frame(code, opaque, ext),)
 
@@ -96,7 +97,7 @@ def _ask(connection: Connection, code: RequestCode, ext: dict[str, str | int], t
 
 
 def _offset(
-    connection: Connection,
+    connection: Asked,
     code: RequestCode,
     request: PartitionRequest | SearchByTimeRequest,
     partition: TopicPartition,
@@ -108,7 +109,7 @@ def _offset(
     raise frame_error(frame, partition, connection.endpoint)
 
 
-def _text_offset(connection: Connection, partition: TopicPartition, offset: int, timeout: float | None) -> int:
+def _text_offset(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None) -> int:
     encode = partial(encode_offset, partition.topic, _GROUP, partition.partition, offset)
 
     def build(opaque: int) -> tuple[Buffer]:

@@ -9,14 +9,15 @@ from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from metaq.protocol.errors import ClientError, ConfigError, OffsetOutOfRange
+from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .backoff import Backoff
 from .cluster import Cluster
-from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, check_protocol
+from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, Damage, check_damage, check_protocol
 from .connection import Connection
 from .consumer.arrivals import Arrivals
 from .consumer.choices import start_position
+from .consumer.damage import DamagePolicy, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.handout import Accept, Handout
 from .consumer.partition_state import PartitionState
@@ -60,9 +61,13 @@ class TopicBrowser:
         protocol: str = "auto",
         max_bytes: int = BROWSE_BYTES,
         timeout: float | None = None,
+        damage: Damage = "stop",
+        on_damaged: OnDamaged | None = None,
         config: ConnectionConfig | None = None,
     ) -> None:
-        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds).
+        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds). damage: what
+        to do at stored bytes that hold no good record, "stop" (raise CorruptRecord) or "skip" (go on behind them).
+        on_damaged: called with a CorruptRecord for each damaged range.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -71,6 +76,9 @@ class TopicBrowser:
         self._topic = topic
         self._max_bytes = max_bytes
         self._timeout = timeout
+        check_damage(damage)
+        self._skips = damage == "skip"
+        self._on_damaged = on_damaged
         self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=config)
 
     def partitions(self) -> list[TopicPartition]:
@@ -98,6 +106,9 @@ class TopicBrowser:
                     return  # it ends earlier than it did: the broker has lost its tail
                 position = error.first  # deleted meanwhile: on at the oldest that is left
                 continue
+            except CorruptRecord as error:
+                position = self._behind(error)
+                continue
             if not messages:
                 return
             for message in messages:
@@ -105,6 +116,14 @@ class TopicBrowser:
                     return
                 yield message
             position = messages[-1].next_offset
+
+    def _behind(self, damage: CorruptRecord) -> int:
+        """Where to go on. Raises it if there is no such place, or the user does not want that."""
+        if self._on_damaged is not None:
+            self._on_damaged(damage)
+        if damage.end is None or not self._skips:
+            raise damage
+        return damage.end
 
     def close(self) -> None:
         """End the ZooKeeper session and all connections."""
@@ -133,12 +152,13 @@ class PartitionReader:
         start: str | int = "earliest",
         *,
         accept: Accept | None = None,
+        on_damaged: OnDamaged | None = None,
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """address: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
-        begins. accept: what it returns false for is passed over. Raises ConfigError; connects in the background.
+        begins. accept: what it returns false for is passed over. on_damaged: as of Consumer. Raises ConfigError; connects in the background.
         """
         config = config or ConsumerConfig()
         self._endpoint = parse_address(address)
@@ -151,7 +171,8 @@ class PartitionReader:
         self._fetcher = Fetcher(
             READER_GROUP, None, self._pool, lambda _: self._endpoint, self._arrivals, config, self._timers, clock
         )
-        self._handout = Handout(self._arrivals, self._fetcher, None, accept, config.check_crcs)
+        damage = DamagePolicy(config.damage, on_damaged)
+        self._handout = Handout(self._arrivals, self._fetcher, None, accept, config.check_crcs, damage)
         self._state = PartitionState(partition, Backoff(config.error_min_seconds, config.error_max_seconds))
         self._fetcher.open(self._state, start_position(start).offset)
 
@@ -163,7 +184,7 @@ class PartitionReader:
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
 
-        Raises CorruptRecord (again at each call until a seek), ClientError if closed, and what `accept` raises.
+        Raises CorruptRecord as Consumer.poll does, ClientError if closed, and what `accept` and on_damaged raise.
         """
         return self._poll(partial(self._handout.take, max_messages), timeout)
 
@@ -197,7 +218,7 @@ class PartitionReader:
         """Go on at a byte offset that begins a message. Raises ConfigError."""
         if offset < 0:
             raise ConfigError("offset", offset, "choose 0 or more bytes")
-        self._state.damage = 0
+        self._state.forget_damage()
         self._fetcher.move(self._state, offset)
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:

@@ -27,13 +27,14 @@ from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
-from metaq.protocol.pulls import PullReply, PullRequest, encode_runs, encode_sizes
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import (
     HEADER,
     HEADER_BYTES,
     Buffer,
     RecordHeader,
     checksum,
+    is_blank,
     iter_headers,
     tag_hash,
     tag_hash_of_body,
@@ -110,16 +111,33 @@ class MemoryLog:
             return len(self.starts)
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
+    def sizes(self, offset: int, max_bytes: int) -> list[int]:
+        """Of the records from `offset` on that fit, as an index knows them."""
+        ends = [*self.starts[1:], self.end]
+        known = zip(self.starts, ends, strict=False)  # one end more than nothing
+        return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
+
+    def damage_at(self, offset: int) -> int | None:
+        """Where the next record starts if the one at `offset` is damaged."""
+        if offset not in self.starts:
+            return None
+        (size, *_) = self.sizes(offset, len(self.data))
+        record = bytes(self.data[offset - self.first : offset - self.first + size])
+        header = HEADER.unpack_from(record)
+        body = record[HEADER_BYTES:]
+        good = header[0] == len(body) and header[1] == checksum(body) and not is_blank(*header)
+        return None if good else offset + size
+
     def slice(self, offset: int, max_bytes: int, whole_first: bool = False) -> bytes:
         start = offset - self.first
-        if whole_first and len(self.data) - start >= HEADER_BYTES:
-            max_bytes = max(max_bytes, HEADER_BYTES + HEADER.unpack_from(self.data, start)[0])
+        if whole_first and offset in self.starts:
+            max_bytes = max(max_bytes, self.sizes(offset, len(self.data))[0])
         return bytes(self.data[start : start + max_bytes])
 
 
 def _checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
     """The headers of a batch. Raises RemoteProtocolError as a broker refuses what a client must not send."""
-    found = list(iter_headers(records))
+    found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
         raise RemoteProtocolError("record sizes do not match the records")
     if any(checksum(records[each.start + HEADER_BYTES : each.end]) != each.checksum or each.id for each in found):
@@ -508,15 +526,19 @@ class FakeBroker:
         """Answer if there is something to say, or it is the last chance; True if answered."""
         log = self._log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
+        damaged_from = NOT_DAMAGED
         if not log.first <= offset <= log.end:
             offset = log.first if offset < log.first else log.end
+            code = ResponseCode.PULL_OFFSET_MOVED
+        elif request.verify and (damage := log.damage_at(offset)) is not None:
+            damaged_from, offset = offset, damage
             code = ResponseCode.PULL_OFFSET_MOVED
         elif request.tags:
             offset, body, runs = self._filtered(log, request)
             code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
         else:
             body = log.slice(offset, request.max_bytes, whole_first=True)
-            sizes = [HEADER_BYTES + each.length for each in iter_headers(body)]
+            sizes = log.sizes(offset, len(body))
             body = body[: sum(sizes)]
             offset += len(body)
             code = ResponseCode.SUCCESS if body else ResponseCode.PULL_NOT_FOUND
@@ -524,7 +546,7 @@ class FakeBroker:
             return False
         behind = len(log.starts) - log.before(offset)
         records = len(sizes) if request.sizes else 0
-        reply = PullReply(offset, log.first, log.end, behind, request.sequence, runs, records)
+        reply = PullReply(offset, log.first, log.end, behind, request.sequence, runs, records, damaged_from)
         table = encode_sizes(np.array(sizes, np.int32)) if records else b""
         self._reply(session, opaque, code, reply.to_ext(), table + body)
         return True

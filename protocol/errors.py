@@ -200,13 +200,18 @@ class NotMaster(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """A stored record fails its check at byte `position` of `file`."""
+    """Stored bytes from `position` of `file` (a path, or a partition) on are no good record.
 
-    def __init__(self, file: str, position: int, reason: str) -> None:
-        super().__init__(f"{file}: record at byte {position}: {reason}")
+    end: the byte behind the damage, where reading can go on; None if nobody has looked for it, or could find it.
+    """
+
+    def __init__(self, file: str, position: int, reason: str, end: int | None = None) -> None:
+        where = f"record at byte {position}" if end is None else f"bytes [{position}, {end}) are damaged"
+        super().__init__(f"{file}: {where}: {reason}")
         self.file = file
         self.position = position
         self.reason = reason
+        self.end = end
 
 
 class LogReadOnly(StoreError):

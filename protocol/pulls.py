@@ -14,6 +14,7 @@ from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
 
 __all__ = [
     "MAX_WAIT_MS",
+    "NOT_DAMAGED",
     "TAG_SEPARATOR",
     "PullReply",
     "PullRequest",
@@ -27,6 +28,8 @@ MAX_WAIT_MS = 60_000
 
 TAG_SEPARATOR = "||"
 
+NOT_DAMAGED = -1
+
 
 class PullRequest(NamedTuple):
     """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
@@ -35,6 +38,8 @@ class PullRequest(NamedTuple):
     wait_ms: how long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS.
     sequence: the client's own number, echoed.
     sizes: whether the answer may begin with a table of record sizes (PullReply.records).
+    verify: whether the broker shall compare the checksum of the record at `offset` before it gives it: asked by who got
+    a record with a wrong one.
     """
 
     topic: str
@@ -46,6 +51,7 @@ class PullRequest(NamedTuple):
     wait_ms: int = 0
     sequence: int = 0
     sizes: bool = False
+    verify: bool = False
 
     def to_ext(self) -> dict[str, str | int]:
         ext: dict[str, str | int] = {
@@ -61,6 +67,8 @@ class PullRequest(NamedTuple):
             ext["tags"] = TAG_SEPARATOR.join(self.tags)
         if self.sizes:
             ext["sizes"] = 1
+        if self.verify:
+            ext["verify"] = 1
         return ext
 
     @classmethod
@@ -76,6 +84,7 @@ class PullRequest(NamedTuple):
             int_field(ext, "waitMs", 0, MAX_WAIT_MS, 0),
             int_field(ext, "sequence", 0, INT64_MAX, 0),
             int_field(ext, "sizes", 0, 1, 0) == 1,
+            int_field(ext, "verify", 0, 1, 0) == 1,
         )
 
 
@@ -86,6 +95,8 @@ class PullReply(NamedTuple):
     the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the log
     from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n = the body
     begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, though they were asked for.
+    damaged_from: of a PULL_OFFSET_MOVED answer, where damaged bytes begin that end at next_offset; NOT_DAMAGED if the
+    offset is moved for another reason.
     """
 
     next_offset: int
@@ -95,6 +106,7 @@ class PullReply(NamedTuple):
     sequence: int = 0
     runs: int = 0
     records: int = 0
+    damaged_from: int = NOT_DAMAGED
 
     def to_ext(self) -> dict[str, str | int]:
         ext: dict[str, str | int] = {
@@ -107,6 +119,8 @@ class PullReply(NamedTuple):
         }
         if self.records:
             ext["records"] = self.records
+        if self.damaged_from != NOT_DAMAGED:
+            ext["damagedFrom"] = self.damaged_from
         return ext
 
     @classmethod
@@ -119,6 +133,7 @@ class PullReply(NamedTuple):
             int_field(ext, "sequence", 0, INT64_MAX, 0),
             int_field(ext, "runs", 0, INT32_MAX, 0),
             int_field(ext, "records", 0, MAX_BATCH_RECORDS, 0),
+            int_field(ext, "damagedFrom", NOT_DAMAGED, INT64_MAX, NOT_DAMAGED),
         )
 
 

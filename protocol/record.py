@@ -38,6 +38,7 @@ __all__ = [
     "Buffer",
     "RecordHeader",
     "attribute_of",
+    "blank_headers",
     "checksum",
     "checksums",
     "checksums_match",
@@ -46,6 +47,7 @@ __all__ = [
     "encode_body",
     "encode_record",
     "headers_at",
+    "is_blank",
     "iter_headers",
     "key_hash",
     "key_hashes",
@@ -232,17 +234,38 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
     return 0 if tag is None else tag_hash(tag)
 
 
-def iter_headers(data: Buffer, start: int = 0) -> Iterator[RecordHeader]:
+def is_blank(length: int, crc: int, message_id: int, flag: int) -> bool:
+    """Whether a stored header is 20 zero bytes, which are no record: what a file system leaves where data was lost.
+
+    They look like an empty message (the checksum of nothing is 0), but every stored message has an id other than 0. A
+    record that a client sends has no id yet, so there the same bytes are an empty message.
+    """
+    return not (length or crc or message_id or flag)
+
+
+def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """`is_blank` of each header (HEADER_DTYPE)."""
+    blank: npt.NDArray[np.bool_] = headers["length"] == 0
+    if blank.any():  # else, the usual case, the other fields need not be looked at
+        blank &= (headers["checksum"] == 0) & (headers["id"] == 0) & (headers["flag"] == 0)
+    return blank
+
+
+def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterator[RecordHeader]:
     """The headers of all records that lie completely in `data` from `start` on; a cut last record is left out.
 
-    O(records); bodies are not touched. Raises RemoteProtocolError for a negative length.
+    stored: the records have ids; False for those that a client sends. O(records); bodies are not touched. Raises
+    RemoteProtocolError for a negative length, and for a blank header among stored records.
     """
     end = len(data)
     unpack = HEADER.unpack_from
     while start + HEADER_BYTES <= end:
         length, crc, message_id, flag = unpack(data, start)
-        if length < 0:
-            raise RemoteProtocolError(f"record at byte {start} has length {length}")
+        if length <= 0:
+            if length < 0:
+                raise RemoteProtocolError(f"record at byte {start} has length {length}")
+            if stored and is_blank(length, crc, message_id, flag):
+                raise RemoteProtocolError(f"the header at byte {start} is 20 zero bytes")
         header = RecordHeader(start, length, crc, message_id, flag)
         if header.end > end:
             return

@@ -24,7 +24,7 @@ from metaq.client.cluster import Cluster
 from metaq.client.config import Protocol
 from metaq.client.inquiry import Asked, messages_before, partition_bounds, read_bytes
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, OffsetOutOfRange
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RemoteProtocolError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 
@@ -222,11 +222,16 @@ def partition_lag(connection: Asked, partition: TopicPartition, position: int, n
 
 
 def _age(connection: Asked, partition: TopicPartition, offset: int, now: float) -> float | None:
-    """Seconds since the message at `offset` was stored; 0.0 if retention took it meanwhile."""
+    """Seconds since the message at `offset` was stored; 0.0 if retention took it meanwhile, None if it is damaged."""
     try:
         data: Any = read_bytes(connection, partition, offset, HEADER_BYTES)  # the first record comes whole
     except OffsetOutOfRange:
         return 0.0
-    first = next(iter_headers(data), None)
+    except CorruptRecord:
+        return None
+    try:
+        first = next(iter_headers(data), None)
+    except RemoteProtocolError:
+        return None  # damaged
     stored = None if first is None else store_time_ms(first.id)
     return None if stored is None else max(0.0, now - stored / 1000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,8 +14,9 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from metaq.client.backoff import Backoff
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.damage import located
 from metaq.client.inquiry import BegunPull, Bounds, Pulled, partition_bounds
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, OffsetOutOfRange, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
 
 from .offsets import DataLoss, Lost, OffsetRange
 from .planning import open_cluster, plan_query
@@ -99,8 +101,8 @@ class RangeReader:
         """From `position` to the end: pull block after block, each while the one before is worked on; memory is bounded
         by two blocks and a batch.
 
-        Raises DataLoss if retention was faster and failOnDataLoss is true, CorruptRecord for bytes that are no records,
-        BrokerUnavailable also if a slave has not copied so far.
+        Raises DataLoss if retention was faster, and CorruptRecord for damaged bytes, if failOnDataLoss is true (else
+        they are logged and passed over); BrokerUnavailable also if a slave has not copied so far.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -112,15 +114,29 @@ class RangeReader:
                 if self.position < end:
                     coming = self._ask(connection, self.position)
                 continue
-            if pulled.next_offset is not None and self.position < pulled.next_offset < end:
+            except CorruptRecord as error:
+                self.position = self._behind(connection, error)
+                if self.position < end:
+                    coming = self._ask(connection, self.position)
+                continue
+            ahead = pulled.next_offset is not None and self.position < pulled.next_offset < end
+            if ahead and pulled.next_offset is not None:
                 coming = self._ask(connection, pulled.next_offset)
-            blocks = self._blocks(connection, pulled)
-            following = pulled.next_offset if pulled.next_offset is not None else blocks[-1].next_offset
-            if pulled.next_offset is None and following < end:
-                coming = self._ask(connection, following)
+            blocks, damage = self._blocks(connection, pulled)
+            following = pulled.next_offset
+            if following is None:
+                following = blocks[-1].next_offset if blocks else self.position
+                if damage is None and following < end:
+                    coming = self._ask(connection, following)
             for block in blocks:
                 self.position = block.next_offset  # while the caller has the block, it counts as handed out
                 yield _chosen(block, self._options)
+            if damage is not None:
+                if ahead:
+                    self._drop(coming)
+                following = self._behind(connection, damage)
+                if following < end:
+                    coming = self._ask(connection, following)
             self.position = following
 
     def _ask(self, connection: Connection, offset: int) -> BegunPull:
@@ -128,17 +144,43 @@ class RangeReader:
         wait for it, which would compete for the interpreter's lock."""
         return BegunPull(connection, self._planned.id, offset, self._options.fetch_bytes, self._tags)
 
-    def _blocks(self, connection: Connection, pulled: Pulled) -> Sequence[RecordBlock]:
-        """Raises CorruptRecord if there is nothing where there must be something, BrokerUnavailable of a slave."""
+    @staticmethod
+    def _drop(coming: BegunPull) -> None:
+        """Nothing else may be asked on the connection before this answer is there."""
+        with suppress(OffsetOutOfRange, CorruptRecord):
+            coming.result()
+
+    def _behind(self, connection: Connection, damage: CorruptRecord) -> int:
+        """Where to go on behind damaged bytes. Raises CorruptRecord, with their range, if that is data loss."""
+        end = self._planned.end
+        if damage.position >= end:
+            return end
+        damage = located(connection, self._planned.id, damage)
+        if self._options.fail_on_data_loss or damage.end is None:
+            raise damage
+        log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
+        return min(damage.end, end)
+
+    def _blocks(self, connection: Connection, pulled: Pulled) -> tuple[list[RecordBlock], CorruptRecord | None]:
+        """What comes in front of the first damaged record, and that record if there is one. Raises CorruptRecord if
+        there is nothing where there must be something, BrokerUnavailable of a slave.
+        """
         planned = self._planned
         if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
             self._check_copied(connection, partition_bounds(connection, planned.id))
-            return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)]
-        return [
-            RecordBlock(data, planned.id, start, planned.end, pulled.sizes, self._options.check_crcs)
-            for start, data in pulled.runs
-            if start < planned.end
-        ]
+            return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)], None
+        blocks = []
+        for start, data in pulled.runs:
+            if start >= planned.end:
+                break
+            try:
+                block = RecordBlock(data, planned.id, start, planned.end, pulled.sizes, self._options.check_crcs)
+            except CorruptRecord as damage:
+                return blocks, damage
+            blocks.append(block)
+            if block.damage is not None:
+                return blocks, block.damage
+        return blocks, None
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
         """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""

@@ -25,6 +25,7 @@ from metaq.protocol.record import (
     HEADER_BYTES,
     Attributes,
     attribute_of,
+    blank_headers,
     checksums,
     decode_attribute,
     headers_at,
@@ -44,8 +45,9 @@ class RecordBlock:
     """The complete records at the begin of `data`, which was pulled from byte `offset` of `source` on.
 
     Only records that begin before byte `end` of the partition count. next_offset is the byte after the last of them.
-    Brokers send the first record whole, so there is at least one: raises CorruptRecord with the exact position if not,
-    for a size that is not the record's, and for a wrong checksum (an offset in the middle of a record).
+    Brokers send the first record whole, so there is at least one: raises CorruptRecord if not, and if the first one has
+    a size that is not the record's, or a wrong checksum (an offset in the middle of a record), or is zeros. A later
+    one of that kind ends the block: `damage` is the error then, else None.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class RecordBlock:
         sizes checksums are always compared, because they tell whether the offset begins a record.
         """
         self._data = data
+        self._wrong_length: int | None = None
         self._source = source
         self._offset = offset
         if sizes is None:
@@ -68,12 +71,14 @@ class RecordBlock:
         else:
             starts = np.cumsum(sizes) - sizes
             self._starts = starts[: np.searchsorted(starts, end - offset)]
+        self.damage: CorruptRecord | None = None if self._wrong_length is None else self._has_length(self._wrong_length)
         self._headers = headers_at(data, self._starts)
         if sizes is not None:
             self._check_sizes(sizes[: len(self)])
-        self._ends = self._starts + HEADER_BYTES + self._headers["length"]
+        self._end_at(blank_headers(self._headers), lambda number: "there are zeros instead of it")
         if not len(self):
-            raise self._corrupt(0, f"no complete record in {len(self._data)} bytes")
+            raise self.damage or self._corrupt(0, f"no complete record in {len(self._data)} bytes")
+        self._ends = self._starts + HEADER_BYTES + self._headers["length"]
         self._bodies = self._gather(self._starts + HEADER_BYTES)
         if check_crcs or sizes is None:
             self._check()
@@ -94,8 +99,11 @@ class RecordBlock:
         position = int(alike[-1]) + HEADER_BYTES + self._length_at(int(alike[-1]))
         starts: list[int] = []
         while position < limit and position + HEADER_BYTES <= size:
-            following = position + HEADER_BYTES + self._length_at(position)
-            if following > size:
+            length = self._length_at(position)
+            following = position + HEADER_BYTES + length
+            if length < 0:
+                self._wrong_length = position
+            if length < 0 or following > size:
                 break
             starts.append(position)
             position = following
@@ -107,6 +115,8 @@ class RecordBlock:
         if limit <= 0 or size < HEADER_BYTES:
             return np.empty(0, dtype=np.int64)
         length = self._length_at(0)
+        if length < 0:
+            raise self._has_length(0)
         stride = HEADER_BYTES + length
         count = min(size // stride, -(-limit // stride))
         lengths = np.ndarray(count, ">i4", self._data, strides=(stride,))
@@ -115,22 +125,29 @@ class RecordBlock:
 
     def _length_at(self, position: int) -> int:
         length: int = _LENGTH.unpack_from(self._data, position)[0]
-        if length < 0:
-            raise self._corrupt(position, f"it claims {length} bytes")
         return length
 
+    def _has_length(self, position: int) -> CorruptRecord:
+        return self._corrupt(position, f"it claims {self._length_at(position)} bytes")
+
     def _check_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
-        """Raises CorruptRecord for a record whose header says another length than its index."""
-        wrong = np.flatnonzero(self._headers["length"] != sizes - HEADER_BYTES)
-        if len(wrong):
-            first = int(wrong[0])
-            raise self._corrupt(int(self._starts[first]), f"it claims {self._headers['length'][first]} bytes")
+        """End at a record whose header says another length than its index."""
+        wrong = self._headers["length"] != sizes - HEADER_BYTES
+        self._end_at(wrong, lambda number: f"it claims {self._headers['length'][number]} bytes")
+
+    def _end_at(self, wrong: npt.NDArray[np.bool_], reason: Callable[[int], str]) -> None:
+        """Leave out the records from the first wrong one on."""
+        if wrong.any():
+            first = int(wrong.argmax())
+            self.damage = self._corrupt(int(self._starts[first]), reason(first))
+            self._starts, self._headers = self._starts[:first], self._headers[:first]
 
     def _check(self) -> None:
-        expected = self._headers["checksum"]
-        wrong = np.flatnonzero(checksums(self._bodies.to_pylist()) != expected)
-        if len(wrong):
-            raise self._corrupt(int(self._starts[wrong[0]]), "its checksum does not match")
+        wrong = checksums(self._bodies.to_pylist()) != self._headers["checksum"]
+        self._end_at(wrong, lambda number: "its checksum does not match")
+        if self.damage is not None and not len(self):
+            raise self.damage
+        self._ends, self._bodies = self._ends[: len(self)], self._bodies[: len(self)]
 
     def _corrupt(self, position: int, reason: str) -> CorruptRecord:
         where = f"topic {self._source.topic}, partition {self._source}"

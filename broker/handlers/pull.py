@@ -14,10 +14,10 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
-from metaq.protocol.pulls import PullReply, PullRequest, encode_runs, encode_sizes
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
@@ -25,6 +25,7 @@ from ..answers import Bytes, answer_frame
 from ..broker import Broker
 from ..filters.judge import Judge
 from ..filters.table import Filter
+from ..store.damage import Damaged, Place, Sound
 from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
@@ -55,7 +56,9 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """A step needs index units that are not in memory: it is to be taken again when `done` fires, which never fails."""
+    """A step needs what is not in memory, or must be searched for: it is to be taken again when `done` fires, which never
+    fails.
+    """
 
     done: Deferred[None]
 
@@ -70,7 +73,7 @@ class _Span(NamedTuple):
 class Pull:
     """One PULL under way. Lives on the reactor thread."""
 
-    __slots__ = ("_broker", "_hashes", "_loads", "_offset", "_request", "deadline", "key", "opaque")
+    __slots__ = ("_broker", "_hashes", "_loads", "_offset", "_place", "_request", "deadline", "key", "opaque")
 
     def __init__(self, broker: Broker, frame: Frame) -> None:
         """Raises RemoteProtocolError for a frame that is no PULL."""
@@ -79,6 +82,7 @@ class Pull:
         self._request = request
         self.opaque = frame.opaque
         self._loads = 0
+        self._place: Place | BaseException | None = None  # what lies at the offset, once that was asked
         self._offset = request.offset  # everything before it was looked at
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self.key = request.topic, request.partition
@@ -106,7 +110,7 @@ class Pull:
                 return self._step()
             return Loading(self._broker.cold_reads.run(self._request.group, missing.load))
 
-    def _step(self) -> Bytes | Deferred[Bytes] | Step:
+    def _step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         log = self._broker.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
@@ -114,6 +118,13 @@ class Pull:
             return self._out_of_range(log)
         if self._offset == log.visible_end:
             return Step.WAIT
+        if isinstance(self._place, BaseException):
+            raise self._place
+        damaged = log.damage.at(self._offset) if len(log.damage) else None
+        if damaged is not None:
+            return self._damaged(log, damaged)
+        if self._request.verify and self._place is None:
+            return self._examine(log)
         filter_ = self._broker.filters.find(self._request.topic, self._request.group)
         if self._hashes is None and filter_ is None:
             return self._step_all(log)
@@ -147,17 +158,38 @@ class Pull:
         progress = self._progress(log, bound)
         return self._moved(bound, progress.min_offset, progress.max_offset, progress.behind)
 
-    def _not_a_record(self, log: PartitionLog) -> Bytes:
-        """Where no record begins the client is sent to a place where one surely does, as 1.x clients go there."""
-        start = log.segment_start(self._offset)
-        if start == self._offset:
-            raise CorruptRecord(log.directory, start, "no record can be read there")
-        progress = self._progress(log, start)
-        return self._moved(start, progress.min_offset, progress.max_offset, progress.behind)
+    def _moved_to(self, log: PartitionLog, offset: int, damaged_from: int = NOT_DAMAGED) -> Bytes:
+        self._broker.metrics.get_missed(self._request.topic)
+        progress = self._progress(log, offset)._replace(damaged_from=damaged_from)
+        return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
+
+    def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
+        """The client goes on behind the damage, and learns what it has missed."""
+        return self._moved_to(log, damaged.end, damaged.start)
+
+    def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
+        """No unit begins at the offset: it lies inside a record, or in damage, or no unit describes its record yet."""
+        place = self._place
+        if not isinstance(place, Sound):
+            return self._examine(log)
+        if place.start != self._offset:
+            return self._moved_to(log, place.start)
+        span = _Span(place.start, place.start + place.size)
+        data = self._broker.cold_reads.run(self._request.group, partial(log.read_blocking, span.start, place.size))
+        return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
+
+    def _examine(self, log: PartitionLog) -> Loading:
+        """The step is taken again when a worker has found out what lies at the offset."""
+        question = log.examination(self._offset)
+        found = self._broker.examinations.examine(log, self._request.group, self._offset, question)
+        return Loading(found.addCallback(self._examined))
+
+    def _examined(self, place: Place | BaseException) -> None:
+        self._place = place
 
     # --- without a filter ---------------------------------------------------------------------------------------------
 
-    def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes]:
+    def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
         units = log.units(self._offset, self.max_bytes, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
@@ -180,13 +212,14 @@ class Pull:
 
     # --- with a filter ------------------------------------------------------------------------------------------------
 
-    def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step:
+    def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
         units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):
             self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
+            self._place = None
             return Step.WAIT if self._offset == log.visible_end else Step.AGAIN
         runs, next_offset = _choose_runs(units, found, self.max_bytes)
         if filter_ is not None:
@@ -199,12 +232,24 @@ class Pull:
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
         return self._runs(log, runs, next_offset, parts)
 
-    def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes:
+    def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
         """What the group's filter has left; if nothing, the client asks for what comes next."""
-        runs, parts, next_offset = accepted
+        runs, parts, next_offset, damaged = accepted
+        if damaged and not runs:
+            found = self._broker.examinations.examine(log, self._request.group, next_offset)
+            return found.addCallback(partial(self._after_filter, log, next_offset)).addErrback(self._gone)
         if not runs:
             return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
         return self._runs(log, runs, next_offset, parts)
+
+    def _after_filter(self, log: PartitionLog, offset: int, place: Place | BaseException) -> Bytes:
+        """The filter came to a record that fails its check."""
+        if isinstance(place, BaseException):
+            raise place
+        if isinstance(place, Damaged):
+            return self._damaged(log, place)
+        # it was read wrongly, or is no record: the next pull looks again
+        return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
 
     def _runs(self, log: PartitionLog, runs: list[_Span], next_offset: int, parts: list[Buffer]) -> Bytes:
         table = encode_runs([(run.start, run.end - run.start) for run in runs])
@@ -214,11 +259,12 @@ class Pull:
 
 
 class _Accepted(NamedTuple):
-    """Runs that a filter has left, their bytes, and where to go on."""
+    """Runs that a filter has left, their bytes, and where to go on: at a record that fails its check if `damaged`."""
 
     runs: list[_Span]
     parts: list[Buffer]
     next_offset: int
+    damaged: bool = False
 
 
 def _read_accepted(judge: Judge, log: PartitionLog, runs: list[_Span], next_offset: int) -> _Accepted:
@@ -231,10 +277,8 @@ def _read_accepted(judge: Judge, log: PartitionLog, runs: list[_Span], next_offs
             judged = verdict.end
             if verdict.accepted:
                 _extend(accepted, parts, run.start + verdict.start, data[verdict.start : verdict.end])
-        if judged < len(data):  # the time is over, or a record is damaged, which is the client's to find out
-            if not accepted and not judged and not judge.out_of_time:
-                return _Accepted([run], [data], run.end)
-            return _Accepted(accepted, parts, run.start + judged)
+        if judged < len(data):  # the time is over, or a record is damaged
+            return _Accepted(accepted, parts, run.start + judged, damaged=not judge.out_of_time)
     return _Accepted(accepted, parts, next_offset)
 
 

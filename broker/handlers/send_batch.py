@@ -102,5 +102,5 @@ def puts_of(records: memoryview) -> list[tuple[int, int, Buffer]]:
     """(flag, checksum, body) of each record, for SyncSlaveLink.replicate."""
     return [
         (header.flag, header.checksum, records[header.start + HEADER_BYTES : header.end])
-        for header in iter_headers(records)
+        for header in iter_headers(records, stored=False)
     ]

@@ -46,6 +46,9 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_pending_put_bytes_limit", "Above it no more puts are read", pending.limit)
         held_back = "Connections that are not read because too many puts wait"
         yield GaugeMetricFamily("metaq_put_connections_held_back", held_back, pending.waiting)
+        found = "found in segments since the start: bytes that hold no good record"
+        yield CounterMetricFamily("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
+        yield CounterMetricFamily("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
         yield from self._disks()
         yield from self._journal()
         yield self._filter_failures()

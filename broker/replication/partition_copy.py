@@ -58,6 +58,7 @@ class PartitionCopy:
         self._delay = self._pause_after_trouble = 0.0
         self._want = FETCH_BYTES
         self._end_known_at = float("-inf")
+        self._suspect = -1  # what came from here was damaged
         self.active = True
         """Cleared to end `run` at the next occasion."""
         log = self._find()
@@ -127,6 +128,7 @@ class PartitionCopy:
             return
         size = log.end_offset - start
         theirs = await source.fetch(self._topic, self._partition, start, size)
+        self._check_sound(theirs)
         ours = log.read(start, size)
         if ours is None:
             ours = await self._broker.in_thread(partial(log.read_blocking, start, size))
@@ -151,9 +153,11 @@ class PartitionCopy:
 
     async def _step(self, source: Source) -> None:
         status = self.status
-        fetched = await source.fetch(self._topic, self._partition, status.offset, self._want)
+        verify = self._suspect == status.offset
+        fetched = await source.fetch(self._topic, self._partition, status.offset, self._want, verify=verify)
         if not self.active:
             return
+        self._check_sound(fetched)
         if fetched.moved_to is not None:
             raise self._moved(fetched.moved_to)
         if fetched.end is not None:
@@ -199,19 +203,34 @@ class PartitionCopy:
         if log.visible_end < log.end_offset:
             await _visible(log)
         if scan.end < len(data) and self._damaged(data, scan.end):
-            raise MetaqError(f"the master's record at {status.offset} is damaged")
+            raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
         """Less than a record: ask for more of it next time. Raises MetaqError if that cannot help."""
         if self._damaged(data, 0):
-            raise MetaqError(f"the master's record at {self.status.offset} is damaged")
+            raise self._bad_record()
         size = HEADER_BYTES + HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else self._want * 2
         if size > MAX_RECORD_BYTES or (self._want >= size > len(data)):
+            self._suspect = self.status.offset
             raise MetaqError(
                 f"the master's record of {size} bytes at {self.status.offset} cannot be read from it: "
                 f"raise its maxTransferSize above that (most: {MAX_RECORD_BYTES})"
             )
         self._want = max(size, FETCH_BYTES)
+
+    def _bad_record(self) -> MetaqError:
+        self._suspect = self.status.offset
+        return MetaqError(f"the master's record at {self.status.offset} is damaged: it is not copied")
+
+    @staticmethod
+    def _check_sound(fetched: Fetched) -> None:
+        """A log has no gaps, so nothing behind damage can be copied. Raises MetaqError."""
+        if fetched.damaged is not None:
+            start, end = fetched.damaged
+            raise MetaqError(
+                f"the master's bytes [{start}, {end}) are damaged: neither they nor what follows them is copied until "
+                "its file is repaired and it is started again"
+            )
 
     @staticmethod
     def _damaged(data: bytes, position: int) -> bool:

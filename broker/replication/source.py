@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 from metaq.protocol.errors import PeerRefused, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import INT64_MAX
-from metaq.protocol.pulls import PullReply, PullRequest
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.remoting import OffsetReply, PartitionRequest, StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode_stats
 
+from ..store.damage import Damaged
 from .peer import Peer
 
 __all__ = ["Bounds", "Fetched", "FrameSource", "Source", "TextSource", "source_of"]
@@ -33,7 +34,8 @@ class Fetched(NamedTuple):
     """Bytes of the log from the asked offset on; b"": nothing there now.
 
     moved_to: set if the master has no such offset. end, behind: the master's readable end, and its messages behind
-    these bytes, where the answer says so. waited: the master held the answer back, so no pause is needed.
+    these bytes, where the answer says so. waited: the master held the answer back, so no pause is needed. damaged: the
+    master's bytes [start, end) there hold no good record.
     """
 
     data: bytes | memoryview = b""
@@ -41,6 +43,7 @@ class Fetched(NamedTuple):
     end: int | None = None
     behind: int | None = None
     waited: bool = False
+    damaged: Damaged | None = None
 
 
 class Source(Protocol):
@@ -53,8 +56,13 @@ class Source(Protocol):
     async def bounds(self, topic: str, partition: int) -> Bounds | None:
         """None: the master has no data of this partition."""
 
-    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
-        """Bytes from `offset` on; one record may be larger than max_bytes where the master gives whole records."""
+    async def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
+    ) -> Fetched:
+        """Bytes from `offset` on; one record may be larger than max_bytes where the master gives whole records.
+
+        verify: what came from here was damaged, so the master shall check it, if it can.
+        """
 
     async def server_ini(self) -> bytes:
         """The text of the master's configuration."""
@@ -93,7 +101,9 @@ class TextSource:
             raise PeerRefused(f"{self._peer.name} answered {answer.code} {answer.text[:200]}")
         return int(text)
 
-    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+    async def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
+    ) -> Fetched:
         build = partial(encode_get, topic, self._group, partition, offset, max_bytes)
         answer = await self._peer.text(build, _TIMEOUT_SECONDS)
         if isinstance(answer, Value):
@@ -134,9 +144,11 @@ class FrameSource:
             raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
         return dict(frame.ext)
 
-    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+    async def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
+    ) -> Fetched:
         wait_ms = int(_WAIT_SECONDS * 1000)
-        request = PullRequest(topic, partition, offset, max_bytes, self._group, wait_ms=wait_ms)
+        request = PullRequest(topic, partition, offset, max_bytes, self._group, wait_ms=wait_ms, verify=verify)
         frame = await self._peer.frame(RequestCode.PULL, request.to_ext(), _WAIT_SECONDS + _TIMEOUT_SECONDS)
         if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
             raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
@@ -144,6 +156,8 @@ class FrameSource:
             reply = PullReply.from_ext(frame.ext)
         except RemoteProtocolError as error:
             raise PeerRefused(f"{self._peer.name} answered a pull with {error}") from error
+        if reply.damaged_from != NOT_DAMAGED:
+            return Fetched(end=reply.max_offset, damaged=Damaged(reply.damaged_from, reply.next_offset))
         if frame.code == ResponseCode.PULL_OFFSET_MOVED:
             return Fetched(moved_to=reply.next_offset, end=reply.max_offset)
         data = frame.body if frame.code == ResponseCode.SUCCESS else b""

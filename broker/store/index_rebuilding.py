@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from .damage import Damaged
 from .files import OpenFiles
 from .flush import RunInThread
 from .index import Index
@@ -65,8 +66,9 @@ class IndexRebuilding:
         if isinstance(result, BaseException):
             _log.error("the index of %s cannot be rebuilt, its messages are not counted: %s", segment.path, result)
         else:
-            for damage in result.damage:
-                _log.error("%s is damaged in [%d, %d)", segment.path, damage.start, damage.end)
+            if segment in log.segments:
+                for damage in result.damage:
+                    log.report_damage(Damaged(damage.start, damage.end))
             log.adopt_index(segment, Index(self._open_files.file(segment.index_path), result.count, result.max_id))
             self._on_rebuilt(log)
         self._rebuild_next()

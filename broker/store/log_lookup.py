@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from .index import UNIT_DTYPE, UnitArray
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import HEADER_BYTES
+
+from .damage import Damaged, Place, place_by_units, place_by_walking
+from .files import Files
+from .index import UNIT_DTYPE, Index, UnitArray
 from .log_segments import LogSegments
 from .scan import scan_units
 from .segment import Segment
 
 __all__ = ["LogLookup"]
 
+_EXAMINED_UNITS = 1 << 12
+"""Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
+
+_WALKED_BYTES = 4 << 20
+"""Of records without an index that are checked at once on the owning thread."""
+
+_MAX_WALKED = 256
+
 
 class LogLookup(LogSegments):
     """Adds the look-ups to the readable log. Owning thread."""
+
+    _walked: frozenset[int] = frozenset()
+    """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
 
     def segment_start(self, offset: int) -> int:
         """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.
@@ -25,6 +45,69 @@ class LogLookup(LogSegments):
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
+
+    def record_start(self, offset: int) -> int:
+        """Where the record that has this byte starts; visible_end if the offset is there or beyond, first_offset if
+        below. Damaged bytes belong to no record: there, where the next one starts, or the segment ends.
+
+        In a segment whose index is being rebuilt: where the segment starts, which is all that is known at once.
+        """
+        if offset >= self.visible_end:
+            return self.visible_end
+        if offset < self.first_offset:
+            return self.first_offset
+        segment, _ = self.extent(offset, 1)
+        if segment.index is None:
+            return segment.first_offset
+        found = self._unit_at(segment, segment.index, offset)
+        return found.end if isinstance(found, Damaged) else found[1]
+
+    def _unit_at(self, segment: Segment, index: Index, offset: int) -> Damaged | tuple[int, int]:
+        """Number and offset of the unit whose record has this byte, or the gap between units."""
+        number = index.starting_before(offset + 1) - 1
+        start, end = segment.first_offset, segment.first_offset
+        if number >= 0:
+            start, _, _, size, _ = index.unit(number)
+            end = start + size
+        if number >= 0 and offset < end:
+            return number, start
+        following = index.unit(number + 1)[0] if number + 1 < len(index) else segment.end
+        return Damaged(end, min(following, self.visible_end))
+
+    def examination(self, offset: int) -> Callable[[], Place]:
+        """What finds out, in a worker thread, what lies at `offset`, first_offset <= offset < visible_end: whether a
+        good record does, by its checksum, and if not how far the damage goes.
+
+        It raises OffsetOutOfRange if retention is faster, StoreError if the file cannot be read.
+        """
+        segment, _ = self.extent(offset, 1)
+        index = segment.index
+        if index is None:
+            start = max((each for each in self._walked if segment.first_offset <= each <= offset), default=None)
+            start = segment.first_offset if start is None else start
+            walk = partial(place_by_walking, first_offset=segment.first_offset, start=start, end=segment.end)
+            return partial(self._look, segment, partial(walk, offset=offset))
+        found = self._unit_at(segment, index, offset)
+        if isinstance(found, Damaged):
+            return partial(Damaged, *found)
+        units = index.units(found[0], min(len(index), found[0] + _EXAMINED_UNITS))
+        units = units[units["offset"] < self.visible_end]
+        return partial(self._look, segment, partial(place_by_units, first_offset=segment.first_offset, units=units))
+
+    def _look(self, segment: Segment, look: Callable[[Files, int], Place]) -> Place:
+        """Any thread: uses a descriptor of its own."""
+        try:
+            fd = self._files.open(segment.path, os.O_RDONLY)
+            try:
+                return look(self._files, fd)
+            finally:
+                self._files.close(fd)
+        except FileNotFoundError:
+            if segment in self._segments:
+                raise StoreError(f"{segment.path} is gone") from None
+            raise OffsetOutOfRange(segment.first_offset, self.first_offset, self.visible_end) from None
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def count_before(self, offset: int) -> int:
         """Messages wholly before this byte offset, counted from first_offset: lag = message_count - count_before."""
@@ -68,10 +151,12 @@ class LogLookup(LogSegments):
     def units(self, offset: int, max_bytes: int, max_count: int = 1 << 20) -> UnitArray:
         """Index units (UNIT_DTYPE) of the readable records starting at or after `offset`, ending by offset + max_bytes.
 
-        All of one segment, the one `offset` is in. The first one is given even if it is larger than max_bytes, so that
-        a caller can always go on; empty only at visible_end or inside a segment's last record. Raises OffsetOutOfRange
-        and StoreError like `read`.
-        If the segment's index is being rebuilt the records are walked, so `offset` must be the start of one.
+        All of one segment, the one `offset` is in, and back to back: they end at a gap, where damaged bytes were found
+        when the index was made, so the first one may start behind `offset`. It is given even if it is larger than
+        max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last record or the
+        damage behind it. Raises OffsetOutOfRange and StoreError like `read`.
+        If the segment's index is being rebuilt the records are walked, at most 4 MiB or one of MAX_BODY_BYTES, so
+        `offset` must be the start of one; empty if it is not, or the record is damaged.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:
@@ -81,13 +166,29 @@ class LogLookup(LogSegments):
             return self._walked_units(segment, offset, length, max_count)
         start = index.starting_before(offset)
         units = index.units_ending_by(start, offset + length, max_count)
-        return units if len(units) else index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
+        if not len(units):
+            return index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
+        return _without_gap(units)
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
         start = offset - segment.first_offset
+        length = min(length, _WALKED_BYTES)
         segment.data.require(length, start)
         fd = segment.data.use()
         found = scan_units(self._files, fd, start, start + length, segment.first_offset)
         if not len(found.units) and start + length < segment.size:  # one record larger than max_bytes
-            found = scan_units(self._files, fd, start, segment.size, segment.first_offset, max_records=1)
+            size = min(segment.size, start + HEADER_BYTES + MAX_BODY_BYTES)
+            found = scan_units(self._files, fd, start, size, segment.first_offset, max_records=1)
+        if len(found.units):
+            known = self._walked if len(self._walked) < _MAX_WALKED else frozenset[int]()
+            self._walked = known | {segment.first_offset + found.end}
         return found.units[:max_count]
+
+
+def _without_gap(units: UnitArray) -> UnitArray:
+    """Those in front of the first gap: one comparison of sums where there is none."""
+    first, last = units[0], units[-1]
+    if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
+        return units
+    joined = units["offset"][1:] == units["offset"][:-1] + units["size"][:-1]
+    return units[: int(np.argmin(joined)) + 1]

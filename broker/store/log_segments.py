@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.record import Buffer
 
+from .damage import Damaged, DamagedRanges
 from .files import OpenFiles, read_exactly
 from .index import Index
 from .segment import Segment
@@ -16,6 +18,7 @@ from .segment import Segment
 __all__ = ["LogSegments"]
 
 _UNITS_READ = 1 << 16
+_log = logging.getLogger(__name__)
 
 
 class LogSegments:
@@ -31,6 +34,10 @@ class LogSegments:
         self.end_offset = self._active.end
         self._written = self._visible = self._bases[-1] + self._active.count
         self.visible_end = self.end_offset
+        self.damage = DamagedRanges()
+        """What readers, and the rebuilding of indexes, have found."""
+        self.on_damage: Callable[[LogSegments, Damaged], None] | None = None
+        """Called for each range when it is found."""
 
     @property
     def first_offset(self) -> int:
@@ -109,6 +116,19 @@ class LogSegments:
             raise OffsetOutOfRange(offset, segments[0].first_offset, visible_end)
         return segment, min(max_bytes, min(segment.first_offset + segment.size, visible_end) - offset)
 
+    def report_damage(self, found: Damaged) -> None:
+        """Somebody has found damaged bytes: remember them, and say so if they were not known."""
+        if found.start >= self.first_offset and self.damage.add(found):
+            _log.error(
+                "%s is damaged in [%d, %d), %d bytes: consumers pass over them",
+                self.extent(found.start, 1)[0].path,
+                found.start,
+                found.end,
+                found.end - found.start,
+            )
+            if self.on_damage is not None:
+                self.on_damage(self, found)
+
     # --- changes of the list of segments ------------------------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:
@@ -119,6 +139,7 @@ class LogSegments:
         self._relist()
         for segment in removed:
             segment.close()
+        self.damage.forget_before(self.first_offset)
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:

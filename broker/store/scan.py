@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
@@ -21,9 +21,10 @@ from metaq.protocol.record import (
     HEADER_DTYPE,
     Buffer,
     headers_at,
+    is_blank,
     tag_hash_of_body,
 )
-from metaq.protocol.record import checksum as checksum_of
+from metaq.protocol.resync import next_record
 
 from .files import Files, Readable, read_exactly
 from .index import UNIT_DTYPE, UnitArray
@@ -51,8 +52,6 @@ _MIN_RUN = 16
 """Neighbours of one size that are worth a look at once."""
 _MIXED_RECORDS = 256
 """Records that are walked one by one before the next such look."""
-_SEARCH_BYTES = 64 << 20
-_SEARCH_CRC_BYTES = 1 << 30
 
 
 def id_time_ms(message_id: int) -> int:
@@ -169,7 +168,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
     while position <= last and len(starts) < limit:
         (length,) = unpack(data, position)
         end = position + HEADER_BYTES + length
-        if length < 0 or end > len(data) or (not length and not any(data[position:end])):
+        if length < 0 or end > len(data) or (not length and is_blank(*HEADER.unpack_from(data, position))):
             break
         add(position)
         position = end
@@ -247,51 +246,6 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
     """Position of the first good record that starts after `start`, None if there is none in [start, size).
 
-    Tried first where the record at `start` would end, then at every byte, for at most 64 MiB and 1 GiB of checksums;
-    after that `size` is returned: it cannot be told. Empty records are no evidence and are passed over.
+    Blocks: reads everything in between (`protocol/resync.py`), some 10 ms a MiB where nothing is good.
     """
-    announced = _announced_size(read_exactly(files, fd, HEADER_BYTES, start))
-    if announced and start + announced < size and _is_record(files, fd, start + announced, size):
-        return start + announced
-    budget = _SEARCH_CRC_BYTES
-    stop = min(size, start + _SEARCH_BYTES)
-    for window in range(start + 1, stop, _CHUNK_BYTES):
-        data = read_exactly(files, fd, min(_CHUNK_BYTES + HEADER_BYTES, size - window), window)
-        for position, length in _candidates(data, size - window):
-            if _is_record(files, fd, window + position, size):
-                return window + position
-            budget -= length
-            if budget < 0:
-                return size
-    return size if stop < size else None
-
-
-def _candidates(data: bytes, room: int) -> list[tuple[int, int]]:
-    """Positions in the first _CHUNK_BYTES whose bytes could be a header of a record that ends within `room`."""
-    count = min(_CHUNK_BYTES, len(data) - HEADER_BYTES)
-    if count <= 0:
-        return []
-    raw = np.frombuffer(data, np.uint8)
-    lengths = _big_endian_words(raw, 0, count)
-    possible = (lengths > 0) & (lengths <= min(MAX_BODY_BYTES, room)) & (raw[4 : 4 + count] < 0x80)
-    found = np.flatnonzero(possible)
-    found = found[found + lengths[found] + HEADER_BYTES <= room]
-    return list(zip(found.tolist(), lengths[found].tolist(), strict=True))
-
-
-def _big_endian_words(raw: npt.NDArray[np.uint8], start: int, count: int) -> npt.NDArray[np.uint32]:
-    """The u32 at each of `count` byte positions from `start`."""
-    words = raw[start : start + count].astype(np.uint32)
-    for i in (1, 2, 3):
-        words = (words << np.uint32(8)) | raw[start + i : start + i + count]
-    return words
-
-
-def _is_record(files: Files, fd: int, position: int, size: int) -> bool:
-    header = read_exactly(files, fd, HEADER_BYTES, position)
-    if len(header) < HEADER_BYTES:
-        return False
-    length, checksum, _, _ = HEADER.unpack(header)
-    if not 0 < length <= size - position - HEADER_BYTES:
-        return False
-    return checksum_of(read_exactly(files, fd, length, position + HEADER_BYTES)) == int(checksum)
+    return next_record(partial(read_exactly, files, fd), start, size)

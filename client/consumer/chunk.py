@@ -31,7 +31,8 @@ class Chunk:
     They are data[start:end], where `data` is what was received and is never copied; start moves with what is handed
     out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
     where the broker skipped others (tag filter). sizes: of all records with their headers, which fill [start, end);
-    None if they are not known. One thread at a time.
+    None if they are not known. damage: set if the bytes up to end_offset are damaged, and there is no record. One thread
+    at a time.
     """
 
     data: bytes
@@ -40,6 +41,7 @@ class Chunk:
     offset: int
     end_offset: int
     sizes: npt.NDArray[np.int64] | None = None
+    damage: CorruptRecord | None = None
     _decoded: Decoded | None = field(default=None, init=False)
     _batch: DecodedBatch | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
@@ -62,6 +64,11 @@ class Chunk:
         start = _address(records) - _address(whole)
         return cls(whole, start, start + len(records), offset, end_offset, sizes)
 
+    @classmethod
+    def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
+        """What stands for damaged bytes that were met at `offset`, in front of what follows them."""
+        return cls(b"", 0, 0, offset, offset if damage.end is None else damage.end, damage=damage)
+
     @property
     def bytes_left(self) -> int:
         """Bytes not handed out yet."""
@@ -76,6 +83,8 @@ class Chunk:
         checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
         the first one left; before it returns what is good in front of it.
         """
+        if self.damage is not None:
+            raise self.damage
         if self._batch is not None:
             self._forget_batch()
         decoded = self._decoded

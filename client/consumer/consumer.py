@@ -33,6 +33,7 @@ from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
 from .choices import check_topics, offset_store_for, start_position, strategy_named
+from .damage import DamagePolicy, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember, Notice
 from .handout import Accept, Handout
@@ -74,6 +75,7 @@ class Consumer:
         auto_commit_seconds: float | None = None,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
+        on_damaged: OnDamaged | None = None,
         protocol: str = "auto",
         root: str = "/meta",
         consumer_id: str | None = None,
@@ -93,7 +95,9 @@ class Consumer:
         host reads everything: the group is `<group>-<ip>` and its offsets are in offsets_file (default
         ~/.meta_offsets), as in metaq 1.x. offset_store: keeps the offsets instead of ZooKeeper or that file, for
         example a SqlOffsetStore. auto_commit_seconds: 0 = never in between. on_assigned, on_revoked: called inside
-        poll() or run() with the partitions; what on_revoked was called for is handed over when it returns. protocol:
+        poll() or run() with the partitions; what on_revoked was called for is handed over when it returns. on_damaged:
+        called in poll(), or on a handler's thread of run(), with a CorruptRecord for each damaged range of stored bytes
+        that is met, once, whether ConsumerConfig.damage says to stop there or to skip it. protocol:
         "auto" or "text". consumer_id: a fixed name within the group. strategy: who gets what, the same for all
         members: "range", "consist" (1.x's consistent hashing) or a function of your own.
 
@@ -131,7 +135,8 @@ class Consumer:
             clock,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
         )
-        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept, config.check_crcs)
+        self._damage = DamagePolicy(config.damage, on_damaged)
+        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept, config.check_crcs, self._damage)
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
@@ -188,9 +193,9 @@ class Consumer:
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
 
-        What earlier calls returned counts as consumed now. Raises CorruptRecord for a stored message with a wrong
-        checksum (again at each call until you seek past it), ClientError (closed, or called on two threads at once),
-        and whatever on_assigned and on_revoked raise.
+        What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
+        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"), ClientError
+        (closed, or called on two threads at once), and whatever on_assigned, on_revoked and on_damaged raise.
         """
         with self._alone():
             return self._poll(partial(self._handout.take, max_messages), timeout) or []
@@ -334,6 +339,7 @@ class Consumer:
                 timers=self._timers,
                 notices=self._member.notices,
                 tell=self._tell,
+                damage=self._damage,
                 may_work=lambda: not self._watch.may_have_lost_everything(),
                 clock=self._clock,
             )

@@ -20,9 +20,11 @@ from metaq.protocol.record import (
     HEADER,
     HEADER_BYTES,
     attribute_of,
+    blank_headers,
     checksums,
     decode_attribute,
     headers_at,
+    is_blank,
     split_bodies,
 )
 
@@ -32,6 +34,7 @@ from ..values import TopicPartition
 __all__ = [
     "WRONG_CHECKSUM",
     "WRONG_LENGTH",
+    "ZEROS",
     "Decoded",
     "Good",
     "Records",
@@ -42,6 +45,7 @@ __all__ = [
 
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
+ZEROS = "there are zeros instead of it"
 
 _make = tuple.__new__
 """Message(…) without its Python-level __new__: half the time."""
@@ -86,8 +90,11 @@ def decode_walking(
     body_start = start + HEADER_BYTES
     while body_start <= end:
         length, checksum, identity, flag = unpack(data, start)
-        if length < 0:
-            return _decoded(messages, start + shift, WRONG_LENGTH)
+        if length <= 0:
+            if length < 0:
+                return _decoded(messages, start + shift, WRONG_LENGTH)
+            if is_blank(length, checksum, identity, flag):
+                return _decoded(messages, start + shift, ZEROS)
         body_end = body_start + length
         if body_end > end:
             break
@@ -125,6 +132,9 @@ def good_records(records: Records, check: bool, bodies: bool) -> Good:
     starts = np.cumsum(records.sizes) - records.sizes + records.start
     headers = headers_at(records.data, starts)
     count, damage = _leading(headers["length"] == records.sizes - HEADER_BYTES), WRONG_LENGTH
+    blank = blank_headers(headers[:count])
+    if blank.any():
+        count, damage = int(blank.argmax()), ZEROS
     found = split_bodies(records.data, records.start, records.sizes[:count]) if check or bodies else []
     if check:
         matching = _leading(checksums(found) == headers["checksum"][:count])

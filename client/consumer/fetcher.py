@@ -16,16 +16,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, iter_headers
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, is_blank, iter_headers
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
 from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
+from ..damage import locate_damage
+from ..inquiry import damaged_bytes
 from ..lookups import max_offset
 from ..places import Locate
 from ..pool import ConnectionPool
@@ -36,11 +38,14 @@ from .arrivals import Arrivals
 from .chunk import Chunk
 from .partition_state import PartitionState
 
-__all__ = ["Fetcher"]
+__all__ = ["DAMAGE_TRIES", "Fetcher"]
 
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 3.0
+DAMAGE_TRIES = 3
+"""A record with a wrong checksum is fetched again (it may be damaged on the way) so often before it is looked into."""
+
 _LARGEST_GET_BYTES = 32 << 20
 """The text protocol's request stops growing here; no message is larger."""
 _EMPTY_GETS = 60
@@ -111,6 +116,20 @@ class Fetcher:
             state.pulling = True
         # on the timer thread: the first pull may have to connect
         self._timers.call_later(0, partial(self._pull, state, generation))
+
+    def examine(self, state: PartitionState, offset: int) -> None:
+        """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker look at
+        it too. After some tries find out how far the damage goes. It comes as a chunk of its own.
+        """
+        generation = state.start_at(offset)
+        state.suspect = offset
+        state.damage += 1
+        with state.lock:
+            state.pulling = True
+        if state.damage <= DAMAGE_TRIES:
+            self._timers.call_later(0, partial(self._pull, state, generation))
+        else:
+            self._timers.call_later(0, partial(self._locate, state, generation))
 
     def refill(self, state: PartitionState) -> None:
         """Call after chunks were taken: pull again if there is room and no pull is under way."""
@@ -221,6 +240,7 @@ class Fetcher:
             self._tags,
             config.long_poll_ms,
             sizes=True,
+            verify=state.ahead is None and state.suspect == state.fetch_offset,
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
 
@@ -251,6 +271,11 @@ class Fetcher:
                 pause_ms = self._take_result(state, generation, reply, connection.endpoint)
             else:
                 raise error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
+        except _NotWhole as failure:
+            again = state.forget_ahead(generation)
+            if again is not None:
+                self._timers.call_later(0, partial(self._locate, state, again, failure))
+            return
         except MetaqError as failure:
             self._failed(state, generation, failure)
             return
@@ -276,7 +301,13 @@ class Fetcher:
         if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
             raise frame_error(frame, state.partition, endpoint)
         reply = PullReply.from_ext(frame.ext)
-        if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+        if reply.damaged_from != NOT_DAMAGED:
+            if reply.next_offset <= state.fetch_offset:
+                raise RemoteProtocolError(f"{state.partition.topic} {state.partition}: damage ends before its begin")
+            damage = damaged_bytes(state.partition, reply.damaged_from, reply.next_offset)
+            self._add(state, generation, Chunk.damaged(damage, state.fetch_offset))
+        elif frame.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._lead(state, reply, endpoint)
             self._moved(state, generation, reply.next_offset, endpoint)
         elif reply.runs:
             self._add_runs(state, generation, reply, frame.body)
@@ -299,6 +330,17 @@ class Fetcher:
             raise RemoteProtocolError(f"{state.partition.topic} {state.partition}: an answer ends before its data")
         if state.add(generation, chunk):
             self._arrivals.put(state)
+
+    @staticmethod
+    def _lead(state: PartitionState, reply: PullReply, endpoint: Endpoint) -> None:
+        """Back to the start of the record that has the position: once, or what was read already would come for ever."""
+        if reply.next_offset < state.fetch_offset and reply.next_offset < reply.max_offset:
+            if state.led_back_from == state.fetch_offset:
+                raise RemoteProtocolError(
+                    f"{state.partition.topic} {state.partition}: {endpoint} leads back from {state.fetch_offset} to "
+                    f"{reply.next_offset} again, which was read already"
+                )
+            state.led_back_from = state.fetch_offset
 
     def _moved(self, state: PartitionState, generation: int, offset: int, endpoint: Endpoint) -> None:
         """The position is outside the readable bytes: go where the broker says, but never back on a slave's word."""
@@ -327,13 +369,13 @@ class Fetcher:
     def _ask_for_more(self, state: PartitionState, data: memoryview) -> int:
         """Not even one record fits. Returns how many bytes to hand out nevertheless: those of a record that is damaged.
 
-        Raises RemoteProtocolError if asking for more does not help.
+        Raises _NotWhole if asking for more does not help.
         """
-        length = HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else 0
-        if not 0 <= length <= _LARGEST_GET_BYTES:
+        header = HEADER.unpack_from(data) if len(data) >= HEADER_BYTES else None
+        if header is not None and (not 0 <= header[0] <= _LARGEST_GET_BYTES or is_blank(*header)):
             return len(data)
         if len(data) < state.fetch_bytes or state.fetch_bytes >= _LARGEST_GET_BYTES:
-            raise RemoteProtocolError(
+            raise _NotWhole(
                 f"the broker hands out {len(data)} bytes of the record at {state.fetch_offset}, which is longer: "
                 "raise its maxTransferSize"
             )
@@ -372,6 +414,28 @@ class Fetcher:
                 end,
             )
 
+    # --- damage -----------------------------------------------------------------------------------------------------
+
+    def _locate(self, state: PartitionState, generation: int, unless: MetaqError | None = None) -> None:
+        """Timer thread: how far does the damage go at the position? unless: what is wrong if nothing is damaged."""
+        if generation != state.generation or not state.active:
+            return
+        try:
+            damage = locate_damage(self._connection(state), state.partition, state.fetch_offset)
+        except MetaqError as error:
+            self._later(state, error, partial(self._locate, state, generation, unless))
+            return
+        if damage is None and unless is not None:
+            self._failed(state, generation, unless)
+            return
+        if damage is None:  # as the broker reads it, it is good
+            name = f"{state.partition.topic}-{state.partition}"
+            damage = CorruptRecord(name, state.fetch_offset, "it comes damaged from a broker that finds it good")
+        self._add(state, generation, Chunk.damaged(damage, state.fetch_offset))
+        if damage.end is not None:
+            self._recovered(state)
+            self._go_on(state, generation, 0)
+
     # --- errors -----------------------------------------------------------------------------------------------------
 
     def _failed(self, state: PartitionState, generation: int, error: MetaqError) -> None:
@@ -394,6 +458,10 @@ class Fetcher:
         state.backoff.reset()
 
 
+class _NotWhole(RemoteProtocolError):
+    """The broker does not give the whole of a record: it gives too little at once, or the length is damaged."""
+
+
 def _complete_bytes(data: memoryview) -> int:
     """How many bytes the complete records at the front take."""
     complete = 0
@@ -401,5 +469,5 @@ def _complete_bytes(data: memoryview) -> int:
         for header in iter_headers(data):
             complete = header.end
     except RemoteProtocolError:
-        pass  # a negative length: what is good in front of it comes first, it is the front of the next answer
+        pass  # no header: what is good in front of it comes first, it is the front of the next answer
     return complete

@@ -12,6 +12,7 @@ from metaq.protocol.errors import CorruptRecord
 from ..message import Message
 from .arrivals import Arrivals
 from .chunk import Chunk
+from .damage import DamagePolicy
 from .decoding import WRONG_LENGTH
 from .fetcher import Fetcher
 from .partition_state import PartitionState
@@ -19,12 +20,9 @@ from .partition_state import PartitionState
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["DAMAGE_TRIES", "Accept", "Handout", "take_next"]
+__all__ = ["Accept", "Handout", "take_next"]
 
 Accept = Callable[[Message], bool]
-
-DAMAGE_TRIES = 3
-"""A record with a wrong checksum is fetched again (it may be damaged on the way) so often before the user is told."""
 
 
 class Handout:
@@ -33,7 +31,7 @@ class Handout:
 
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
     accept: the user's filter; what it refuses is passed over and counts as consumed; `take` raises what it raises.
-    check_crcs: as in ConsumerConfig.
+    check_crcs: as in ConsumerConfig. damage: what to do where stored bytes are damaged.
     """
 
     def __init__(
@@ -43,11 +41,13 @@ class Handout:
         tags: frozenset[str] | None,
         accept: Accept | None = None,
         check_crcs: bool | None = None,
+        damage: DamagePolicy | None = None,
     ) -> None:
         self._arrivals = arrivals
         self._fetcher = fetcher
         self._tags = tags
         self._accept = accept
+        self._damage = damage or DamagePolicy()
         self._check_messages, self._check_batches = check_crcs is not False, check_crcs is True
         self._current: PartitionState | None = None
         self._handed: dict[PartitionState, tuple[int, int]] = {}
@@ -90,7 +90,7 @@ class Handout:
         self._current = state
 
     def take(self, limit: int) -> list[Message]:
-        """At most `limit` messages that are there now. Raises CorruptRecord."""
+        """At most `limit` messages that are there now. Raises CorruptRecord, and what on_damaged raises."""
         messages: list[Message] = []
         with self.lock:
             while len(messages) < limit:
@@ -178,12 +178,23 @@ class Handout:
         self._handed[state] = (state.position, state.last_id)
 
     def _damaged(self, state: PartitionState, error: CorruptRecord, report: bool) -> None:
-        """Fetch the record again; after some tries tell the user, at each poll, until there is a seek."""
+        """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it or tell the
+        user, at each poll, until there is a seek.
+        """
         self._current = None
-        state.position = error.position
-        if state.damage < DAMAGE_TRIES:
-            state.damage += 1
-            self._fetcher.move(state, error.position)
+        chunk = state.next_chunk()
+        if chunk is None or chunk.damage is None:
+            state.position = error.position
+            self._fetcher.examine(state, error.position)
+            return
+        try:
+            passes = self._damage.passes(state, error)
+        except BaseException:
+            self._arrivals.put(state)
+            raise
+        if passes:
+            state.position = chunk.end_offset
+            self._handed_out(state, chunk)
             return
         self._arrivals.put(state)
         if report:

@@ -20,9 +20,11 @@ from ..config import ConsumerConfig
 from ..message import Message
 from ..timers import Timers
 from .arrivals import Arrivals
+from .chunk import Chunk
+from .damage import DamagePolicy
 from .fetcher import Fetcher
 from .group_member import Notice
-from .handout import DAMAGE_TRIES, Accept, Handout, take_next
+from .handout import Accept, Handout, take_next
 from .lane import Lane
 from .partition_state import PartitionState
 from .rejected import RejectHandler
@@ -81,6 +83,7 @@ class Listener:
         timers: Timers,
         notices: SimpleQueue[Notice],
         tell: Callable[[Notice], None],
+        damage: DamagePolicy,
         may_work: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,6 +99,7 @@ class Listener:
         self._timers = timers
         self._notices = notices
         self._tell = tell
+        self._damage = damage
         self._may_work = may_work
         self._clock = clock
         self._lock = threading.Lock()
@@ -272,7 +276,7 @@ class Listener:
                 state, chunk, max(_BLOCK, self._batch), self._tags, self._config.check_crcs is not False
             )
         except CorruptRecord as error:
-            return self._damaged(lane, error)
+            return self._damaged(lane, chunk, error)
         state.damage = 0
         lane.messages.extend(messages)
         if not chunk.bytes_left:
@@ -280,15 +284,29 @@ class Listener:
             self._fetcher.refill(state)
         return 0.0
 
-    def _damaged(self, lane: Lane, error: CorruptRecord) -> float:
-        """Fetch the record again, for ever: it is skipped by an operator's decision only. Other partitions go on."""
+    def _damaged(self, lane: Lane, chunk: Chunk, error: CorruptRecord) -> float:
+        """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it, or try again
+        for ever: another broker, or a repaired file, may have it. Other partitions go on.
+        """
         state = lane.state
-        state.damage += 1
-        self._fetcher.move(state, error.position)
-        if state.damage <= DAMAGE_TRIES:
+        if chunk.damage is None:
+            self._fetcher.examine(state, error.position)
             return 0.0
-        if state.damage == DAMAGE_TRIES + 1:
-            log.error("the partition waits at a damaged record, which is fetched again and again: %s", error)
+        new = state.reported != error.position
+        try:
+            passes = self._damage.passes(state, error)
+        except Exception:
+            log.exception("on_damaged failed")
+            passes = False
+        if passes:
+            lane.end = chunk.end_offset
+            state.drop_chunk(chunk)
+            self._fetcher.refill(state)
+            return 0.0
+        if new:
+            log.error("the partition waits at damaged bytes, which are fetched again and again: %s", error)
+        state.damage = 0
+        self._fetcher.examine(state, chunk.offset)
         return self._config.retry_max_seconds
 
     def _process_next(self, lane: Lane) -> float:

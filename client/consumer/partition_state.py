@@ -19,9 +19,11 @@ from ..backoff import Backoff
 from ..values import TopicPartition
 from .chunk import Chunk
 
-__all__ = ["UNKNOWN_MESSAGE_ID", "PartitionState"]
+__all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "PartitionState"]
 
 UNKNOWN_MESSAGE_ID = -1
+NOWHERE = -1
+"""No offset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,13 @@ class PartitionState:
     committed: tuple[int, int] | None = None
     """What the last successful commit of this claim wrote, or what was stored when it began."""
     damage: int = 0
-    """Records in a row with a wrong checksum at one position."""
+    """How often in a row what was fetched at one position has failed its check."""
+    suspect: int = NOWHERE
+    """What was fetched here has failed its check: the broker shall look at it too."""
+    reported: int = NOWHERE
+    """Where the damage begins that the user was told of last."""
+    led_back_from: int = NOWHERE
+    """From here the broker has led to the start of a record once."""
     fetch_bytes: int = 0
     """Asked for by the next `get` (text protocol: grows while no record fits)."""
     idle_ms: int = 0
@@ -73,9 +81,15 @@ class PartitionState:
             self.buffered_bytes = 0
             self.pulling = False
             self.ahead = None
+            self.suspect = NOWHERE
             self.fetch_offset = self.position = offset
             self.opened = True
             return self.generation
+
+    def forget_damage(self) -> None:
+        """The user has moved the position: what is damaged there is told again."""
+        self.damage = 0
+        self.reported = NOWHERE
 
     def pull_anew(self) -> int | None:
         """Begin a new generation that keeps what was fetched: the answers under way are dropped.

@@ -56,7 +56,7 @@ class Positions:
         state = self.owned(partition)
         offset = self._resolve(partition, to)
         self._handout.forget(state)
-        state.damage = 0
+        state.forget_damage()
         state.last_id = UNKNOWN_MESSAGE_ID
         self._fetcher.move(state, offset)
         state.consumed = (offset, UNKNOWN_MESSAGE_ID)

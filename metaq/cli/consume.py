@@ -12,7 +12,7 @@ import simplejson
 
 from metaq.client.cluster import Cluster
 from metaq.client.message import Message
-from metaq.protocol.errors import RequestTimedOut
+from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 
 from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
@@ -113,7 +113,7 @@ def _consume_directly(
         return timer.may_wait()
 
     with Cluster(zk) as cluster:
-        for message in read_topic(cluster, topic, start, only, follow, may_wait):
+        for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn):
             if tags and message.tag not in tags:
                 continue
             output.put(message)
@@ -126,12 +126,20 @@ def _consume_directly(
 def _consume_in_group(
     zk: str, topic: str, group: str, start: Position, tags: tuple[str, ...], output: Output, timer: IdleTimer
 ) -> None:
-    from metaq import Consumer  # only with a group
+    from metaq import Consumer, ConsumerConfig  # only with a group
 
     beginning = place_of(start) or start.kind
     with (
         stop_signal() as stop,
-        Consumer(zk, group=group, topics=[topic], start=beginning, tags=tags or None) as consumer,
+        Consumer(
+            zk,
+            group=group,
+            topics=[topic],
+            start=beginning,
+            tags=tags or None,
+            on_damaged=_warn,
+            config=ConsumerConfig(damage="skip"),
+        ) as consumer,
     ):
         while not stop.is_set() and output.left != 0 and timer.may_wait():
             limit = POLL_MESSAGES if output.left is None else min(POLL_MESSAGES, output.left)
@@ -141,6 +149,11 @@ def _consume_in_group(
             if messages:
                 output.flush()  # printed before it can be committed
                 timer.message_came()
+
+
+def _warn(damage: CorruptRecord) -> None:
+    """Everything else of the partition can be read."""
+    click.echo(f"metaq: warning: passed over {damage}", err=True)
 
 
 def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from metaq.client.cluster import Cluster
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.inquiry import partition_bounds, read_bytes
+from metaq.client.consumer.single_read import read_messages
+from metaq.client.inquiry import partition_bounds
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
@@ -16,7 +16,7 @@ from metaq.protocol.errors import CorruptRecord
 from .options import PartitionName, Position
 from .positions import OffsetIn, offset_in
 
-__all__ = ["decode_records", "read_topic"]
+__all__ = ["read_topic"]
 
 READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
@@ -44,11 +44,13 @@ def read_topic(
     follow: bool = False,
     idle: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], None] = time.sleep,
+    on_damaged: Callable[[CorruptRecord], None] | None = None,
 ) -> Iterator[Message]:
     """Messages of `topic` from `start` on, in order within a partition, partitions in turns of one block.
 
     only: these partitions, default all. follow: go on after the end; `idle` is then called whenever there is nothing
-    new and says whether to wait on. Raises NoPartition, OffsetOutOfRange, CorruptRecord.
+    new and says whether to wait on. on_damaged: told of damaged bytes, behind which the reading goes on. Raises
+    NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or whose end is not known.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
     offset_of = offset_in(start, cluster, topic)
@@ -56,9 +58,15 @@ def read_topic(
     while cursors:
         progress = False
         for cursor in cursors:
-            for message in _next_block(cluster, cursor):
-                progress = True
-                yield message
+            try:
+                for message in _next_block(cluster, cursor):
+                    progress = True
+                    yield message
+            except CorruptRecord as error:
+                if on_damaged is None or error.end is None:
+                    raise
+                on_damaged(error)
+                cursor.offset, progress = error.end, True
         cursors = [cursor for cursor in cursors if not cursor.done]
         if not progress and cursors:
             if not idle():
@@ -74,22 +82,9 @@ def _cursor(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, fo
 
 
 def _next_block(cluster: Cluster, cursor: _Cursor) -> Iterator[Message]:
-    data = read_bytes(cluster.connection(cursor.partition.broker), cursor.partition, cursor.offset, READ_BYTES)
-    for message in decode_records(data, cursor.partition, cursor.offset):
+    connection = cluster.connection(cursor.partition.broker)
+    for message in read_messages(connection, cursor.partition, cursor.offset, READ_BYTES):
         if cursor.done:
             return
         cursor.offset = message.next_offset
         yield message
-
-
-def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
-    """The complete records of `data`, which begins at byte `offset` of `partition`.
-
-    Raises CorruptRecord for a first record with a wrong checksum (a later one ends the list: the next read begins with
-    it), and for bytes without one complete record, because brokers send the first whole.
-    """
-    messages = Chunk.of(data, offset, offset + len(data)).take(partition, len(data))
-    if data and not messages:
-        where = f"topic {partition.topic}, partition {partition}"
-        raise CorruptRecord(where, offset, f"no complete message in {len(data)} bytes: does one begin there?")
-    return messages

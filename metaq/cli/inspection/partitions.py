@@ -166,10 +166,18 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
     if state is IndexState.BEHIND and last:
         state = IndexState.OK  # a broker catches up at its start, or at the next checkpoint
     report.index[state.value] = report.index.get(state.value, 0) + 1
-    report.findings += [_bad_finding(found.file, each, last, in_use) for each in found.bad]
+    # what a start believes stays as it is: it neither cuts damage there nor sets it aside
+    for each in found.bad:
+        judged, promised = last and each.start >= found.trusted_end, each.start < found.promised_end
+        report.findings.append(_bad_finding(found.file, each, judged, promised, in_use))
     if state is IndexState.WRONG:
         text = "it does not describe its segment: it is made again at the next start"
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
+    if state is IndexState.MISLEADING:
+        effect = "consumers miss good messages" if found.misplaced else "searches by id miss messages"
+        text = f"it does not describe the records, and a start believes it: {effect}. Stop the broker and delete it: then"
+        level = Level.DAMAGE if found.misplaced else Level.WARNING
+        report.findings.append(Finding(level, found.file.index_path, f"{text} the next start makes it again"))
 
 
 def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> None:
@@ -179,10 +187,16 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
         report.findings.append(Finding(Level.WARNING, file.keys_path, text))
 
 
-def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, in_use: bool) -> Finding:
+def _bad_finding(file: SegmentFile, bad: BadRange, judged: bool, promised: bool, in_use: bool) -> Finding:
+    """judged: a start checks these bytes, at the end of the partition, and repairs what it can. promised: records were
+    there, and synced.
+    """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"
-    at_end = last and bad.end == file.end
+    at_end = judged and bad.end == file.end
+    if at_end and promised:
+        text = f"{size} damaged bytes {where} had been good and synced: their messages are lost"
+        return Finding(Level.DAMAGE, file.path, text if in_use else f"{text}, the start cuts the log there")
     if at_end and in_use:
         return Finding(Level.NOTE, file.path, f"{size} bytes at {bad.start} that the running broker is writing")
     if at_end and bad.kind is Bad.ZEROS:
@@ -193,8 +207,12 @@ def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, in_use: bool) -> 
     if at_end:
         text = f"a torn tail of {size} bytes at {bad.start}: a record that was never finished, cut at the start"
         return Finding(Level.WARNING, file.path, text)
-    if bad.kind is Bad.ZEROS and size % _RECORD_HEADER == 0:
-        text = f"{size} zero bytes {where}, which a Java broker took for {size // _RECORD_HEADER} empty messages"
-        return Finding(Level.WARNING, file.path, text)
-    effect = "the start sets everything from there on aside and cuts the log" if last else "its messages are lost"
-    return Finding(Level.DAMAGE, file.path, f"{size} damaged bytes {where}: {effect}")
+    if judged and not in_use:
+        effect = "the start sets everything from there on aside and cuts the log"
+    else:
+        effect = "its messages are lost, consumers stop there or skip it"
+    what = "damaged"
+    if bad.kind is Bad.ZEROS:
+        what = "zero"
+        effect += f"; a Java broker gives them as {size // _RECORD_HEADER} empty messages"
+    return Finding(Level.DAMAGE, file.path, f"{size} {what} bytes {where}: {effect}")

@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
-from metaq.broker.store.files import Files, read_exactly
-from metaq.broker.store.index import HEADER_BYTES as INDEX_HEADER_BYTES
-from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, Checkpoint, UnitArray
+from metaq.broker.store.files import Files
+from metaq.broker.store.index import Checkpoint, UnitArray, read_checkpoint
 from metaq.broker.store.recovery import trusted_checkpoint
 from metaq.broker.store.scan import find_record, is_zero, scan_units
 from metaq.broker.store.segment import SegmentFile
+from metaq.broker.store.unit_reader import UnitReader
 
 __all__ = ["Bad", "BadRange", "IndexState", "SegmentReport", "inspect_segment"]
 
 _BLOCK_RECORDS = 1 << 20  # of one step; a step reads 4 MiB, or one larger record
-_COMPARED = ["offset", "id", "size"]
+_PLACES = ["offset", "size"]
 
 
 class Bad(Enum):
@@ -42,13 +40,15 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """An index beside a segment is derived data: whatever its state, a broker of ours makes it good again."""
+    """An index beside a segment is derived data. A start makes it again unless its header seems to fit the segment."""
 
     OK = "ok"
     BEHIND = "behind"
     MISSING = "missing"
     WRONG = "wrong"
-    """There is one, but it does not describe this file."""
+    """There is one, but a start sees that it does not describe this file."""
+    MISLEADING = "misleading"
+    """A start believes it, but it leads to other places than the good records, or has other message ids."""
 
 
 @dataclass(slots=True)
@@ -66,6 +66,12 @@ class SegmentReport:
     """The largest record seen, header included."""
     oversized: int = 0
     """Records seen that are larger than the limit."""
+    trusted_end: int = 0
+    """Byte offset up to which a start believes the segment without a look at its records."""
+    misplaced: bool = False
+    """A misleading index has other places, and not only other message ids."""
+    promised_end: int = 0
+    """Up to here the index says that records were synced, whether a start believes it or not."""
 
 
 def inspect_segment(
@@ -84,6 +90,9 @@ def inspect_segment(
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
+    report.trusted_end = report.promised_end = file.first_offset if known is None else known.end
+    if known is None and (promised := read_checkpoint(files, file.index_path, file.first_offset)) is not None:
+        report.promised_end = promised.checkpoint.end
     if fast:
         trusted = known.end - file.first_offset if known else 0
         report.records = known.units if known else None
@@ -114,6 +123,7 @@ def _read(
 ) -> int:
     """Fill the report; the number of good records from `checked_from` on."""
     file, count = report.file, 0
+    index = None if known is None or report.checked_from else _IndexComparison(files, file, known)
     fd = files.open(file.path, os.O_RDONLY)
     try:
         position = report.checked_from
@@ -121,8 +131,9 @@ def _read(
             if len(units):
                 report.largest = max(report.largest, int(units["size"].max()))
                 report.oversized += int((units["size"] > limit).sum())
-                if not report.checked_from and not _index_agrees(files, file, known, count, units):
-                    report.index = IndexState.WRONG
+                if index is not None and not index.agrees(units):
+                    report.index = IndexState.MISLEADING
+                    report.misplaced |= index.misplaced
                 count += len(units)
             else:
                 report.bad.append(_judge(files, fd, file, position, end))
@@ -155,15 +166,27 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
     return BadRange(file.first_offset + start, file.first_offset + end, kind)
 
 
-def _index_agrees(files: Files, file: SegmentFile, known: Checkpoint | None, first: int, units: UnitArray) -> bool:
-    """Whether the units of the index, from number `first` on, are those that the records give."""
-    covered = 0 if known is None else min(len(units), known.units - first)
-    if covered <= 0:
-        return True
-    fd = files.open(file.index_path, os.O_RDONLY)
-    try:
-        data = read_exactly(files, fd, covered * UNIT_BYTES, INDEX_HEADER_BYTES + first * UNIT_BYTES)
-    finally:
-        files.close(fd)
-    stored = np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], UNIT_DTYPE)
-    return len(stored) == covered and all((stored[name] == units[:covered][name]).all() for name in _COMPARED)
+class _IndexComparison:
+    """Whether the units of an index that a start believes are those of the good records, found by their offsets: what
+    the index has between them are records that were damaged since.
+    """
+
+    def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
+        self._files = files
+        self._file = file
+        self._known = known
+        self.misplaced = False
+        """Whether some were at other places, or of other sizes."""
+
+    def agrees(self, units: UnitArray) -> bool:
+        """units: of good records back to back. Raises OSError."""
+        units = units[units["offset"] < self._known.end]
+        if not len(units):
+            return True
+        end = int(units[-1]["offset"]) + int(units[-1]["size"])
+        with UnitReader(self._files, self._file.index_path, self._known.units) as reader:
+            first, last = reader.starting_before(int(units[0]["offset"])), reader.starting_before(end)
+            stored = reader.units(first, last)
+        same_places = len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _PLACES)
+        self.misplaced |= not same_places
+        return same_places and bool((stored["id"] == units["id"]).all())

@@ -125,11 +125,74 @@ def test_a_closed_segment_cut_short_is_damage_but_a_fast_check_does_not_look(che
     assert not fast["damaged"]
 
 
-def test_zeros_that_java_took_for_messages_are_a_warning(check):
-    write(check.data / "t-0" / SEGMENT, record(b"a") + bytes(40) + record(b"b"))
+@pytest.mark.parametrize("size", [40, 50])
+def test_zeros_between_records_are_damage_whatever_a_java_broker_makes_of_them(check, size):
+    write(check.data / "t-0" / SEGMENT, record(b"a") + bytes(size) + record(b"b"))
+    (damage,) = said(check(), "damage")
+    assert f"{size} zero bytes [21, {21 + size})" in damage
+    assert "as 2 empty messages" in damage
+
+
+def checkpointed(check, *bodies, segments=1):
+    """A partition of a broker that was stopped: a start believes all of it. The path of its first segment."""
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = sum(20 + len(body) for body in bodies) if segments > 1 else 1 << 20
+    for _ in range(segments):
+        harness.append(*bodies)
+        harness.threads.run_all()
+    harness.store.close()
+    return harness.data_file()
+
+
+def change(path, position, data):
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize(
+    ("position", "data", "bad"),
+    [
+        (25, b"x", (24, 48)),  # a body
+        (24, b"\x7f", (24, 48)),  # a length
+        (24, bytes(24), (24, 48)),
+        (70, b"xx", (48, 72)),  # the last record: no start cuts what a checkpoint covers
+        (48, bytes(24), (48, 72)),
+    ],
+)
+def test_damage_that_a_start_believes_in_is_damage_and_its_index_is_right(check, segments, position, data, bad):
+    change(checkpointed(check, b"1one", b"2two", b"3tre", segments=segments), position, data)
     report = check()
-    assert not report["damaged"]
-    assert "2 empty messages" in said(report, "warning")[0]
+    (damage,) = said(report, "damage")
+    assert f"[{bad[0]}, {bad[1]})" in damage
+    assert "messages are lost" in damage
+    if position == 48:  # the last unit does not fit the record
+        assert ("the start cuts the log there" in damage) == (segments == 1)
+        assert the_partition(report)["index"]["wrong"] == 1
+    else:
+        assert not said(report, "warning")
+        assert set(the_partition(report)["index"]) == {"ok"}
+
+
+def test_an_index_that_a_start_believes_and_that_misleads_is_damage(check):
+    path = checkpointed(check, b"1one", b"2two", b"3tre").with_suffix(".index")
+    change(path, 64 + 24, (9).to_bytes(4, "little"))  # the size of the first record
+    (damage,) = said(check(), "damage")
+    assert "consumers miss good messages" in damage
+    change(path, 64 + 64, (1 << 40).to_bytes(8, "little"))  # and the last unit: now a start sees it
+    report = check()
+    assert not said(report, "damage")
+    assert "made again at the next start" in said(report, "warning")[0]
+
+
+def test_damage_of_a_broker_that_runs_is_told_as_far_as_its_checkpoint_goes(check):
+    path = checkpointed(check, b"1one", b"2two", b"3tre")
+    change(path, 70, b"xx")
+    with open(check.data / LOCK_NAME, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (damage,) = said(check(), "damage")
+    assert "[48, 72)" in damage
 
 
 @pytest.mark.parametrize(("shift", "what"), [(5, "gap of 5 bytes"), (-5, "overlap of 5 bytes")])
@@ -180,8 +243,9 @@ def test_the_state_of_an_index_is_told(check):
     data[64 + 8] ^= 1  # the id in the first unit: the header and the last unit stay right
     index.write_bytes(data)
     broken = check()
-    assert the_partition(broken)["index"]["wrong"] == 1
+    assert the_partition(broken)["index"]["misleading"] == 1
     assert not broken["damaged"]
+    assert "searches by id" in said(broken, "warning")[0]
     index.unlink()
     assert the_partition(check())["index"]["missing"] == 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.direct_read import decode_records
+from metaq.client.consumer.single_read import decode_records
 from metaq.cli.produce import line_chunks
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition

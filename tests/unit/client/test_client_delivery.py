@@ -13,9 +13,11 @@ from metaq.client.backoff import Backoff
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.arrow import SCHEMA, record_batch
 from metaq.client.consumer.chunk import Chunk
+from metaq.client.consumer.damage import DamagePolicy
 from metaq.client.consumer.decoding import decode_sized, decode_walking
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.inquiry import damaged_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
@@ -41,12 +43,12 @@ def damaged(raw):
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 7))
 def test_every_message_comes_once_in_order_with_its_offset(payloads, limit):
-    chunk = chunk_of(*(record(payload, number) for number, payload in enumerate(payloads)))
+    chunk = chunk_of(*(record(payload, number) for number, payload in enumerate(payloads, 1)))
     messages = []
     while got := chunk.take(HERE, limit):
         assert len(got) <= limit
         messages += got
-    assert [(message.id, message.payload) for message in messages] == list(enumerate(payloads))
+    assert [(message.id, message.payload) for message in messages] == list(enumerate(payloads, 1))
     assert [message.offset for message in messages] == [1000, *(message.next_offset for message in messages)][:-1]
     assert (chunk.bytes_left, chunk.offset) == (0, chunk.end_offset)
 
@@ -91,7 +93,7 @@ ATTRIBUTES = st.one_of(
 @given(PAYLOADS, st.lists(ATTRIBUTES, min_size=1, max_size=5), st.integers(1, 300), st.booleans())
 def test_a_batch_is_what_the_messages_are(payloads, attributes, limit, check):
     records = [
-        record(payload, (number - 3) << 20, **attributes[number % len(attributes)])
+        record(payload, (number - 3 or 99) << 20, **attributes[number % len(attributes)])
         for number, payload in enumerate(payloads)
     ]
     chunk, messages = sized(*records), sized(*records).take(HERE, len(records))
@@ -215,22 +217,23 @@ class NotedFetcher:
     """Notes what the handout asks of the fetcher."""
 
     def __init__(self):
-        self.refilled, self.moved = [], []
+        self.refilled, self.examined = [], []
 
     def refill(self, state):
         self.refilled.append(state)
 
-    def move(self, state, offset):
+    def examine(self, state, offset):
         state.start_at(offset)
-        self.moved.append(offset)
+        state.damage += 1
+        self.examined.append(offset)
 
 
 class Bench:
-    def __init__(self, tags=None):
+    def __init__(self, tags=None, damage=None):
         self.arrivals = Arrivals()
         self.fetcher = NotedFetcher()
         fetcher: Any = self.fetcher
-        self.handout = Handout(self.arrivals, fetcher, tags)
+        self.handout = Handout(self.arrivals, fetcher, tags, damage=damage)
         self.state = self.new_state(HERE)
 
     def new_state(self, partition):
@@ -307,27 +310,86 @@ def test_chunks_of_an_older_generation_are_dropped():
     assert bench.take() == [b"new"]
 
 
-def test_a_damaged_record_is_fetched_again_and_then_reported_at_every_call_until_a_seek():
+def test_a_record_that_fails_its_check_is_looked_into_behind_what_is_good():
     bench = Bench()
-    for _ in range(3):
-        bench.arrive(chunk_of(record(b"good"), damaged(record(b"bad"))) if not bench.fetcher.moved else
-                     chunk_of(damaged(record(b"bad")), offset=1024))  # fmt: skip
-        assert bench.take() == ([] if bench.fetcher.moved and len(bench.fetcher.moved) > 1 else [b"good"])
-    assert bench.fetcher.moved == [1024, 1024, 1024]
+    bench.arrive(chunk_of(record(b"good"), damaged(record(b"bad"))))
+    assert bench.take() == [b"good"]
+    assert (bench.fetcher.examined, bench.state.position) == ([1024], 1024)
     bench.arrive(chunk_of(damaged(record(b"bad")), offset=1024))
+    assert bench.take() == []
+    bench.arrive(chunk_of(record(b"bad"), offset=1024))  # it was damaged on the way
+    assert bench.take() == [b"bad"]
+    assert (bench.fetcher.examined, bench.state.damage) == ([1024, 1024], 0)
+
+
+def damage(start, end):
+    return Chunk.damaged(damaged_bytes(HERE, start, end), start)
+
+
+def test_damage_is_reported_at_every_call_until_a_seek():
+    told = []
+    bench = Bench(damage=DamagePolicy("stop", told.append))
+    bench.arrive(chunk_of(record(b"good", 1)))
+    bench.arrive(damage(1024, 1050))
+    bench.arrive(chunk_of(record(b"after"), offset=1050))
+    assert bench.take() == [b"good"]
     for _ in range(2):
         with pytest.raises(CorruptRecord) as caught:
             bench.take()
-        assert caught.value.position == 1024
+        assert (caught.value.position, caught.value.end) == (1024, 1050)
     bench.handout.acknowledge()
     assert bench.state.consumed == (1024, 1)
+    assert told == [caught.value]
+
+
+def test_damage_is_skipped_if_that_is_wanted_and_told_once(caplog):
+    told = []
+    bench = Bench(damage=DamagePolicy("skip", told.append))
+    bench.arrive(damage(1000, 1024))
+    bench.arrive(chunk_of(record(b"after", 5), offset=1024))
+    bench.arrive(damage(1049, 2000))
+    assert bench.take() == [b"after"]
+    assert bench.take() == []
+    bench.handout.acknowledge()
+    assert bench.state.consumed == (2000, 5)
+    assert [(each.position, each.end) for each in told] == [(1000, 1024), (1049, 2000)]
+    assert [line.levelname for line in caplog.records] == ["WARNING", "WARNING"]
+    assert "[1000, 1024)" in caplog.text
+
+
+def test_what_on_damaged_raises_comes_out_once():
+    def fail(error):
+        raise KeyError(error.position)
+
+    bench = Bench(damage=DamagePolicy("skip", fail))
+    bench.arrive(damage(1000, 1024))
+    bench.arrive(chunk_of(record(b"after"), offset=1024))
+    with pytest.raises(KeyError):
+        bench.take()
+    assert bench.take() == [b"after"]
+
+
+def test_damage_whose_end_nobody_knows_is_never_skipped():
+    bench = Bench(damage=DamagePolicy("skip"))
+    bench.arrive(Chunk.damaged(CorruptRecord("t", 1000, "strange"), 1000))
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            bench.take()
+
+
+def test_damage_ends_a_batch(caplog):
+    bench = Bench(damage=DamagePolicy("skip"))
+    bench.arrive(sized(record(b"1"), record(b"2")))
+    bench.arrive(damage(1042, 1100))
+    bench.arrive(sized(record(b"3"), offset=1100))
+    batches = [bench.handout.take_batch(10)["payload"].to_pylist() for _ in range(3)]
+    assert [each for batch in batches for each in batch] == [b"1", b"2", b"3"]
 
 
 def test_damage_of_one_partition_does_not_hold_up_another():
     bench = Bench()
     other = bench.new_state(TopicPartition("t", 1, 0))
-    bench.state.damage = 3
-    bench.arrive(chunk_of(damaged(record(b"bad"))))
+    bench.arrive(damage(1000, 1024))
     with pytest.raises(CorruptRecord):
         bench.take()
     bench.arrive(chunk_of(record(b"fine")), other)
@@ -343,10 +405,23 @@ def test_damage_of_one_partition_does_not_hold_up_another():
 
 def test_bytes_that_are_no_whole_record_are_damage_and_not_skipped():
     bench = Bench()
-    bench.state.damage = 3
     bench.arrive(chunk_of(record(b"x" * 100)[:50]))
-    with pytest.raises(CorruptRecord, match="length"):
-        bench.take()
+    assert bench.take() == []
+    assert bench.fetcher.examined == [1000]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_zeros_are_no_messages(check):
+    """An index that is good, or none, over a page of zeros: legal empty messages have ids."""
+    empty, zeros = record(b"", 7), bytes(20)
+    for chunk in (chunk_of(empty, zeros, zeros, empty), sized(empty, zeros, zeros, empty)):
+        assert [message.id for message in chunk.take(HERE, 10, check=check)] == [7]
+        with pytest.raises(CorruptRecord, match="zeros") as caught:
+            chunk.take(HERE, 10, check=check)
+        assert caught.value.position == 1020
+    assert sized(empty, zeros).take_batch(HERE, 10, check).num_rows == 1
+    with pytest.raises(CorruptRecord, match="zeros"):
+        sized(zeros, empty).take_batch(HERE, 10, check)
 
 
 def test_a_seek_forgets_what_was_handed_out_of_the_partition():

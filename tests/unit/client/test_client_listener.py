@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.arrivals import Arrivals
+from metaq.client.consumer.damage import DamagePolicy
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.group_member import Notice
 from metaq.client.consumer.handout import Handout
@@ -30,6 +32,7 @@ class Running:
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
         self.may_work = True
+        self.damaged = []
         self.told = []
         self.pool, self.timers, arrivals = ConnectionPool(config.connection), Timers("fetch"), Arrivals()
         self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)
@@ -51,6 +54,7 @@ class Running:
             timers=self.timers,
             notices=self.notices,
             tell=self.tell,
+            damage=DamagePolicy(config.damage, self.damaged.append),
             may_work=lambda: self.may_work,
         )
         self.error = None
@@ -289,13 +293,28 @@ def test_a_damaged_record_stops_its_partition_only_and_is_read_once_it_is_whole(
     log = broker.log("t", 0)
     broker.append("t", 0, b"good", b"bad")
     log.data[-1] ^= 1
-    with Running(broker, handler):
-        eventually(lambda: "the partition waits at a damaged record" in caplog.text)
+    with Running(broker, handler) as running:
+        eventually(lambda: "the partition waits at damaged bytes" in caplog.text)
         broker.append("t", 1, b"other")
         eventually(lambda: handler.processed == [b"good", b"other"])
         log.data[-1] ^= 1
         eventually(lambda: handler.processed == [b"good", b"other", b"bad"])
     assert caplog.text.count("the partition waits") == 1
+    assert [(each.position, each.end) for each in running.damaged] == [(24, 47)]
+
+
+def test_damage_is_skipped_if_that_is_wanted_and_counts_as_consumed(broker, caplog):
+    handler = Handler()
+    broker.append("t", 0, b"good", b"bad", b"after")
+    broker.log("t", 0).data[46] ^= 1
+    with Running(broker, handler, config=replace(FAST, damage="skip")) as running:
+        eventually(lambda: handler.processed == [b"good", b"after"])
+        broker.log("t", 0).data[-1] ^= 1
+        broker.append("t", 0, b"last")
+        broker.log("t", 0).data[-1] ^= 1
+        eventually(lambda: running.states[0].consumed[0] == broker.log("t", 0).end)
+    assert [(each.position, each.end) for each in running.damaged] == [(24, 47), (72, 96)]
+    assert caplog.text.count("passed over") == 2
 
 
 def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_next_run(broker):

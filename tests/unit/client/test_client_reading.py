@@ -1,6 +1,7 @@
 """One partition of one broker, without ZooKeeper, over both protocols."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,8 @@ def reader(broker, request):
 
 
 def reading(broker, start="earliest", **arguments):
-    return PartitionReader(f"127.0.0.1:{broker.endpoint.port}", HERE, start, config=FAST, **arguments)
+    arguments.setdefault("config", FAST)
+    return PartitionReader(f"127.0.0.1:{broker.endpoint.port}", HERE, start, **arguments)
 
 
 def take(reader, count):
@@ -108,10 +110,53 @@ def test_damage_is_reported_at_each_poll_until_a_seek(broker, protocol):
     with reading(broker, protocol=protocol) as reader:
         assert payloads(reader, 1) == [b"good"]
         for _ in range(2):
-            with pytest.raises(CorruptRecord):
+            with pytest.raises(CorruptRecord) as caught:
                 take(reader, 1)
-        reader.seek(offsets[2])
+            assert (caught.value.position, caught.value.end) == tuple(offsets[1:])
+        reader.seek(caught.value.end)
         assert payloads(reader, 1) == [b"after"]
+
+
+DAMAGES = {
+    "a body": lambda data, start, end: data.__setitem__(end - 1, data[end - 1] ^ 1),
+    "a checksum": lambda data, start, end: data.__setitem__(start + 7, data[start + 7] ^ 1),
+    "a negative length": lambda data, start, end: data.__setitem__(start, 0xFF),
+    "a length beyond everything": lambda data, start, end: data.__setitem__(start + 1, 0x7F),
+    "a length beyond the end": lambda data, start, end: data.__setitem__(start + 2, 0x7F),
+    "a shorter length": lambda data, start, end: data.__setitem__(start + 3, 1),
+    "zeros": lambda data, start, end: data.__setitem__(slice(start, end), bytes(end - start)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("protocol", ["auto", "text"])
+def test_everything_but_what_is_damaged_is_read_once(broker, protocol, what, last):
+    """The last record of all, too, behind which new ones come."""
+    starts = [*broker.append("t", 0, *(b"%d" % number * 30 for number in range(5))), broker.log("t", 0).end]
+    bad = 4 if last else 2
+    DAMAGES[what](broker.log("t", 0).data, *starts[bad : bad + 2])
+    told = []
+    config = replace(FAST, damage="skip")
+    with reading(broker, protocol=protocol, on_damaged=told.append, config=config) as reader:
+        good = [b"%d" % number * 30 for number in range(5) if number != bad]
+        assert payloads(reader, 4) == good
+        eventually_told(reader, told)
+        assert [(each.position, each.end) for each in told] == [tuple(starts[bad : bad + 2])]
+        broker.append("t", 0, b"later")
+        assert payloads(reader, 1) == [b"later"]
+        assert len(told) == 1
+        assert len(reader.fetch(0)) == bad
+        with pytest.raises(CorruptRecord) as caught:
+            reader.fetch(starts[bad])
+        assert (caught.value.position, caught.value.end) == tuple(starts[bad : bad + 2])
+
+
+def eventually_told(reader, told):
+    deadline = time.monotonic() + 10
+    while not told:
+        assert time.monotonic() < deadline
+        assert reader.poll(timeout=0.01) == []
 
 
 def test_a_closed_reader_says_so(broker, reader):

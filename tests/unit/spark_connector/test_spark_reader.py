@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from metaq.client.cluster import Source
 from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ConfigError
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
@@ -132,3 +132,25 @@ def test_only_the_columns_of_a_given_schema_go_to_spark():
     for name, kind in (("value", "string"), ("values", "binary")):
         with pytest.raises(ConfigError, match=f"schema={name} {kind}: choose from key binary, value binary, topic"):
             source.reader(StructType().add(name, kind))
+
+
+@pytest.mark.parametrize("protocol", ["auto", "text"])
+@pytest.mark.parametrize("bad", [[0], [5], [6], [99], [0, 7, 8, 30, 99]])
+def test_damage_is_data_loss_with_its_range_or_passed_over(now, caplog, protocol, bad):
+    options = {"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.bytes": "4096", "metaq.protocol": protocol}
+    options["metaq.check.crcs"] = "true"
+    with brokers(100) as (master,):
+        for number in bad:
+            master.log("t", 0).data[number * SIZE + 50 * (number % 2)] ^= 0x40
+        read = []
+        with pytest.raises(CorruptRecord) as caught:
+            for batch in read_partition(ReadOptions.parse(options), planned(master)):
+                read.append(batch)
+        assert (caught.value.position, caught.value.end) == (bad[0] * SIZE, (bad[0] + 1) * SIZE)
+        assert rows(read) == PAYLOADS[: bad[0]]
+        accepting = ReadOptions.parse(options | {"failOnDataLoss": "false"})
+        assert rows(read_partition(accepting, planned(master))) == [
+            payload for number, payload in enumerate(PAYLOADS) if number not in bad
+        ]
+    joined = {number * SIZE for number in bad}
+    assert all(f"[{start}, " in caplog.text for start in joined if protocol == "auto" or start - SIZE not in joined)

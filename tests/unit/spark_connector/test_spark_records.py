@@ -70,9 +70,8 @@ def test_a_table_of_sizes_finds_the_records_that_steps_find(payloads, limit):
 
 def test_a_size_that_is_not_the_records_is_damage_there():
     data = record(b"12") + record(b"3456")
-    with pytest.raises(CorruptRecord) as caught:
-        RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([22, 23]))
-    assert caught.value.position == 1022
+    found = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([22, 23]))
+    assert (len(found), found.next_offset, found.damage.position) == (1, 1022, 1022)
 
 
 def test_a_cut_last_record_is_left_for_the_next_pull():
@@ -97,9 +96,25 @@ def test_bytes_without_a_complete_record_are_refused_rather_than_asked_for_for_e
 def test_damage_is_reported_with_its_exact_offset():
     data = bytearray(record(b"good") + record(b"bad"))
     data[-1] ^= 1
-    with pytest.raises(CorruptRecord, match="checksum") as damaged:
-        block(bytes(data))
-    assert damaged.value.position == 1000 + len(record(b"good"))
+    found = block(bytes(data))
+    assert found.to_arrow().column("value").to_pylist() == [b"good"]
+    assert found.damage.position == found.next_offset == 1000 + len(record(b"good"))
+    with pytest.raises(CorruptRecord, match="checksum"):
+        block(bytes(data[24:]))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_zeros_are_no_messages(known):
+    data = record(b"") * 2 + bytes(40) + record(b"")
+    found = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([20] * 5) if known else None)
+    assert (len(found), found.damage.position) == (2, 1040)
+    with pytest.raises(CorruptRecord, match="zeros"):
+        block(bytes(40))
+
+
+def test_a_negative_length_ends_a_block():
+    found = block(record(b"a") + record(b"bb") + b"\xff" * 30)
+    assert (len(found), found.damage.position) == (2, 1043)
 
 
 def test_bytes_that_are_no_record_are_refused():

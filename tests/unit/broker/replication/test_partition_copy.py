@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from metaq.broker.replication.partition_copy import AHEAD_SECONDS, FETCH_BYTES, PartitionCopy
 from metaq.broker.replication.source import Bounds, Fetched
 from metaq.broker.replication.status import CopyState
+from metaq.broker.store.damage import Damaged
 from metaq.protocol.errors import PeerLost, PeerRefused
 from metaq.protocol.record import encode_record
 from tests.unit.broker.harness import NOW, Harness
@@ -27,6 +28,8 @@ class Master:
         self.held: list[Deferred[None]] = []
         self.exists = True
         self.max_transfer = 1 << 30
+        self.damaged: Damaged | None = None
+        self.knows_damage = False
 
     @property
     def end(self) -> int:
@@ -35,8 +38,12 @@ class Master:
     async def bounds(self, topic: str, partition: int) -> Bounds | None:
         return Bounds(self.first, self.end) if self.exists else None
 
-    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int) -> Fetched:
+    async def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
+    ) -> Fetched:
         self.asked.append((offset, max_bytes))
+        if self.damaged is not None and (verify or self.knows_damage) and offset == self.damaged.start:
+            return Fetched(damaged=self.damaged, end=self.end)
         if self.errors:
             raise self.errors.pop(0)
         if offset < self.first:
@@ -153,6 +160,34 @@ def test_a_damaged_record_is_not_written(harness: Harness, place: int):
     master.data = b"".join(RECORDS)
     running.advance(1)
     assert running.bytes == master.data
+
+
+@pytest.mark.parametrize("knows", [False, True])
+@pytest.mark.parametrize("wrong", [bytes(len(RECORDS[1])), b"\xff" * len(RECORDS[1]), b"\x00\x7f" + RECORDS[1][2:]])
+def test_what_is_damaged_at_the_master_is_never_copied_and_its_range_is_told(
+    harness: Harness, caplog: pytest.LogCaptureFixture, wrong: bytes, knows: bool
+):
+    """A master of ours finds out itself where the damage ends, once it is asked to look."""
+    master = Master(RECORDS[0] + wrong + RECORDS[2])
+    start = len(RECORDS[0])
+    master.damaged, master.knows_damage = Damaged(start, start + len(wrong)), knows
+    running = Running(harness, master)
+    for _ in range(5):
+        running.advance(5)
+    assert running.bytes == RECORDS[0]
+    assert running.status.state is CopyState.TROUBLED
+    assert f"[{start}, {start + len(wrong)}) are damaged" in running.status.error
+    assert caplog.text.count("are damaged") == 1
+    running.copy.active = False
+
+
+def test_damage_in_what_is_compared_is_no_divergence(harness: Harness):
+    Running(harness, Master(b"".join(RECORDS[:3]))).copy.active = False
+    master = Master(b"".join(RECORDS[:4]))
+    master.damaged, master.knows_damage = Damaged(0, len(RECORDS[0])), True
+    again = Running(harness, master)
+    assert (again.status.state, "damaged" in again.status.error) == (CopyState.TROUBLED, True)
+    again.copy.active = False
 
 
 def test_a_refusal_is_tried_again_and_said_once(harness: Harness, caplog: pytest.LogCaptureFixture):

@@ -1,0 +1,129 @@
+"""Damaged bytes of a partition: which are known, and what lies at an offset that no record can be read from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from metaq.protocol.record import HEADER, HEADER_BYTES, checksum, is_blank
+
+from .files import Files, read_exactly
+from .index import UnitArray
+from .scan import find_record, scan_units
+
+__all__ = ["Damaged", "DamagedRanges", "Place", "Sound", "place_by_units", "place_by_walking"]
+
+_MAX_RANGES = 1024
+_WALK_RECORDS = 1 << 20
+
+
+class Damaged(NamedTuple):
+    """Bytes [start, end) of a partition, as byte offsets, hold no good record; one begins at `end`, or the segment ends
+    there.
+    """
+
+    start: int
+    end: int
+
+
+class Sound(NamedTuple):
+    """The offset lies in a good record: it starts at byte offset `start` and has `size` bytes with its header."""
+
+    start: int
+    size: int
+
+
+Place = Damaged | Sound
+"""What lies at an offset."""
+
+
+class DamagedRanges:
+    """What is known of one partition, in order. At most 1,024 ranges; of more the first are forgotten, and found again
+    when somebody reads there. Owning thread.
+    """
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Damaged]:
+        return map(Damaged, self._starts, self._ends)
+
+    def at(self, offset: int) -> Damaged | None:
+        """The range that has this byte."""
+        number = bisect_right(self._starts, offset) - 1
+        if number < 0 or offset >= self._ends[number]:
+            return None
+        return Damaged(self._starts[number], self._ends[number])
+
+    def add(self, found: Damaged) -> bool:
+        """Remember a range, those that begin in it included; False if its first byte is in one that is known."""
+        if self.at(found.start) is not None:
+            return False
+        first, last = bisect_right(self._starts, found.start), bisect_left(self._starts, found.end)
+        self._ends[first:last] = [max(found.end, *self._ends[first:last])] if last > first else [found.end]
+        self._starts[first:last] = [found.start]
+        if len(self._starts) > _MAX_RANGES:
+            del self._starts[0], self._ends[0]
+        return True
+
+    def forget_before(self, offset: int) -> None:
+        """Retention took what is in front of `offset`."""
+        count = bisect_right(self._ends, offset)
+        del self._starts[:count], self._ends[:count]
+
+
+def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Place:
+    """What lies where the first of some index units of a segment points to. Any thread. Raises OSError.
+
+    fd, first_offset: the segment's. Reads records up to the first good one, or the first gap between units.
+    """
+    start = end = int(units[0]["offset"])
+    for offset, _, _, size, _ in units.tolist():
+        if offset != end:
+            break
+        if _is_good(files, fd, offset - first_offset, size):
+            return Sound(offset, size) if offset == start else Damaged(start, offset)
+        end = offset + size
+    return Damaged(start, end)
+
+
+def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
+    record = read_exactly(files, fd, size, position)
+    if len(record) < max(size, HEADER_BYTES):
+        return False
+    length, expected, message_id, flag = HEADER.unpack_from(record)
+    if length != size - HEADER_BYTES or is_blank(length, expected, message_id, flag):
+        return False
+    return checksum(memoryview(record)[HEADER_BYTES:]) == expected
+
+
+def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Place:
+    """What lies at `offset` of a segment without an index: its records are checked one by one from `start` on, where
+    one begins, or damage. start <= offset < end, all of them byte offsets. Any thread. Raises OSError.
+
+    Reads up to the record, or to the next good one behind it: all of [start, end) at worst.
+    """
+    size = end - first_offset
+    position = start - first_offset
+    while True:
+        scan = scan_units(files, fd, position, size, first_offset, max_records=_WALK_RECORDS)
+        if offset < first_offset + scan.end:
+            unit = scan.units[int(np.searchsorted(scan.units["offset"], offset, "right")) - 1]
+            return Sound(int(unit["offset"]), int(unit["size"]))
+        if not len(scan.units):
+            good = find_record(files, fd, position, size)
+            behind = size if good is None else good
+            if offset < first_offset + behind:
+                return Damaged(first_offset + position, first_offset + behind)
+            position = behind
+        else:
+            position = scan.end

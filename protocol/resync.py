@@ -1,0 +1,197 @@
+"""Finding the next good record behind damaged bytes, wherever these bytes come from: a file, or a broker's answers.
+
+Records carry no mark by which they could be recognised, so a position is believed only if a body with the right
+CRC-32 follows. A 4-byte checksum is right by chance once in four billion tries; what limits the search is its cost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from .limits import MAX_BODY_BYTES
+from .record import HEADER, HEADER_BYTES, is_blank
+
+__all__ = ["Read", "RecordSearch", "next_record"]
+
+Read = Callable[[int, int], bytes]
+"""read(size, position): the bytes from `position` on, fewer than `size` only at the end. May raise what it likes."""
+
+_BLOCK_BYTES = 1 << 20
+_MAX_BLOCKS = 20
+"""Kept while searching (20 MiB): a record's end lies up to 8 MiB behind its begin."""
+
+_WINDOW_BYTES = 4 << 20
+"""Positions that are looked at together."""
+
+_CRC_BYTES = 1 << 30
+"""Checksums of bodies with nothing like a record behind them, or eight times as many with one; then small ones only."""
+
+_SMALL_BYTES = 4 << 10
+_MAX_EMPTY = 1 << 12
+"""Empty records in a row, which prove nothing themselves, that are passed on the way to one that does."""
+
+
+class RecordSearch:
+    """Looks for the first good record that starts in (start, end). One thread; `step` until it says that it is done.
+
+    Tried first where the record at `start` would end, then at every byte. Empty records count only where the record at
+    `start` announces them, and only if a good one, or the end, follows: elsewhere twenty bytes prove nothing. Records
+    above MAX_BODY_BYTES are not looked for.
+    """
+
+    def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
+        """base: nothing in front of it is read, which a broker may not have any more."""
+        self.found: int | None = None
+        """Where the record starts; None as long as there is none."""
+        self._read = read
+        self._start = start
+        self._end = end
+        self._base = base
+        self._next = start + 1
+        self._left = _CRC_BYTES
+        self._left_likely = 8 * _CRC_BYTES
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._tried_announced = False
+
+    def begins_good(self) -> bool:
+        """Whether a good record is at `start` itself."""
+        header = self._header(self._start)
+        return header is not None and self._has_checksum(self._start, header[0], header[1])
+
+    def step(self) -> bool:
+        """Look at up to 4 MiB more; whether the search is over. Raises what `read` raises."""
+        if not self._tried_announced:
+            self._tried_announced = True
+            self.found = self._announced()
+        if self.found is None and self._next < self._end:
+            self._look_at_window()
+        return self.found is not None or self._next >= self._end
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.get(number)
+        if block is None:
+            position = self._base + number * _BLOCK_BYTES
+            block = self._read(min(_BLOCK_BYTES, self._end - position), position)
+            self._blocks[number] = block
+            if len(self._blocks) > _MAX_BLOCKS:
+                self._blocks.popitem(last=False)
+        else:
+            self._blocks.move_to_end(number)
+        return block
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        """As many of `size` bytes as there are before the end."""
+        number, first = divmod(position - self._base, _BLOCK_BYTES)
+        last = first + min(size, self._end - position)
+        if last <= _BLOCK_BYTES:
+            return self._block(number)[first:last]
+        blocks = [self._block(each) for each in range(number, number + -(-last // _BLOCK_BYTES))]
+        return b"".join(blocks)[first:last]
+
+    def _header(self, position: int) -> tuple[int, int, int, int] | None:
+        """The header at `position` if it may be one: it is not blank, and its body ends before the end."""
+        data = self._bytes(position, HEADER_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        length, checksum, message_id, flag = HEADER.unpack(data)
+        if not 0 <= length <= min(MAX_BODY_BYTES, self._end - position - HEADER_BYTES) or checksum >= 1 << 31:
+            return None
+        if not length and (checksum or is_blank(length, checksum, message_id, flag)):
+            return None
+        return length, checksum, message_id, flag
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _announced(self) -> int | None:
+        header = self._bytes(self._start, HEADER_BYTES)
+        length = int.from_bytes(header[:4], "big", signed=True)
+        if len(header) < HEADER_BYTES or not 0 <= length <= MAX_BODY_BYTES or not any(header):
+            return None
+        first = position = self._start + HEADER_BYTES + length
+        for _ in range(_MAX_EMPTY):
+            found = None if position >= self._end else self._header(position)
+            if found is None:
+                return first if first < position == self._end else None
+            if found[0]:
+                return first if self._has_checksum(position, found[0], found[1]) else None
+            position += HEADER_BYTES
+        return None
+
+    def _look_at_window(self) -> None:
+        start = self._next
+        self._next = min(self._end, start + _WINDOW_BYTES)
+        data = self._bytes(start, _WINDOW_BYTES + HEADER_BYTES)
+        small = len(data) - HEADER_BYTES - _SMALL_BYTES
+        for position, length, checksum in _candidates(data, self._end - start):
+            if length <= _SMALL_BYTES and position <= small:  # as most are: numbers in a body look like lengths
+                body = position + HEADER_BYTES
+                good = crc32(data[body : body + length]) & 0x7FFFFFFF == checksum
+            else:
+                good = self._is_record(start + position, length, checksum)
+            if good:
+                self.found = start + position
+                return
+
+    def _is_record(self, position: int, length: int, checksum: int) -> bool:
+        following = position + HEADER_BYTES + length
+        likely = following == self._end or self._header(following) is not None
+        left = self._left_likely if likely else self._left
+        if length > _SMALL_BYTES and length > left:
+            return False
+        if likely:
+            self._left_likely -= length
+        else:
+            self._left -= length
+        return self._has_checksum(position, length, checksum)
+
+    def _has_checksum(self, position: int, length: int, expected: int) -> bool:
+        found, place, end = 0, position + HEADER_BYTES, position + HEADER_BYTES + length
+        while place < end:
+            size = min(end - place, _BLOCK_BYTES - (place - self._base) % _BLOCK_BYTES)
+            data = self._bytes(place, size)
+            if len(data) < size:
+                return False
+            found = crc32(data, found)
+            place += size
+        return found & 0x7FFFFFFF == expected
+
+
+def next_record(read: Read, start: int, end: int) -> int | None:
+    """Where the first good record behind `start` starts, None if none does before `end`. See RecordSearch."""
+    search = RecordSearch(read, start, end)
+    while not search.step():
+        pass
+    return search.found
+
+
+def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
+    """Positions in the first _WINDOW_BYTES that could be the header of a record with a body that ends within `room`,
+    each with that body's length and checksum.
+    """
+    count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
+    if count <= 0:
+        return iter(())
+    raw = np.frombuffer(data, np.uint8)
+    if not raw.any():
+        return iter(())
+    lengths = _big_endian_words(raw, 0, count)
+    possible = (lengths > 0) & (lengths <= min(MAX_BODY_BYTES, room)) & (raw[4 : 4 + count] < 0x80)
+    found = np.flatnonzero(possible)
+    found = found[found + lengths[found] + HEADER_BYTES <= room]
+    checksums = _big_endian_words(raw, 4, count)[found]
+    return zip(found.tolist(), lengths[found].tolist(), checksums.tolist(), strict=True)
+
+
+def _big_endian_words(raw: npt.NDArray[np.uint8], start: int, count: int) -> npt.NDArray[np.uint32]:
+    """The u32 at each of `count` byte positions from `start` on."""
+    words = raw[start : start + count].astype(np.uint32)
+    for i in (1, 2, 3):
+        words = (words << np.uint32(8)) | raw[start + i : start + i + count]
+    return words

@@ -1,0 +1,197 @@
+"""Damaged bytes in a partition: what lies at an offset, what is remembered of it, and what index units leave out."""
+
+import os
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.broker.store.damage import Damaged, DamagedRanges, Sound
+from metaq.broker.store.testing import ManualThreads
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+
+BODIES = [b"%02d" % number * 15 for number in range(20)]
+SIZE = 50
+
+
+@pytest.fixture(params=["indexed", "unindexed"])
+def log(harness, request):
+    """Ten records in each of two closed segments, with an index or without one yet."""
+    harness.max_segment_size = 10 * SIZE
+    for body in BODIES:
+        harness.append(body)
+    harness.threads.run_all()
+    harness.store.close()
+    harness.request = request.param
+    return harness
+
+
+def opened(harness, change=None):
+    """The log of a store that was started again after `change(path of the first segment)`."""
+    if harness.request == "unindexed":
+        os.unlink(harness.index_file(0))
+    if change is not None:
+        change(harness.data_file(0))
+    harness.threads = ManualThreads()
+    harness.open()
+    return harness.log
+
+
+def overwrite(position, data):
+    def change(path):
+        with open(path, "r+b") as file:
+            file.seek(position)
+            file.write(data)
+
+    return change
+
+
+def place(log, offset):
+    return log.examination(offset)()
+
+
+def test_every_byte_of_a_sound_log_leads_to_its_record(log):
+    partition = opened(log)
+    for offset in range(20 * SIZE):
+        assert place(partition, offset) == Sound(offset - offset % SIZE, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("position", "data"),
+    [
+        (3 * SIZE + 40, b"x"),  # a body
+        (3 * SIZE, b"\xff"),  # a negative length
+        (3 * SIZE, b"\x7f"),  # a length beyond everything
+        (3 * SIZE + 3, b"\x01"),  # a shorter one
+        (3 * SIZE + 4, b"\x55"),  # a checksum
+        (3 * SIZE, bytes(SIZE)),  # zeros
+    ],
+)
+def test_damage_is_told_from_its_first_byte_to_its_last(log, position, data):
+    partition = opened(log, overwrite(position, data))
+    for offset in range(3 * SIZE, 4 * SIZE):
+        assert place(partition, offset) == Damaged(3 * SIZE, 4 * SIZE)
+    assert place(partition, 3 * SIZE - 1) == Sound(2 * SIZE, SIZE)
+    assert place(partition, 4 * SIZE) == Sound(4 * SIZE, SIZE)
+
+
+def test_records_in_a_row_are_one_range_and_the_last_one_ends_with_its_segment(log):
+    partition = opened(log, overwrite(8 * SIZE + 5, b"?" * (2 * SIZE - 5)))
+    assert place(partition, 8 * SIZE) == Damaged(8 * SIZE, 10 * SIZE)
+    assert place(partition, 10 * SIZE) == Sound(10 * SIZE, SIZE)
+
+
+def test_a_whole_segment_can_be_damaged(log):
+    partition = opened(log, overwrite(0, b"?" * (10 * SIZE)))
+    assert place(partition, 0) == Damaged(0, 10 * SIZE)
+
+
+def test_the_units_of_an_index_made_over_damage_end_at_it(log):
+    if log.request == "indexed":
+        pytest.skip("an index that is good was made before the damage")
+    partition = opened(log, lambda path: [overwrite(at * SIZE + 40, b"x")(path) for at in (3, 4, 9)])
+    log.threads.run_all()
+    assert [segment.index is None for segment in partition.segments] == [False] * 3
+    assert list(partition.damage) == [Damaged(3 * SIZE, 5 * SIZE), Damaged(9 * SIZE, 10 * SIZE)]
+    assert partition.units(0, 1 << 20)["offset"].tolist() == [0, SIZE, 2 * SIZE]
+    assert partition.units(3 * SIZE, 1 << 20)["offset"].tolist() == [at * SIZE for at in range(5, 9)]
+    assert len(partition.units(9 * SIZE, 1 << 20)) == 0
+    assert place(partition, 4 * SIZE) == Damaged(3 * SIZE, 5 * SIZE)
+    assert place(partition, 9 * SIZE + 7) == Damaged(9 * SIZE, 10 * SIZE)
+    starts = [partition.record_start(offset) for offset in (0, 2 * SIZE + 1, 3 * SIZE, 5 * SIZE + 9, 9 * SIZE)]
+    assert starts == [0, 2 * SIZE, 5 * SIZE, 5 * SIZE, 10 * SIZE]
+
+
+def test_an_offset_leads_to_the_start_of_its_record(harness):
+    harness.append(b"a", b"bb", b"ccc")
+    log = harness.log
+    assert [log.record_start(offset) for offset in (0, 20, 21, 42, 43, 65, 66, 99)] == [0, 0, 21, 21, 43, 43, 66, 66]
+    assert log.record_start(-5) == 0
+
+
+def test_where_no_index_is_there_yet_the_segment_s_start_is_told(log):
+    partition = opened(log)
+    assert partition.record_start(3 * SIZE + 1) == (0 if log.request == "unindexed" else 3 * SIZE)
+
+
+def test_a_walk_begins_where_a_reader_was(log, monkeypatch):
+    partition = opened(log)
+    partition.units(0, 5 * SIZE)
+    look = partition.examination(7 * SIZE)
+    reads = []
+    pread = log.files.pread
+
+    def noted(fd, size, position):
+        reads.append(position)
+        return pread(fd, size, position)
+
+    monkeypatch.setattr(log.files, "pread", noted)
+    assert look() == Sound(7 * SIZE, SIZE)
+    assert min(reads) >= 5 * SIZE
+
+
+def test_a_file_that_is_gone_or_cannot_be_read_is_an_error(log, monkeypatch):
+    partition = opened(log)
+    look = partition.examination(0)
+
+    def fail(*_):
+        raise OSError(5, "broken disk")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="cannot be read"):
+        patch.setattr(log.files, "pread", fail)
+        look()
+    partition.remove_first(1)
+    os.unlink(log.data_file(0))
+    with pytest.raises(OffsetOutOfRange):
+        look()
+
+
+def test_an_active_segment_is_examined_as_far_as_it_is_visible(harness):
+    harness.append(*BODIES[:4])
+    overwrite(3 * SIZE + 45, b"x")(harness.data_file())
+    assert place(harness.log, 3 * SIZE + 1) == Damaged(3 * SIZE, 4 * SIZE)
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def test_damage_is_said_once(harness, caplog):
+    harness.append(*BODIES[:4])
+    told = []
+    harness.log.on_damage = lambda log, found: told.append(found)
+    for _ in range(3):
+        harness.log.report_damage(Damaged(SIZE, 2 * SIZE))
+    assert told == [Damaged(SIZE, 2 * SIZE)]
+    assert caplog.text.count(f"damaged in [{SIZE}, {2 * SIZE})") == 1
+
+
+def test_what_retention_takes_is_forgotten(log):
+    partition = opened(log)
+    partition.report_damage(Damaged(0, SIZE))
+    partition.report_damage(Damaged(12 * SIZE, 13 * SIZE))
+    partition.remove_first(1)
+    assert list(partition.damage) == [Damaged(12 * SIZE, 13 * SIZE)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5))))
+def test_a_byte_is_known_once_it_was_in_a_range(found):
+    ranges, expected = DamagedRanges(), set()
+    for start, size in found:
+        new = ranges.add(Damaged(start, start + size))
+        assert new == (start not in expected)
+        if new:
+            expected |= set(range(start, start + size))
+    for byte in range(60):
+        known = ranges.at(byte)
+        assert (known is None) == (byte not in expected)
+        assert known is None or known.start <= byte < known.end
+    assert all(before.end <= after.start for before, after in pairwise(ranges))
+
+
+def test_only_so_many_ranges_are_kept():
+    ranges = DamagedRanges()
+    for number in range(1100):
+        ranges.add(Damaged(2 * number, 2 * number + 1))
+    assert len(ranges) == 1024
+    assert ranges.at(2 * 1099) is not None
