@@ -16,6 +16,9 @@ from .doc_examples import ROOT
 OURS = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "VIRTUAL_ENV", "METAQ_ZK")
 """What no environment of a user's inherits from this one."""
 
+COMMAND_SECONDS = 600.0
+"""Longest time of a command: an installation may have to download, beside busy neighbours."""
+
 
 class Ran(NamedTuple):
     """How a command ended; output is both streams."""
@@ -49,7 +52,7 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if name not in OURS}
         return kept | {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
-    def run(self, command: str, *, cwd: Path | None = None, timeout: float = 240.0, **variables: str) -> Ran:
+    def run(self, command: str, *, cwd: Path | None = None, **variables: str) -> Ran:
         """Run a line of a shell to its end."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
@@ -59,7 +62,7 @@ class Environment:
             text=True,
             env=self.variables | variables,
             cwd=cwd or self.home.parent,
-            timeout=timeout,
+            timeout=COMMAND_SECONDS,
             check=False,
         )
         return Ran(done.returncode, done.stdout)

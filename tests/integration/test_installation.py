@@ -17,6 +17,7 @@ from tests.broker_process import server_ini
 from tests.integration.doc_examples import ROOT
 from tests.integration.installation import Environment
 
+pytestmark = pytest.mark.timeout(900)
 FOLDERS = ("protocol", "coordination", "broker", "client", "spark_connector")
 IMPORT_ALL = """
 import importlib, json, sys

@@ -9,6 +9,7 @@ from tests.integration.cli_helpers import eventually
 from tests.integration.doc_examples import ROOT, all_blocks
 from tests.integration.installation import Environment, copy_of_the_sources
 
+pytestmark = pytest.mark.timeout(900)
 BLOCKS = all_blocks("README.md")
 FREE_PORTS = "--port 0 --zookeeper-port 0"
 HERE = "127.0.0.1:2181"
