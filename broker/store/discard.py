@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from .files import Files
+from .index import FRESH_SUFFIX
 from .retention import Action
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
 
@@ -40,7 +41,7 @@ def _discard_one(files: Files, path: str, action: Action) -> None:
         if action is Action.COMPRESS:
             _zip(files, path)
         files.unlink(path)
-    for suffix in (INDEX_SUFFIX, KEYS_SUFFIX):
+    for suffix in (INDEX_SUFFIX, INDEX_SUFFIX + FRESH_SUFFIX, KEYS_SUFFIX):
         with suppress(FileNotFoundError):
             files.unlink(path.removesuffix(DATA_SUFFIX) + suffix)
 

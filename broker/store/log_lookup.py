@@ -3,19 +3,58 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from .index import UNIT_DTYPE, UnitArray
+from metaq.protocol.errors import StoreError
+
+from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .log_segments import LogSegments
 from .scan import scan_units
 from .segment import Segment
 
 __all__ = ["LogLookup"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callable[Concatenate[LogLookup, P], T]:
+    """Ask again without an index that turns out to be damaged; each time one segment less has one."""
+
+    @wraps(question)
+    def ask(self: LogLookup, *arguments: P.args, **more: P.kwargs) -> T:
+        while True:
+            try:
+                return question(self, *arguments, **more)
+            except IndexDamaged as damage:
+                self._give_up(damage)
+
+    return ask
+
 
 class LogLookup(LogSegments):
-    """Adds the look-ups to the readable log. Owning thread."""
+    """Adds the look-ups to the readable log. Owning thread.
+
+    A damaged index is given up (`index_damaged`), and the question answered as for a segment that has none. Raises
+    StoreError if that cannot be.
+    """
+
+    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
+        """Do without `index` of the segment, and have another made; False if that is not possible now, or not wanted
+        any more, because the segment has another index or is gone.
+        """
+        raise NotImplementedError
+
+    def _give_up(self, damage: IndexDamaged) -> None:
+        for segment in self._segments:
+            if segment.index is not None and segment.index.path == damage.path:
+                if self.index_damaged(segment, segment.index, damage):
+                    return
+        raise StoreError(f"{damage}; it cannot be made again now")
 
     def segment_start(self, offset: int) -> int:
         """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.
@@ -26,8 +65,18 @@ class LogLookup(LogSegments):
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
+    @_despite_damage
+    def messages_behind(self, offset: int) -> int:
+        """Messages from this byte offset on: message_count - count_before."""
+        before = self._count_before(offset)
+        return self.message_count - before
+
+    @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Messages wholly before this byte offset, counted from first_offset: lag = message_count - count_before."""
+        """Messages wholly before this byte offset, counted from first_offset."""
+        return self._count_before(offset)
+
+    def _count_before(self, offset: int) -> int:
         if offset >= self.visible_end:
             return self.message_count
         number = bisect_right(self._starts, offset) - 1
@@ -36,11 +85,12 @@ class LogLookup(LogSegments):
         index = self._segments[number].index
         return self._bases[number] - self._removed + (0 if index is None else index.ending_by(offset))
 
+    @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
         """How far at most `messages` whole messages and `max_bytes` bytes lead from where a message begins: byte offset
         of the next one, visible_end at most. A segment whose index is being rebuilt is taken whole.
         """
-        number = min(self.count_before(offset) + messages, self.count_before(offset + max_bytes))
+        number = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
         if number >= self.message_count:
             return self.visible_end
         absolute = number + self._removed
@@ -50,6 +100,7 @@ class LogLookup(LogSegments):
             return self._starts[place + 1] if place + 1 < len(self._starts) else self.visible_end
         return index.unit(absolute - self._bases[place])[0]
 
+    @_despite_damage
     def offset_at_time(self, time_ms: int) -> int:
         """Byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if none is.
 
@@ -58,6 +109,8 @@ class LogLookup(LogSegments):
         """
         for segment in self._segments:
             index = segment.index
+            if segment.first_offset >= self.visible_end:
+                break
             if index is None:
                 return segment.first_offset
             count = len(index)
@@ -65,6 +118,7 @@ class LogLookup(LogSegments):
                 return min(index.unit(index.stored_before(time_ms))[0], self.visible_end)
         return self.visible_end
 
+    @_despite_damage
     def units(self, offset: int, max_bytes: int, max_count: int = 1 << 20) -> UnitArray:
         """Index units (UNIT_DTYPE) of the readable records starting at or after `offset`, ending by offset + max_bytes.
 
@@ -88,6 +142,7 @@ class LogLookup(LogSegments):
         segment.data.require(length, start)
         fd = segment.data.use()
         found = scan_units(self._files, fd, start, start + length, segment.first_offset)
-        if not len(found.units) and start + length < segment.size:  # one record larger than max_bytes
-            found = scan_units(self._files, fd, start, segment.size, segment.first_offset, max_records=1)
+        end = min(segment.size, self.visible_end - segment.first_offset)
+        if not len(found.units) and start + length < end:  # one record larger than max_bytes
+            found = scan_units(self._files, fd, start, end, segment.first_offset, max_records=1)
         return found.units[:max_count]

@@ -28,7 +28,7 @@ from .index import (
     UnitArray,
     largest_id,
     read_checkpoint,
-    sync_units,
+    replace_index,
     write_units,
 )
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
@@ -140,8 +140,9 @@ def _without_empty_after_gap(files: Files, found: list[SegmentFile]) -> list[Seg
 def _open_closed(open_files: OpenFiles, file: SegmentFile) -> Segment:
     checkpoint = trusted_checkpoint(open_files.files, file)
     index = None
-    if checkpoint is not None and checkpoint.end == file.end:
-        index = Index(open_files.file(file.index_path), checkpoint.units, checkpoint.max_id)
+    if checkpoint is not None and checkpoint.end == file.end and checkpoint.crc is not None:
+        handle = open_files.file(file.index_path)
+        index = Index(handle, checkpoint.units, checkpoint.max_id, crc=checkpoint.crc)
     segment = Segment(file.path, file.first_offset, file.size, open_files.file(file.path), index)
     segment.synced = segment.checkpointed = file.end
     return segment
@@ -222,16 +223,32 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
     stays true, and the next checkpoint covers them.
     """
-    stored, max_id = (0, 0) if known is None else (known.units, known.max_id)
+    if known is not None and known.crc is None:
+        units = np.concatenate([_covered_units(open_files.files, file, known), units])
+        known = None
+    stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)
     if len(units) > _UNITS_IN_MEMORY:
         try:
-            write_units(open_files.files, file.index_path, stored, units.tobytes())
+            crc = write_units(open_files.files, file.index_path, stored, units.tobytes(), crc)
         except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
-            return Index(handle, stored + len(units), max(max_id, largest_id(units)))
-    return Index(handle, stored, max_id, units.tobytes())
+            return Index(handle, stored + len(units), max(max_id, largest_id(units)), crc=crc)
+    return Index(handle, stored, max_id, units.tobytes(), crc)
+
+
+def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
+    """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
+    finally:
+        files.close(fd)
+    for each in damage:
+        _log.error("%s is damaged in [%d, %d)", file.path, each.start, each.end)
+    bound_java_times(units, file.modified_ms)
+    return units
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:
@@ -272,15 +289,16 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
-    """Result of `rebuild_index`: the index file has `count` units."""
+    """Result of `rebuild_index`: the index file has `count` units; crc: as of an Index."""
 
     count: int
     max_id: int
+    crc: int
     damage: tuple[Damage, ...]
 
 
 def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
-    """Walk a closed segment, write and sync its index. Any thread; changes nothing but the index file.
+    """Walk a closed, synced segment and put a synced index in its place. Any thread; changes nothing but that file.
 
     Damaged ranges are passed over and reported: their records are not indexed. Raises OSError.
     """
@@ -290,10 +308,8 @@ def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
     finally:
         files.close(fd)
     bound_java_times(units, file.modified_ms)
-    checkpoint = Checkpoint(file.first_offset, file.end, len(units), largest_id(units))
-    write_units(files, file.index_path, 0, units.tobytes())
-    sync_units(files, file.index_path, checkpoint)
-    return RebuiltIndex(len(units), checkpoint.max_id, tuple(damage))
+    made = replace_index(files, file.index_path, units, file.first_offset, file.end)
+    return RebuiltIndex(made.units, made.max_id, made.crc or 0, tuple(damage))
 
 
 def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[Damage]]:

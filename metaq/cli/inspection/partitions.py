@@ -170,6 +170,12 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
     if state is IndexState.WRONG:
         text = "it does not describe its segment: it is made again at the next start"
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
+    elif state is IndexState.DAMAGED:
+        text = f"{found.index_damage}: a broker makes the index again when it reads there, no message is lost"
+        report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
+    elif state is IndexState.DIFFERENT:
+        text = "its units are not those of the records: delete it while no broker runs, and it is made again"
+        report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
 
 
 def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> None:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
-from metaq.broker.store.files import Files, read_exactly
-from metaq.broker.store.index import HEADER_BYTES as INDEX_HEADER_BYTES
-from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, Checkpoint, UnitArray
+from metaq.broker.store.files import Files
+from metaq.broker.store.index import Checkpoint, IndexDamaged, UnitArray
 from metaq.broker.store.recovery import trusted_checkpoint
 from metaq.broker.store.scan import find_record, is_zero, scan_units
 from metaq.broker.store.segment import SegmentFile
+from metaq.broker.store.unit_reader import UnitReader
 
 __all__ = ["Bad", "BadRange", "IndexState", "SegmentReport", "inspect_segment"]
 
@@ -42,13 +40,18 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """An index beside a segment is derived data: whatever its state, a broker of ours makes it good again."""
+    """An index beside a segment is derived data: a broker of ours makes it again unless it is OK or DIFFERENT."""
 
     OK = "ok"
     BEHIND = "behind"
+    """It covers a part of the segment, or is of a version without checksums."""
     MISSING = "missing"
     WRONG = "wrong"
-    """There is one, but it does not describe this file."""
+    """There is one, but its header or its end does not describe this file."""
+    DAMAGED = "damaged"
+    """A block of its units does not fit its checksum."""
+    DIFFERENT = "different"
+    """Its units are as they were written, but not those of the records."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class SegmentReport:
     checked_from: int
     """Offset in the file from which records were checked."""
     index: IndexState
+    index_damage: str = ""
+    """What is wrong with a DAMAGED one."""
     records: int | None = 0
     """None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
@@ -97,7 +102,7 @@ def inspect_segment(
 
 def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> IndexState:
     if known is not None:
-        return IndexState.OK if known.end == file.end else IndexState.BEHIND
+        return IndexState.OK if known.end == file.end and known.crc is not None else IndexState.BEHIND
     try:
         files.status(file.index_path)
     except FileNotFoundError:
@@ -114,6 +119,7 @@ def _read(
 ) -> int:
     """Fill the report; the number of good records from `checked_from` on."""
     file, count = report.file, 0
+    compared = None if report.checked_from else _checked_index(files, report, known)
     fd = files.open(file.path, os.O_RDONLY)
     try:
         position = report.checked_from
@@ -121,8 +127,9 @@ def _read(
             if len(units):
                 report.largest = max(report.largest, int(units["size"].max()))
                 report.oversized += int((units["size"] > limit).sum())
-                if not report.checked_from and not _index_agrees(files, file, known, count, units):
-                    report.index = IndexState.WRONG
+                if compared is not None and not _index_agrees(files, file, compared, units):
+                    report.index = IndexState.DIFFERENT
+                    compared = None
                 count += len(units)
             else:
                 report.bad.append(_judge(files, fd, file, position, end))
@@ -131,6 +138,22 @@ def _read(
     finally:
         files.close(fd)
     return count
+
+
+def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
+    """What can be compared with the records: nothing if a block of the index is damaged, which is reported."""
+    file = report.file
+    if known is None or known.crc is None:
+        return None
+    try:
+        with UnitReader(files, file.index_path, known.units, known.crc) as reader:
+            for _ in reader.chunks(0, known.units):
+                pass
+    except IndexDamaged as damage:
+        if trusted_checkpoint(files, file) == known:  # else a running broker has made another meanwhile
+            report.index, report.index_damage = IndexState.DAMAGED, f"block {damage.block}: {damage.reason}"
+        return None
+    return known
 
 
 def _runs(files: Files, fd: int, file: SegmentFile, position: int) -> Iterator[tuple[UnitArray, int]]:
@@ -155,15 +178,15 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
     return BadRange(file.first_offset + start, file.first_offset + end, kind)
 
 
-def _index_agrees(files: Files, file: SegmentFile, known: Checkpoint | None, first: int, units: UnitArray) -> bool:
-    """Whether the units of the index, from number `first` on, are those that the records give."""
-    covered = 0 if known is None else min(len(units), known.units - first)
-    if covered <= 0:
+def _index_agrees(files: Files, file: SegmentFile, known: Checkpoint, units: UnitArray) -> bool:
+    """Whether the index has for neighbouring records below its checkpoint the units that they give."""
+    units = units[units["offset"] < known.end]
+    if not len(units):
         return True
-    fd = files.open(file.index_path, os.O_RDONLY)
     try:
-        data = read_exactly(files, fd, covered * UNIT_BYTES, INDEX_HEADER_BYTES + first * UNIT_BYTES)
-    finally:
-        files.close(fd)
-    stored = np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], UNIT_DTYPE)
-    return len(stored) == covered and all((stored[name] == units[:covered][name]).all() for name in _COMPARED)
+        with UnitReader(files, file.index_path, known.units, known.crc or 0) as reader:
+            first = reader.starting_before(int(units[0]["offset"]))
+            stored = reader.units(first, first + len(units))
+    except IndexDamaged:  # it was not just before: a running broker has made another
+        return True
+    return len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _COMPARED)

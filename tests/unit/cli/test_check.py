@@ -10,7 +10,9 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.index import read_checkpoint, replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
+from metaq.broker.store.unit_reader import UnitReader
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
     Location,
@@ -181,9 +183,59 @@ def test_the_state_of_an_index_is_told(check):
     index.write_bytes(data)
     broken = check()
     assert the_partition(broken)["index"]["wrong"] == 1
+    assert any("made again at the next start" in text for text in said(broken, "warning"))
     assert not broken["damaged"]
     index.unlink()
     assert the_partition(check())["index"]["missing"] == 1
+
+
+def test_a_damaged_block_of_an_index_is_named(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    data = bytearray(harness.index_file().read_bytes())
+    data[5000] ^= 1
+    harness.index_file().write_bytes(data)
+    report = check()
+    assert the_partition(report)["index"] == {"damaged": 1}
+    (text,) = said(report, "warning")
+    assert text.startswith("block 1: its units do not fit its checksum: a broker makes the index again when it reads")
+    assert not report["damaged"]
+    log = StoreHarness(check.data).log  # what it says is so
+    assert len(log.units(0, 1 << 20)) == 300
+    assert log.segments[0].index is None
+
+
+def test_an_index_of_other_records_is_told_apart_from_a_damaged_one(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    path = str(harness.index_file(0))
+    known = read_checkpoint(REAL_FILES, path, 0).checkpoint
+    with UnitReader(REAL_FILES, path, known.units, known.crc) as reader:
+        units = reader.units(0, known.units).copy()
+    units["id"][7] += 1
+    replace_index(REAL_FILES, path, units, 0, known.end)
+    report = check()
+    assert the_partition(report)["index"] == {"different": 1}
+    assert any("not those of the records" in text for text in said(report, "warning"))
+
+
+def test_damage_in_a_segment_does_not_make_its_index_look_wrong(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = 300 * 25
+    for _ in range(2):
+        harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    data = bytearray(harness.data_file().read_bytes())
+    data[100 * 25 + 22] ^= 1
+    harness.data_file().write_bytes(data)
+    report = check()
+    assert report["damaged"]
+    assert the_partition(report)["index"] == {"ok": 3}
 
 
 def test_what_only_the_journal_has_is_told(check):
