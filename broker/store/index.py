@@ -10,8 +10,8 @@
              the units for it are on the disk
      32    8 units up to the checkpoint
      40    8 largest positive message id among them, or 0
-     48    4 CRC-32 of those in the last block if that is
-             not complete, else 0
+     48    4 CRC-32 of those in the last block, while that
+             is not complete
      52    8 zero
      60    4 CRC-32 of bytes 0…59
 
@@ -34,7 +34,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
 
-from .files import Files, OpenFile, read_exactly
+from .files import Files, OpenFile, read_exactly, write_all
 from .index_blocks import (
     HEADER_BYTES,
     UNIT,
@@ -158,13 +158,13 @@ def _last_unit(files: Files, fd: int, path: str, found: Checkpoint) -> Unit | No
 def write_units(files: Files, path: str, stored: int, units: Buffer, crc: int = 0) -> int:
     """Write units behind the `stored` ones, unsynced; without any the file is made anew. The CRC-32 afterwards.
 
-    crc: as CheckedUnits.crc, of the `stored` units; the result is the same for all. Any thread, one at a time for each
+    crc: what the last write returned, 0 if nothing is stored. Any thread, one at a time for each
     file. Raises OSError; nothing that the header promises is touched.
     """
-    data, crc = pack_units(stored, units, crc)
+    parts, crc = pack_units(stored, units, crc)
     fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
     try:
-        _write_all(files, fd, data, unit_position(stored))
+        write_all(files, fd, parts, unit_position(stored))
     finally:
         files.close(fd)
     return crc
@@ -207,17 +207,9 @@ def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool)
     try:
         if sync:
             files.fdatasync(fd)
-        _write_all(files, fd, pack_header(checkpoint), 0)
+        write_all(files, fd, [pack_header(checkpoint)], 0)
     finally:
         files.close(fd)
-
-
-def _write_all(files: Files, fd: int, data: Buffer, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = files.pwritev(fd, [view], position)
-        view = view[written:]
-        position += written
 
 
 FRESH_SUFFIX = ".new"

@@ -6,11 +6,12 @@
     4064    8 magic "metaqblk"
     4072    8 number of the block
     4080   12 zero
-    4092    4 CRC-32 of the block's units
+    4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
 
 The trailer is written once, with the write that completes the block. A block that is not complete has none: whoever
 reads it knows how many units it has and their CRC-32 (`Checkpoint.crc`, `CheckedUnits.crc`), which goes on with each
-write. So a write reads nothing, and no byte that a header promises is written twice.
+write. So a write reads nothing, and no byte that a header promises is written twice. A CRC-32 begun with the block's
+number tells also a block that is in the wrong place.
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ Unit = tuple[int, int, int, int, int]
 
 HEADER_BYTES = 64
 BLOCK_BYTES = 4096
-_TRAILER = Struct("<8sQ12xI")
+_TRAILER = Struct("<8sQ12x")
+_CRC = Struct("<I")
+_TRAILER_BYTES = _TRAILER.size + _CRC.size
 _MAGIC = b"metaqblk"
 _HEADER_UNITS = HEADER_BYTES // UNIT_BYTES  # units that the header takes the place of
-_BLOCK_UNITS = (BLOCK_BYTES - _TRAILER.size) // UNIT_BYTES
-_TRAILER_AT = _BLOCK_UNITS * UNIT_BYTES
+_BLOCK_UNITS = (BLOCK_BYTES - _TRAILER_BYTES) // UNIT_BYTES
+_BLOCK_UNIT_BYTES = _BLOCK_UNITS * UNIT_BYTES
+_RIGHT = 0x2144DF1C
+"""CRC-32 of any bytes with their own CRC-32 behind them: what a good block has."""
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 """Errors that say nothing about the file."""
@@ -102,26 +107,28 @@ def first_of(block: int) -> int:
 
 
 def _trailer(block: int, crc: int) -> bytes:
-    return _TRAILER.pack(_MAGIC, block, crc)
+    head = _TRAILER.pack(_MAGIC, block)
+    return head + _CRC.pack(crc32(head, crc))
 
 
-def pack_units(stored: int, units: Buffer, crc: int) -> tuple[Buffer, int]:
+def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
     """What to write at `unit_position(stored)` to put units behind the `stored` ones, and the CRC-32 afterwards.
 
-    crc: of those of the `stored` units that are in the block that is not complete; the result is the same for all.
+    crc: what the last call gave, 0 if nothing is stored: that of those in the block that is not complete.
     """
     block = block_of(stored)
     room = (first_of(block + 1) - stored) * UNIT_BYTES
     if len(units) < room:
-        return units, crc32(units, crc)
-    parts: list[Buffer] = []
+        return [units], crc32(units, crc)
     view = memoryview(units)
+    parts: list[Buffer] = []
     while len(view) >= room:
         parts += (view[:room], _trailer(block, crc32(view[:room], crc)))
         view = view[room:]
-        block, room, crc = block + 1, _TRAILER_AT, 0
+        block = crc = block + 1
+        room = _BLOCK_UNIT_BYTES
     parts.append(view)
-    return b"".join(parts), crc32(view)
+    return parts, crc32(view, crc)
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
@@ -129,54 +136,46 @@ def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buf
 
     Raises IndexDamaged, and what `load` raises.
     """
-    complete = block < block_of(stored)
     position = block * BLOCK_BYTES or HEADER_BYTES
-    size = ((block + 1) * BLOCK_BYTES if complete else unit_position(stored)) - position
-    data = load(size, position)
-    if len(data) < size:
-        raise IndexDamaged(path, block, f"the file ends before its unit {stored}")
-    if not complete:
-        if crc32(data) != crc:
-            raise _wrong(path, block)
-        return data
-    units = memoryview(data)[: -_TRAILER.size]
-    if data[-_TRAILER.size :] != _trailer(block, crc32(units)):
-        raise _wrong(path, block)
-    return units
+    if block < block_of(stored):
+        end, right = (block + 1) * BLOCK_BYTES, _RIGHT
+    else:
+        end, right = unit_position(stored), crc
+    data = load(end - position, position)
+    if crc32(data, block) != right or len(data) < end - position:
+        raise _damaged(path, block, len(data) < end - position)
+    return data
 
 
 def _read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
     """Units start … stop-1, 0 <= start < stop <= stored; as `read_block`, in one read."""
     first, last = block_of(start), block_of(stop - 1)
-    skipped = (start - first_of(first)) * UNIT_BYTES
     if first == last:
-        return np.frombuffer(read_block(load, path, first, stored, crc), UNIT_DTYPE, stop - start, skipped)
-    begin = first * BLOCK_BYTES or HEADER_BYTES
-    complete_end = block_of(stored)
-    end = (last + 1) * BLOCK_BYTES if last < complete_end else unit_position(stored)
+        units = read_block(load, path, first, stored, crc)
+        return np.frombuffer(units, UNIT_DTYPE, stop - start, (start - first_of(first)) * UNIT_BYTES)
+    begin = first * BLOCK_BYTES
+    complete = min(last + 1, block_of(stored)) - first  # of the blocks
+    end = (last + 1) * BLOCK_BYTES if first + complete > last else unit_position(stored)
     data = memoryview(load(end - begin, begin))
-    parts = []
-    position = 0
-    for block in range(first, min(last + 1, complete_end)):
-        trailer = block * BLOCK_BYTES + _TRAILER_AT - begin
-        units = data[position:trailer]
-        position = trailer + _TRAILER.size
-        if data[trailer:position] != _trailer(block, crc32(units)):
-            short = len(data) < position
-            raise IndexDamaged(path, block, f"the file ends before its unit {stored}") if short else _wrong(path, block)
-        parts.append(units)
-    if last == complete_end:
-        units = data[position:]
-        if len(data) < end - begin:
-            raise IndexDamaged(path, last, f"the file ends before its unit {stored}")
-        if crc32(units) != crc:
-            raise _wrong(path, last)
-        parts.append(units)
-    return np.frombuffer(b"".join(parts), UNIT_DTYPE, stop - start, skipped)
+    position = 0 if begin else HEADER_BYTES
+    for block in range(first, first + complete):
+        block_end = (block + 1) * BLOCK_BYTES - begin
+        if crc32(data[position:block_end], block) != _RIGHT:
+            raise _damaged(path, block, len(data) < block_end)
+        position = block_end
+    rest = data[position:]
+    if len(data) < end - begin or (rest and crc32(rest, last) != crc):
+        raise _damaged(path, last, len(data) < end - begin)
+    found = np.empty(complete * _BLOCK_UNIT_BYTES + len(rest), np.uint8)
+    blocks = np.frombuffer(data, np.uint8, position).reshape(complete, BLOCK_BYTES)
+    found[: complete * _BLOCK_UNIT_BYTES].reshape(complete, _BLOCK_UNIT_BYTES)[:] = blocks[:, :_BLOCK_UNIT_BYTES]
+    found[complete * _BLOCK_UNIT_BYTES :] = rest
+    skipped = start + _HEADER_UNITS - first * _BLOCK_UNITS
+    return found.view(UNIT_DTYPE)[skipped : skipped + stop - start]
 
 
-def _wrong(path: str, block: int) -> IndexDamaged:
-    return IndexDamaged(path, block, "its units do not fit its checksum")
+def _damaged(path: str, block: int, short: bool) -> IndexDamaged:
+    return IndexDamaged(path, block, "the file ends before it" if short else "its units do not fit its checksum")
 
 
 def _offset(unit: Unit) -> int:
