@@ -146,7 +146,7 @@ class Pull:
 
     @staticmethod
     def _progress(log: PartitionLog, next_offset: int, runs: int = 0) -> PullReply:
-        behind = log.message_count - log.count_before(next_offset)
+        behind = log.messages_behind(next_offset)
         return PullReply(next_offset, log.first_offset, log.visible_end, behind, runs=runs)
 
     def _moved(self, next_offset: int, first: int, end: int, behind: int) -> Bytes:

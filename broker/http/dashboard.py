@@ -120,7 +120,7 @@ class Dashboard:
         rows, actions = [], []
         for log, (partition, committed, owner) in zip(logs, progress, strict=True):
             offset = log.first_offset if committed is None else committed
-            behind = log.count_before(log.visible_end) - log.count_before(offset)
+            behind = log.messages_behind(offset)
             rows.append((partition, committed, max(0, log.visible_end - offset), max(0, behind), owner))
             path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{partition}/skip"
             actions.append(None if owner else Action("skip pending", path))

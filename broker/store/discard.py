@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .files import Files
+from .index import FRESH_SUFFIX
 from .retention import Action
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
 
@@ -21,7 +22,7 @@ __all__ = ["Discarded", "discard"]
 
 _log = logging.getLogger(__name__)
 
-_DERIVED = (INDEX_SUFFIX, KEYS_SUFFIX)
+_DERIVED = (INDEX_SUFFIX, INDEX_SUFFIX + FRESH_SUFFIX, KEYS_SUFFIX)
 _UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 
@@ -78,9 +79,9 @@ def _sweep(files: Files, directory: str, first_kept: int, result: Discarded) -> 
     """Remove what belongs to no segment: derived files of those that are gone, and unfinished archives."""
     names = set(files.list_directory(directory))
     for name in sorted(names):
-        stem, suffix = os.path.splitext(name)
+        stem, dot, suffix = name.partition(".")
         derived = (
-            suffix in _DERIVED
+            dot + suffix in _DERIVED
             and stem.isascii()
             and stem.isdecimal()
             and int(stem) < first_kept

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from metaq.protocol.errors import LogReadOnly, MetaqError
 
+from .segment import Segment
 from .sync_job import DATA, INDEX, SyncJob
 
 __all__ = [
@@ -129,6 +130,10 @@ class Flusher:
     def syncing(self) -> bool:
         """Whether a job that syncs is under way, which may take long."""
         return self._running is not None
+
+    def writes_index(self, segment: Segment) -> bool:
+        """Whether a job under way may write the index file of this segment."""
+        return any(job is not None and job.writes_index(segment) for job in (self._running, self._writing_units))
 
     def request(self, kind: int, run: RunInThread | None = None) -> None:
         """Have everything appended up to now covered by a job of this kind; nothing after a failure.

@@ -1,17 +1,21 @@
 """The index beside each segment: one fixed-size unit per record. Derived from the data, except for the store times.
 
     <20-digit first offset>.index, little-endian
-    off size header                                        off size unit (64 + 32 * i)
+    off size header                                        off size unit (where: index_blocks.py)
       0    8 magic "metaqidx"                                0    8 byte offset of the record in the partition
-      8    4 version 1                                       8    8 message id
+      8    4 version 2                                       8    8 message id
      12    4 size of a unit, 32                             16    8 store time, Unix ms; negative: see below
      16    8 first offset of the segment                    24    4 size of the record, header included
      24    8 checkpoint: data before this byte offset and   28    4 tag hash, 0 = no tag
              the units for it are on the disk
      32    8 units up to the checkpoint
      40    8 largest positive message id among them, or 0
-     48   12 zero
+     48    4 CRC-32 of those in the last block, while that
+             is not complete
+     52    8 zero
      60    4 CRC-32 of bytes 0…59
+
+Version 1 had its units back to back, without checksums. Its checkpoint is believed; its units are not, and are made again.
 
 Store time: a record written by a Java broker has a negative message id without a date and no other time, so when its
 unit is rebuilt the time is a bound, kept as its NEGATIVE: -t means "stored at t or earlier". Searches use abs(t) and
@@ -21,53 +25,70 @@ take times as non-decreasing, which holds because the broker's message clock nev
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
+from functools import partial
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
 
-from .files import Files, OpenFile
+from .files import Files, OpenFile, read_exactly, write_all
+from .index_blocks import (
+    HEADER_BYTES,
+    UNIT,
+    UNIT_BYTES,
+    UNIT_DTYPE,
+    CheckedUnits,
+    IndexDamaged,
+    Unit,
+    UnitArray,
+    block_of,
+    first_of,
+    pack_units,
+    read_block,
+    unit_position,
+    unreadable,
+)
 
 __all__ = [
+    "FRESH_SUFFIX",
+    "HEADER_BYTES",
     "UNIT",
     "UNIT_BYTES",
     "UNIT_DTYPE",
     "Checkpoint",
     "Index",
+    "IndexDamaged",
     "StoredCheckpoint",
     "UnitArray",
     "UnitLimit",
     "largest_id",
     "read_checkpoint",
+    "replace_index",
     "sync_units",
     "write_checkpoint",
     "write_units",
 ]
 
-UNIT = Struct("<qqqiI")
-"""byte offset (absolute), message id, store time (Unix ms), record size in bytes (header + body), tag hash."""
-UNIT_BYTES = UNIT.size  # 32
-UNIT_DTYPE = np.dtype([("offset", "<i8"), ("id", "<i8"), ("time_ms", "<i8"), ("size", "<i4"), ("tag", "<u4")])
-UnitArray = npt.NDArray[Any]
-
-_HEADER = Struct("<8sIIqqqq12x")
+_HEADER = Struct("<8sIIqqqqI8x")
 _HEADER_CRC = Struct("<I")
-HEADER_BYTES = 64
-_MAGIC, _VERSION = b"metaqidx", 1
+_MAGIC, _VERSION = b"metaqidx", 2
+_UNCHECKED_VERSION = 1
 
 
 class Checkpoint(NamedTuple):
-    """What an index header promises: `units` units describe all data in [first_offset, end)."""
+    """What an index header promises: `units` units describe all data in [first_offset, end).
+
+    crc: as CheckedUnits.crc; None: the file is of version 1, and its units are not used.
+    """
 
     first_offset: int
     end: int
     units: int
     max_id: int
+    crc: int | None = 0
 
 
 def pack_header(checkpoint: Checkpoint) -> bytes:
@@ -77,13 +98,14 @@ def pack_header(checkpoint: Checkpoint) -> bytes:
 
 
 def unpack_header(data: bytes) -> Checkpoint | None:
-    """The checkpoint, or None if the bytes are not a whole header of this version."""
+    """The checkpoint, or None if the bytes are not a whole header of a version that is known."""
     if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
         return None
     magic, version, unit_bytes, *fields = _HEADER.unpack_from(data)
-    if (magic, version, unit_bytes) != (_MAGIC, _VERSION, UNIT_BYTES):
+    if (magic, unit_bytes) != (_MAGIC, UNIT_BYTES) or version not in (_VERSION, _UNCHECKED_VERSION):
         return None
-    return Checkpoint(*fields)
+    found = Checkpoint(*fields)
+    return found if version == _VERSION else found._replace(crc=None)
 
 
 def largest_id(units: Buffer | UnitArray) -> int:
@@ -102,7 +124,7 @@ class StoredCheckpoint(NamedTuple):
 def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpoint | None:
     """What an index file promises; None if it is missing, damaged, of another segment or shorter than it says.
 
-    Raises OSError.
+    Of the units only those in the last block are looked at. Raises OSError.
     """
     try:
         fd = files.open(path, os.O_RDONLY)
@@ -114,22 +136,56 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
             return None
         if not found.units:
             return StoredCheckpoint(found, None)
-        last = files.pread(fd, UNIT_BYTES, HEADER_BYTES + (found.units - 1) * UNIT_BYTES)
-        return StoredCheckpoint(found, UNIT.unpack(last)) if len(last) == UNIT_BYTES else None
+        last = _last_unit(files, fd, path, found)
+        return None if last is None else StoredCheckpoint(found, last)
     finally:
         files.close(fd)
 
 
-def write_units(files: Files, path: str, stored: int, units: Buffer) -> None:
-    """Write units behind the `stored` ones, unsynced; without any the file is made anew.
+def _last_unit(files: Files, fd: int, path: str, found: Checkpoint) -> Unit | None:
+    number = found.units - 1
+    if found.crc is None:
+        data = files.pread(fd, UNIT_BYTES, HEADER_BYTES + number * UNIT_BYTES)
+        return UNIT.unpack(data) if len(data) == UNIT_BYTES else None
+    block = block_of(number)
+    try:
+        units = read_block(partial(read_exactly, files, fd), path, block, found.units, found.crc)
+    except IndexDamaged:
+        return None
+    return UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES)
 
-    Any thread, one at a time for each file. Raises OSError; nothing that the header promises is touched.
+
+def write_units(files: Files, path: str, stored: int, units: Buffer, crc: int = 0) -> int:
+    """Write units behind the `stored` ones, unsynced; without any the file is made anew. The CRC-32 afterwards.
+
+    crc: what the last write returned, 0 if nothing is stored. Any thread, one at a time for each
+    file. Raises OSError; nothing that the header promises is touched.
     """
+    parts, crc = pack_units(stored, units, crc)
     fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
     try:
-        _write_all(files, fd, units, HEADER_BYTES + stored * UNIT_BYTES)
+        write_all(files, fd, parts, unit_position(stored))
     finally:
         files.close(fd)
+    return crc
+
+
+def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> Checkpoint:
+    """Make an index file of these units, for the synced data in [first_offset, end), in the place of another or none.
+
+    Any thread. There is always the old file or the new one, which is synced. Raises OSError.
+    """
+    fresh = path + FRESH_SUFFIX
+    crc = write_units(files, fresh, 0, units.tobytes())
+    checkpoint = Checkpoint(first_offset, end, len(units), largest_id(units), crc)
+    write_checkpoint(files, fresh, checkpoint)
+    fd = files.open(fresh, os.O_RDWR)
+    try:
+        files.fdatasync(fd)
+    finally:
+        files.close(fd)
+    files.rename(fresh, path)
+    return checkpoint
 
 
 def sync_units(files: Files, path: str, checkpoint: Checkpoint) -> None:
@@ -151,18 +207,13 @@ def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool)
     try:
         if sync:
             files.fdatasync(fd)
-        _write_all(files, fd, pack_header(checkpoint), 0)
+        write_all(files, fd, [pack_header(checkpoint)], 0)
     finally:
         files.close(fd)
 
 
-def _write_all(files: Files, fd: int, data: Buffer, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = files.pwritev(fd, [view], position)
-        view = view[written:]
-        position += written
-
+FRESH_SUFFIX = ".new"
+"""Behind the name of an index while it is made again; what a crash leaves is written over, or goes with the segment."""
 
 _CHUNK_UNITS = 64  # of the first read; the next ones are larger
 _MAX_BOUNDARIES = 256
@@ -177,19 +228,23 @@ class UnitLimit:
         self.units = units
 
 
-class Index:
+class Index(CheckedUnits):
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
-    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(log n) unit reads, O(1)
-    where `units_ending_by` has ended before: readers mostly read on from there. (Units never change, so a boundary
-    between two records once known stays true.)
+    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(1) where `units_ending_by`
+    has ended before: readers mostly read on from there. (Units never change, so a boundary between two records once
+    known stays true.) A read of the file raises NotCached as `OpenFile.read` does, and StoreError for want of
+    descriptors or memory.
     """
 
-    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "stored")
+    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id")
 
-    def __init__(self, file: OpenFile, stored: int = 0, max_stored_id: int = 0, tail: Buffer = b"") -> None:
+    def __init__(
+        self, file: OpenFile, stored: int = 0, max_stored_id: int = 0, tail: Buffer = b"", crc: int = 0
+    ) -> None:
+        """crc: see CheckedUnits."""
+        super().__init__(file.path, stored, crc)
         self.file = file
-        self.stored = stored
         self.max_stored_id = max_stored_id
         self._tail = bytearray(tail)
         self._boundaries: dict[int, int] = {}  # byte offset between two records -> records before it
@@ -217,29 +272,22 @@ class Index:
         """A copy of the units that are only in memory."""
         return bytes(self._tail)
 
-    def mark_stored(self, count: int, max_id: int) -> None:
-        """The first `count` units of the tail are in the file now."""
+    def mark_stored(self, count: int, max_id: int, crc: int) -> None:
+        """The first `count` units of the tail are in the file now; crc: what `write_units` returned."""
         del self._tail[: count * UNIT_BYTES]
         self.stored += count
+        self.crc = crc
         self.max_stored_id = max(self.max_stored_id, max_id)
-
-    def unit(self, number: int) -> tuple[int, int, int, int, int]:
-        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
-        if number >= self.stored:
-            found = UNIT.unpack_from(self._tail, (number - self.stored) * UNIT_BYTES)
-        else:
-            found = UNIT.unpack(self._read(number, number + 1))
-        return found
 
     def units(self, start: int, stop: int) -> UnitArray:
         """Units start … stop-1 as one array, copied."""
         stored = self.stored
-        parts = []
-        if start < min(stop, stored):
-            parts.append(self._read(start, min(stop, stored)))
-        if stop > stored:
-            parts.append(bytes(self._tail[max(0, start - stored) * UNIT_BYTES : (stop - stored) * UNIT_BYTES]))
-        return np.frombuffer(b"".join(parts), UNIT_DTYPE)
+        if start < stop <= stored:
+            return self._stored_units(start, stop)
+        tail = bytes(self._tail[max(0, start - stored) * UNIT_BYTES : max(0, stop - stored) * UNIT_BYTES])
+        if start < stored and start < stop:
+            tail = self._stored_units(start, stored).tobytes() + tail
+        return np.frombuffer(tail, UNIT_DTYPE)
 
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
         """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
@@ -247,7 +295,7 @@ class Index:
         chunks: list[UnitArray] = []
         size = _CHUNK_UNITS
         while start < stop:
-            chunk = self.units(start, min(stop, start + size))
+            chunk = self.units(start, min(stop, first_of(block_of(start + size) + 1)))  # blocks are read whole
             ends = chunk["offset"] + chunk["size"]
             fitting = int(np.searchsorted(ends, offset, "right"))
             chunks.append(chunk[:fitting])
@@ -271,26 +319,18 @@ class Index:
     def starting_before(self, offset: int) -> int:
         """Number of records that start before `offset`."""
         known = self._boundaries.get(offset)
-        return bisect_left(range(len(self)), offset, key=self._offset) if known is None else known
+        return super().starting_before(offset) if known is None else known
 
     def ending_by(self, offset: int) -> int:
         """Number of records that end at or before `offset`."""
         known = self._boundaries.get(offset)
-        return bisect_right(range(len(self)), offset, key=self._end) if known is None else known
+        return super().ending_by(offset) if known is None else known
 
-    def stored_before(self, time_ms: int) -> int:
-        """Number of records whose store time (or its bound) is before `time_ms`."""
-        return bisect_left(range(len(self)), time_ms, key=self._time)
+    def _load(self, size: int, position: int) -> Buffer:
+        try:
+            return self.file.read(size, position)
+        except OSError as error:
+            raise unreadable(self.path, position, error) from error
 
-    def _offset(self, number: int) -> int:
-        return self.unit(number)[0]
-
-    def _end(self, number: int) -> int:
-        offset, _, _, size, _ = self.unit(number)
-        return offset + size
-
-    def _time(self, number: int) -> int:
-        return abs(self.unit(number)[2])
-
-    def _read(self, start: int, stop: int) -> Buffer:
-        return self.file.read((stop - start) * UNIT_BYTES, HEADER_BYTES + start * UNIT_BYTES)
+    def _unstored(self, number: int) -> Unit:
+        return UNIT.unpack_from(self._tail, (number - self.stored) * UNIT_BYTES)

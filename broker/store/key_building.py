@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from metaq.protocol.errors import StoreError
+
 from .files import Files
 from .flush import RunInThread
+from .index import Index, IndexDamaged
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
 from .partition_log import PartitionLog
 from .segment import Segment
@@ -42,7 +45,7 @@ _RETRY_SECONDS = 60.0
 
 
 class Unfinished(NamedTuple):
-    """A segment whose key file may lack blocks, as it was on the owning thread. `stored`: units in its index file."""
+    """A segment whose key file may lack blocks, as it was on the owning thread. `stored`, `crc`: as of its Index."""
 
     path: str
     index_path: str
@@ -50,19 +53,23 @@ class Unfinished(NamedTuple):
     first_offset: int
     end: int
     stored: int
+    crc: int
     closed: bool
     known: tuple[KeyBlock, ...] | None
     block_bytes: int = BLOCK_BYTES
 
 
 def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None] = time.sleep) -> tuple[KeyBlock, ...]:
-    """The blocks of the segment after one more was written, if enough for one is there. Any thread. Raises OSError."""
+    """The blocks of the segment after one more was written, if enough for one is there.
+
+    Any thread. Raises OSError, IndexDamaged.
+    """
     blocks = segment.known
     if blocks is None:
         paths = segment.keys_path, segment.path
         blocks = read_blocks(files, *paths, segment.first_offset, segment.end, check_entries=True)
     start = blocks[-1].end if blocks else segment.first_offset
-    with UnitReader(files, segment.index_path, segment.stored) as reader:
+    with UnitReader(files, segment.index_path, segment.stored, segment.crc) as reader:
         first = reader.starting_before(start) if blocks else 0
         units = reader.units(first, first + _BLOCK_RECORDS)
     if not len(units):
@@ -158,7 +165,8 @@ class KeyBuilding:
                 continue
             self._busy = True
             self._run_in_thread(
-                partial(extend_keys, self._files, self._task(log, segment)), partial(self._done, log, segment)
+                partial(extend_keys, self._files, self._task(log, segment)),
+                partial(self._done, log, segment, segment.index),
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
@@ -178,13 +186,23 @@ class KeyBuilding:
             segment.first_offset,
             segment.end,
             segment.index.stored,
+            segment.index.crc,
             closed,
             segment.keys,
             self._block_bytes,
         )
 
-    def _done(self, log: PartitionLog, segment: Segment, result: tuple[KeyBlock, ...] | BaseException) -> None:
+    def _done(
+        self,
+        log: PartitionLog,
+        segment: Segment,
+        index: Index | None,
+        result: tuple[KeyBlock, ...] | BaseException,
+    ) -> None:
         self._busy = False
+        if isinstance(result, IndexDamaged) and index is not None:
+            self._without_index(log, segment, index, result)
+            return
         if isinstance(result, BaseException):
             self._failed(log, segment, result)
             return
@@ -196,6 +214,21 @@ class KeyBuilding:
         if result == before:
             _log.warning("%s has no records behind %d to be found by key", segment.path, covered)
             self._given_up.add(segment)
+        self._next()
+
+    def _without_index(self, log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
+        """`revisit` follows when the segment has an index again; if that cannot be begun, this is tried later."""
+        del self._waiting[log]
+        try:
+            given_up = log.index_damaged(segment, index, damage)
+        except StoreError as error:
+            _log.error("%s", error)
+            given_up = False
+        if segment in log.segments:  # other segments may lack something
+            self._waiting[log] = None
+            if not given_up and segment.index is index:
+                self._retry_at = (self._last_tick or 0.0) + _RETRY_SECONDS
+                return
         self._next()
 
     def _failed(self, log: PartitionLog, segment: Segment, error: BaseException) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from metaq.protocol.record import HEADER_BYTES
 
 from .damage import Damaged, Place, place_by_units, place_by_walking
 from .files import Files
-from .index import UNIT_DTYPE, Index, UnitArray
+from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .log_segments import LogSegments
 from .scan import scan_units
 from .segment import Segment
@@ -29,10 +30,43 @@ _WALKED_BYTES = 4 << 20
 """Of records without an index that are checked at once on the owning thread."""
 
 _MAX_WALKED = 256
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callable[Concatenate[LogLookup, P], T]:
+    """Ask again without an index that turns out to be damaged; each time one segment less has one."""
+
+    @wraps(question)
+    def ask(self: LogLookup, *arguments: P.args, **more: P.kwargs) -> T:
+        while True:
+            try:
+                return question(self, *arguments, **more)
+            except IndexDamaged as damage:
+                self._give_up(damage)
+
+    return ask
 
 
 class LogLookup(LogSegments):
-    """Adds the look-ups to the readable log. Owning thread."""
+    """Adds the look-ups to the readable log. Owning thread.
+
+    A damaged index is given up (`index_damaged`), and the question answered as for a segment that has none. Raises
+    StoreError if that cannot be.
+    """
+
+    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
+        """Do without `index` of the segment, and have another made; False if that is not possible now, or not wanted
+        any more, because the segment has another index or is gone.
+        """
+        raise NotImplementedError
+
+    def _give_up(self, damage: IndexDamaged) -> None:
+        for segment in self._segments:
+            if segment.index is not None and segment.index.path == damage.path:
+                if self.index_damaged(segment, segment.index, damage):
+                    return
+        raise StoreError(f"{damage}; it cannot be made again now")
 
     _walked: frozenset[int] = frozenset()
     """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
@@ -46,6 +80,7 @@ class LogLookup(LogSegments):
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
+    @_despite_damage
     def record_start(self, offset: int) -> int:
         """Where the record that has this byte starts; visible_end if the offset is there or beyond, first_offset if
         below. Damaged bytes belong to no record: there, where the next one starts, or the segment ends.
@@ -74,6 +109,7 @@ class LogLookup(LogSegments):
         following = index.unit(number + 1)[0] if number + 1 < len(index) else segment.end
         return Damaged(end, min(following, self.visible_end))
 
+    @_despite_damage
     def examination(self, offset: int) -> Callable[[], Place]:
         """What finds out, in a worker thread, what lies at `offset`, first_offset <= offset < visible_end: whether a
         good record does, by its checksum, and if not how far the damage goes.
@@ -109,8 +145,18 @@ class LogLookup(LogSegments):
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
+    @_despite_damage
+    def messages_behind(self, offset: int) -> int:
+        """Messages from this byte offset on: message_count - count_before."""
+        before = self._count_before(offset)
+        return self.message_count - before
+
+    @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Messages wholly before this byte offset, counted from first_offset: lag = message_count - count_before."""
+        """Messages wholly before this byte offset, counted from first_offset."""
+        return self._count_before(offset)
+
+    def _count_before(self, offset: int) -> int:
         if offset >= self.visible_end:
             return self.message_count
         number = bisect_right(self._starts, offset) - 1
@@ -119,11 +165,12 @@ class LogLookup(LogSegments):
         index = self._segments[number].index
         return self._bases[number] - self._removed + (0 if index is None else index.ending_by(offset))
 
+    @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
         """How far at most `messages` whole messages and `max_bytes` bytes lead from where a message begins: byte offset
         of the next one, visible_end at most. A segment whose index is being rebuilt is taken whole.
         """
-        number = min(self.count_before(offset) + messages, self.count_before(offset + max_bytes))
+        number = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
         if number >= self.message_count:
             return self.visible_end
         absolute = number + self._removed
@@ -133,6 +180,7 @@ class LogLookup(LogSegments):
             return self._starts[place + 1] if place + 1 < len(self._starts) else self.visible_end
         return index.unit(absolute - self._bases[place])[0]
 
+    @_despite_damage
     def offset_at_time(self, time_ms: int) -> int:
         """Byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if none is.
 
@@ -141,6 +189,8 @@ class LogLookup(LogSegments):
         """
         for segment in self._segments:
             index = segment.index
+            if segment.first_offset >= self.visible_end:
+                break
             if index is None:
                 return segment.first_offset
             count = len(index)
@@ -148,6 +198,7 @@ class LogLookup(LogSegments):
                 return min(index.unit(index.stored_before(time_ms))[0], self.visible_end)
         return self.visible_end
 
+    @_despite_damage
     def units(self, offset: int, max_bytes: int, max_count: int = 1 << 20) -> UnitArray:
         """Index units (UNIT_DTYPE) of the readable records starting at or after `offset`, ending by offset + max_bytes.
 
@@ -176,9 +227,10 @@ class LogLookup(LogSegments):
         segment.data.require(length, start)
         fd = segment.data.use()
         found = scan_units(self._files, fd, start, start + length, segment.first_offset)
-        if not len(found.units) and start + length < segment.size:  # one record larger than max_bytes
-            size = min(segment.size, start + HEADER_BYTES + MAX_BODY_BYTES)
-            found = scan_units(self._files, fd, start, size, segment.first_offset, max_records=1)
+        end = min(segment.size, self.visible_end - segment.first_offset)
+        if not len(found.units) and start + length < end:  # one record larger than max_bytes
+            end = min(end, start + HEADER_BYTES + MAX_BODY_BYTES)
+            found = scan_units(self._files, fd, start, end, segment.first_offset, max_records=1)
         if len(found.units):
             known = self._walked if len(self._walked) < _MAX_WALKED else frozenset[int]()
             self._walked = known | {segment.first_offset + found.end}

@@ -29,7 +29,9 @@ class LogSegments:
         self._open_files = open_files
         self._files = open_files.files
         self._segments: list[Segment] = list(segments)
-        self._removed = 0  # records that retention took away: message numbers go on
+        # what is to be taken from the log's own count: records that retention took away, and those of lost indexes;
+        # so that the numbers of all others stay, which syncs under way have
+        self._removed = 0
         self._relist()
         self.end_offset = self._active.end
         self._written = self._visible = self._bases[-1] + self._active.count
@@ -47,7 +49,7 @@ class LogSegments:
     @property
     def message_count(self) -> int:
         """Readable messages. Those in segments whose index is being rebuilt are not counted until that is done."""
-        return self._visible - self._removed
+        return max(self._visible, self._counted_from) - self._removed
 
     @property
     def size_bytes(self) -> int:
@@ -149,13 +151,21 @@ class LogSegments:
         self._relist()
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
-        """Give a closed segment the index that was rebuilt for it; ignored if the segment is gone."""
+        """Give a closed segment that is synced the index that was rebuilt for it; ignored if the segment is gone."""
         if segment not in self._segments:
             return
         segment.index = index
-        segment.synced = segment.checkpointed = segment.end
-        self._written += len(index)
-        self._visible += len(index)
+        segment.checkpointed = segment.end
+        self._removed -= len(index)
+        self._relist()
+
+    def _drop_index(self, segment: Segment) -> None:
+        """Take a closed segment's index away: its messages are not counted until `adopt_index`."""
+        assert segment.index is not None
+        assert segment is not self._active
+        self._removed += len(segment.index)
+        segment.index.file.close()
+        segment.index = None
         self._relist()
 
     def _relist(self) -> None:
@@ -165,9 +175,12 @@ class LogSegments:
         self._starts = [segment.first_offset for segment in self._segments]
         base = self._removed
         self._bases = []
+        self._counted_from = base  # behind the last record that is not counted, which may be not visible yet
         for segment in self._segments:
             self._bases.append(base)
             base += segment.count
+            if segment.index is None:
+                self._counted_from = base
 
 
 def _first_offset(segment: Segment) -> int:

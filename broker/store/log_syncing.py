@@ -191,12 +191,13 @@ class LogSyncing(LogLookup):
             self._checkpointed_at = self._dirty_since = float("-inf")
 
     def _unfinished(self) -> list[Segment]:
-        """The segments that no checkpoint covers yet, oldest first: always the last ones."""
+        """The segments that no checkpoint covers yet, oldest first: the last ones but for those without an index."""
         found = [] if self._active.finished else [self._active]
         for segment in self._segments[-2::-1]:
-            if segment.finished:
+            if not segment.finished:
+                found.append(segment)
+            elif segment.index is not None:  # one that lost its index may be in front of others
                 break
-            found.append(segment)
         return found[::-1]
 
     def sync_failed(self, cause: str) -> None:

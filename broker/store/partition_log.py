@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
-from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
+from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError, StoreError
 from metaq.protocol.record import Buffer
 
 from .disk_space import no_room
 from .files import OpenFiles
 from .flush import DATA, INDEX, FlushPolicy, RunInThread
-from .index import UNIT, UNIT_BYTES, UnitLimit
+from .index import UNIT, UNIT_BYTES, Index, IndexDamaged, UnitLimit
 from .journal import Journal
 from .log_syncing import LogSyncing
 from .segment import Segment, create_segment
@@ -59,12 +59,14 @@ class PartitionLog(LogSyncing):
         on_dirty: Callable[[PartitionLog], None] | None = None,
         request_sync: Callable[[PartitionLog, int], None] | None = None,
         unit_limit: UnitLimit | None = None,
+        on_index_lost: Callable[[PartitionLog, Segment], None] | None = None,
     ) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them).
 
         journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
         request_sync(log, kind): start a job soon that nobody waits for; without it is started at once. unit_limit: of
-        index units in memory, if it is less than MAX_UNSTORED_UNITS.
+        index units in memory, if it is less than MAX_UNSTORED_UNITS. on_index_lost(log, segment): called when the index
+        of a closed segment was found to be damaged; it has none until `adopt_index`.
         """
         self.topic = topic
         self.journal_name = f"{topic}-{partition}".encode()
@@ -74,6 +76,7 @@ class PartitionLog(LogSyncing):
         self._unit_limit = unit_limit or UnitLimit()
         self._writing_back = False
         self._stored_ms: int | None = None
+        self._on_index_lost = on_index_lost
         super().__init__(
             directory,
             segments,
@@ -232,15 +235,37 @@ class PartitionLog(LogSyncing):
             return f"cutting the file back to {segment.size} bytes failed: {error}"
         return None
 
+    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
+        if segment.index is not index or segment not in self._segments or segment.first_offset >= self.visible_end:
+            return False
+        if segment is self._active:  # which needs an index: another segment goes on
+            self._roll_past(damage)
+        _log.error("%s; its segment is read without an index until one is made again", damage)
+        self._drop_index(segment)
+        if self._on_index_lost is not None:
+            self._on_index_lost(self, segment)
+        return True
+
+    def _roll_past(self, damage: IndexDamaged) -> None:
+        if self.read_only is not None:
+            raise StoreError(f"{damage}; it cannot be made again before a restart: {self.read_only}")
+        try:
+            self._start_segment()
+        except OSError as error:
+            raise StoreError(f"{damage}; it cannot be made again without a new segment: {error}") from error
+
     def _roll(self) -> None:
         try:
-            segment = create_segment(self._open_files, self.directory, self.end_offset)
+            self._start_segment()
         except OSError as error:  # what was appended is good; only the next append has nowhere to go
             if no_room(error):
                 _log.warning("%s goes on with a segment above its size: %s", self.directory, error)
                 return  # the next append tries again
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
-            return
+
+    def _start_segment(self) -> None:
+        """Begin the next segment. Raises OSError."""
+        segment = create_segment(self._open_files, self.directory, self.end_offset)
         self._segments = [*self._segments, segment]
         self._unsynced_directories.append(self.directory)
         self._relist()

@@ -33,12 +33,13 @@ from .index import (
     UnitArray,
     largest_id,
     read_checkpoint,
-    sync_units,
+    replace_index,
     write_units,
 )
 from .rewriting import Rewriter
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
 from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
+from .times import order_times
 
 __all__ = [
     "Damage",
@@ -145,7 +146,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
         check_contiguous(found[: first_unsafe + 1])
         segments = [_open_closed(open_files, *each) for each in zip(found[:first_unsafe], known, strict=False)]
         tail = _Tail(open_files, directory, sync)
-        tail.recover(found[first_unsafe:], known[first_unsafe:])
+        tail.recover(found[first_unsafe:], known[first_unsafe:], _last_time(stored[first_unsafe]))
         missing = [max(0, each.checkpoint.end - file.end) for file, each in zip(found, stored, strict=True) if each]
     except OSError as error:
         raise StoreError(f"{directory} cannot be opened: {error}") from error
@@ -154,6 +155,11 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     report = tail.report(len(segments), sum(missing))
     new_names = None in known[first_unsafe:] or report.set_aside
     return Recovered(segments, unindexed, report, _names(directory) if new_names else ())
+
+
+def _last_time(stored: StoredCheckpoint | None) -> int:
+    """Store time (Unix ms) of the last record that a checkpoint covers, 0 if there is none."""
+    return 0 if stored is None or stored.last_unit is None else abs(stored.last_unit[2])
 
 
 def _names(directory: str) -> tuple[str, ...]:
@@ -176,8 +182,8 @@ def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | Non
 
 def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None) -> Segment:
     index = None
-    if known is not None and known.end == file.end:
-        index = Index(open_files.file(file.index_path), known.units, known.max_id)
+    if known is not None and known.end == file.end and known.crc is not None:
+        index = Index(open_files.file(file.index_path), known.units, known.max_id, crc=known.crc)
     segment = Segment(file.path, file.first_offset, file.size, open_files.file(file.path), index)
     segment.synced = segment.checkpointed = file.end
     return segment
@@ -190,6 +196,7 @@ class _Tail:
         self.segments: list[Segment] = []
         self._sync = sync
         self._rewritten_bytes = 0
+        self._last_time_ms = 0
         self._open_files = open_files
         self._files = open_files.files
         self._directory = directory
@@ -215,8 +222,11 @@ class _Tail:
             rewritten_bytes=self._rewritten_bytes,
         )
 
-    def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> None:
-        """found: at least one segment; the last that is kept becomes the one that grows. Raises OSError, StoreError."""
+    def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
+        """found: at least one segment; the last that is kept becomes the one that grows. last_time_ms: store time of the
+        record before the first that is checked. Raises OSError, StoreError.
+        """
+        self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
             following = found[number + 1 :]
             if following and following[0].first_offset < file.end:
@@ -230,6 +240,9 @@ class _Tail:
         start = 0 if known is None else known.end - file.first_offset
         scan = self._check(file, start)
         bound_java_times(scan.units, file.modified_ms)
+        if len(scan.units):
+            order_times(scan.units, self._last_time_ms)
+            self._last_time_ms = abs(int(scan.units[-1]["time_ms"]))
         index = _index_of(self._open_files, file, known, scan.units)
         segment = Segment(file.path, file.first_offset, scan.end, self._open_files.file(file.path), index)
         segment.synced = segment.checkpointed = file.first_offset + start
@@ -318,16 +331,32 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
     stays true, and the next checkpoint covers them.
     """
-    stored, max_id = (0, 0) if known is None else (known.units, known.max_id)
+    if known is not None and known.crc is None:
+        units = np.concatenate([_covered_units(open_files.files, file, known), units])
+        known = None
+    stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)
     if len(units) > _UNITS_IN_MEMORY:
         try:
-            write_units(open_files.files, file.index_path, stored, units.tobytes())
+            crc = write_units(open_files.files, file.index_path, stored, units.tobytes(), crc)
         except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
-            return Index(handle, stored + len(units), max(max_id, largest_id(units)))
-    return Index(handle, stored, max_id, units.tobytes())
+            return Index(handle, stored + len(units), max(max_id, largest_id(units)), crc=crc)
+    return Index(handle, stored, max_id, units.tobytes(), crc)
+
+
+def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
+    """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
+    finally:
+        files.close(fd)
+    for each in damage:
+        _log.error("%s is damaged in [%d, %d)", file.path, each.start, each.end)
+    bound_java_times(units, file.modified_ms)
+    return units
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:
@@ -358,15 +387,16 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
-    """Result of `rebuild_index`: the index file has `count` units."""
+    """Result of `rebuild_index`: the index file has `count` units; crc: as of an Index."""
 
     count: int
     max_id: int
+    crc: int
     damage: tuple[Damage, ...]
 
 
 def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
-    """Walk a closed segment, write and sync its index. Any thread; changes nothing but the index file.
+    """Walk a closed, synced segment and put a synced index in its place. Any thread; changes nothing but that file.
 
     Damaged ranges are passed over and reported: their records are not indexed. Raises OSError.
     """
@@ -376,10 +406,8 @@ def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
     finally:
         files.close(fd)
     bound_java_times(units, file.modified_ms)
-    checkpoint = Checkpoint(file.first_offset, file.end, len(units), largest_id(units))
-    write_units(files, file.index_path, 0, units.tobytes())
-    sync_units(files, file.index_path, checkpoint)
-    return RebuiltIndex(len(units), checkpoint.max_id, tuple(damage))
+    made = replace_index(files, file.index_path, units, file.first_offset, file.end)
+    return RebuiltIndex(made.units, made.max_id, made.crc or 0, tuple(damage))
 
 
 def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[Damage]]:

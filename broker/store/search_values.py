@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from metaq.protocol.limits import INT64_MAX
 
+from .index import Index, IndexDamaged
 from .key_index import Entries, KeyBlock
 from .segment import Segment
 
@@ -50,9 +51,10 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """A segment as it was on the owning thread: readable up to `end`, `stored` units in the index file, then `tail`.
+    """A segment as it was on the owning thread: readable up to `end`, `stored` units in the index file (their CRC-32 as of an
+    Index), then `tail`.
 
-    stored is None while the index is being rebuilt. keys: as Segment.keys.
+    index: for the owning thread. It is None while the index is being rebuilt, as is stored. keys: as Segment.keys.
     """
 
     segment: Segment
@@ -61,7 +63,9 @@ class SegmentView(NamedTuple):
     keys_path: str
     first_offset: int
     end: int
+    index: Index | None
     stored: int | None
+    crc: int
     tail: bytes
     keys: tuple[KeyBlock, ...] | None
     recent: Recent | None
@@ -94,6 +98,8 @@ class Found:
     """Whether there are more matches than were asked for."""
     learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
     """Blocks of segments of which they were not known."""
+    damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
+    """Segments with damage in their index."""
     lost: list[Segment] = field(default_factory=list)
     """Segments whose key file is no longer there."""
     recent: list[tuple[Segment, Recent]] = field(default_factory=list)

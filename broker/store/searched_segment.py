@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from metaq.protocol.errors import StoreError
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
@@ -20,7 +21,7 @@ from metaq.protocol.record import (
 )
 
 from .files import Files, read_exactly
-from .index import UNIT_BYTES, UnitArray
+from .index import UNIT_BYTES, IndexDamaged, UnitArray
 from .key_index import BlockEntries, KeyBlock, hash_bounds, position_of, read_blocks, scan_keys
 from .search_values import Budget, Found, Match, Recent, SegmentView
 from .unit_reader import UnitReader
@@ -43,7 +44,7 @@ class SearchedSegment:
         self.view = view
         self.found = found
         self.usable = view.stored is not None
-        self.reader = UnitReader(files, view.index_path, view.stored or 0, view.tail)
+        self.reader = UnitReader(files, view.index_path, view.stored or 0, view.crc, view.tail)
         self._files = files
         self._budget = budget
         self._fds: dict[str, int] = {}
@@ -53,7 +54,7 @@ class SearchedSegment:
         if self.usable:
             try:
                 self.reader.__enter__()
-            except OSError as error:
+            except (OSError, StoreError, IndexDamaged) as error:
                 self.usable = False
                 self._cannot(error)
         else:
@@ -66,7 +67,7 @@ class SearchedSegment:
         self.reader.__exit__(kind, error, trace)
         for fd in self._fds.values():
             self._files.close(fd)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | StoreError | IndexDamaged):
             self._cannot(error)
             return True
         return False
@@ -75,14 +76,17 @@ class SearchedSegment:
     def _size(self) -> int:
         return self.view.end - self.view.first_offset
 
-    def _cannot(self, error: OSError) -> None:
+    def _cannot(self, error: Exception) -> None:
         try:
             self._files.status(self.view.path)
         except FileNotFoundError:
             return  # retention was faster
         except OSError as worse:
             error = worse
-        _log.error("%s cannot be searched: %s", self.view.path, error)
+        if isinstance(error, IndexDamaged) and self.view.index is not None:
+            self.found.damaged.append((self.view.segment, self.view.index, error))
+        else:
+            _log.error("%s cannot be searched: %s", self.view.path, error)
         self.found.unsearched += self._size
 
     def _fd(self, path: str) -> int:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Sequence
 
+from metaq.protocol.errors import StoreError
+
+from .index import Index, IndexDamaged
 from .key_building import KeyBuilding
 from .partition_log import PartitionLog
 from .search_values import Found, LogView, Recent, SegmentView
 from .segment import Segment
 
 __all__ = ["MAX_RECENT_ENTRIES", "Searching"]
+
+_log = logging.getLogger(__name__)
 
 MAX_RECENT_ENTRIES = 2 << 20
 """Entries kept of what no key file covers yet, of all partitions together: 16 MiB."""
@@ -38,19 +44,25 @@ class Searching:
             segment.keys_path,
             segment.first_offset,
             min(segment.end, visible_end),
+            index,
             None if index is None else index.stored,
+            0 if index is None else index.crc,
             b"" if index is None else index.tail(),
             segment.keys,
             self._recent.get(segment),
         )
 
-    def take_in(self, found: Found, logs: Iterable[PartitionLog]) -> None:
+    def take_in(self, found: Found, logs: Sequence[PartitionLog]) -> None:
         """Keep what a search in these logs has learned."""
         for segment, blocks in found.learned:
             if segment.keys is None and not blocks:  # others are checked before they are believed for ever
                 segment.keys = blocks
         for segment in found.lost:
             segment.keys = None
+        for segment, index, damage in found.damaged:
+            for log in logs:
+                if segment in log.segments:
+                    _give_up(log, segment, index, damage)
         lost = set(found.lost)
         for log in logs if lost else ():
             if not lost.isdisjoint(log.segments):
@@ -69,3 +81,10 @@ class Searching:
         while self._kept > self._max_kept:
             oldest = next(iter(self._recent))
             self._kept -= len(self._recent.pop(oldest).entries)
+
+
+def _give_up(log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
+    try:
+        log.index_damaged(segment, index, damage)
+    except StoreError as error:  # the search is answered all the same
+        _log.error("%s", error)

@@ -66,7 +66,7 @@ class SegmentFile(NamedTuple):
 class Segment:
     """A segment in use. Lives on the owning thread.
 
-    `index` is None while the index of a closed segment is being rebuilt. `synced` and `checkpointed` are byte offsets
+    `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed` are byte offsets
     up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks of its key file,
     None as long as nobody has looked.
     """
@@ -89,8 +89,11 @@ class Segment:
 
     @property
     def finished(self) -> bool:
-        """Whether a checkpoint covers all of it, or its index is being rebuilt (which ends with one)."""
-        return self.index is None or self.checkpointed == self.first_offset + self.size
+        """Whether no job has anything to do for it: a checkpoint covers all of it, or a sync does and its index is
+        being made again (which ends with a checkpoint).
+        """
+        done = self.synced if self.index is None else self.checkpointed
+        return done == self.first_offset + self.size
 
     @property
     def removable(self) -> bool:

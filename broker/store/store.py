@@ -316,6 +316,7 @@ class Store:
             on_dirty=self._syncs.mark_dirty,
             request_sync=self._syncs.request,
             unit_limit=self._syncs.unit_limit,
+            on_index_lost=lambda log, segment: self._rebuilding.add(log, [segment]),
         )
         self._syncs.watch(log)
         self._logs[topic, partition] = log
@@ -330,9 +331,10 @@ class Store:
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Start the syncs and checkpoints whose time has come. To be called about four times a second."""
+        """Start the syncs, checkpoints and other background work whose time has come. To be called about four times a second."""
         self._syncs.tick(self._monotonic())
         self._journal.tick()
+        self._rebuilding.tick(self._monotonic())
         self.key_building.tick(self._monotonic())
 
     # --- retention ----------------------------------------------------------------------------------------------------

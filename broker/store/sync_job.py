@@ -21,17 +21,19 @@ INDEX = 2
 class _Part:
     """One segment's share of a job: what it looked like when the job was made."""
 
-    __slots__ = ("count", "end", "fd", "max_id", "max_stored_id", "segment", "stored", "units")
+    __slots__ = ("count", "crc", "end", "fd", "index", "max_id", "max_stored_id", "segment", "stored", "units")
 
     def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
         self.segment = segment
         self.end = segment.end
         unsynced = kind & DATA and segment.synced < segment.end
         self.fd = segment.data.pin() if unsynced and not grouped else None
-        index = segment.index
-        self.units = index.tail() if kind & INDEX and index is not None else b""
+        # None also later on: an index that is made again meanwhile has nothing to do with this job
+        self.index = index = segment.index if kind & INDEX else None
+        self.units = b"" if index is None else index.tail()
         self.count = len(self.units) // UNIT_BYTES
         self.stored = 0 if index is None else index.stored
+        self.crc = 0 if index is None else index.crc  # after the worker has written: that of the units, too
         self.max_stored_id = 0 if index is None else index.max_stored_id
         self.max_id = 0  # of the units; the worker looks
 
@@ -111,6 +113,10 @@ class SyncJob:
             if part.fd is not None:
                 part.segment.data.unpin()
 
+    def writes_index(self, segment: Segment) -> bool:
+        """Whether the index file of this segment may be written by this job."""
+        return any(part.segment is segment and part.index is not None for part in self._parts)
+
     def settle_units(self) -> bool:
         """Owning thread: whether the units are in the files, though unsynced; they leave memory then, also while `run`
         goes on. True for a job that writes none.
@@ -118,8 +124,8 @@ class SyncJob:
         if self._units_written and not self._units_settled:
             self._units_settled = True
             for part in self._parts:
-                if part.segment.index is not None:
-                    part.segment.index.mark_stored(part.count, part.max_id)
+                if part.index is not None:
+                    part.index.mark_stored(part.count, part.max_id, part.crc)
         return self._units_written
 
     def apply(self) -> None:
@@ -129,7 +135,7 @@ class SyncJob:
             segment = part.segment
             if self.kind & DATA:
                 segment.synced = max(segment.synced, part.end)
-                if self.kind & INDEX and segment.index is not None:
+                if part.index is not None and part.index is segment.index:
                     segment.checkpointed = part.end
 
     def _sync(self) -> None:
@@ -148,9 +154,9 @@ class SyncJob:
         if self.kind & INDEX:
             for part in self._parts:
                 segment = part.segment
-                if segment.index is not None:
+                if part.index is not None:
                     units, max_id = part.stored + part.count, max(part.max_stored_id, part.max_id)
-                    yield segment.index_path, Checkpoint(segment.first_offset, part.end, units, max_id)
+                    yield segment.index_path, Checkpoint(segment.first_offset, part.end, units, max_id, part.crc)
 
     # --- the same in a group ------------------------------------------------------------------------------------------
 
@@ -171,7 +177,7 @@ class SyncJob:
         for part in self._parts:
             if part.units:
                 part.max_id = largest_id(part.units)
-                write_units(self._files, part.segment.index_path, part.stored, part.units)
+                part.crc = write_units(self._files, part.segment.index_path, part.stored, part.units, part.crc)
                 part.units = b""
         self._units_written = True
 

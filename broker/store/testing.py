@@ -234,6 +234,7 @@ def check_invariants(log: PartitionLog) -> None:
             assert starts[0] == segment.first_offset
             assert (units["offset"] + units["size"] == starts[1:]).all()
             assert (np.diff(np.abs(units["time_ms"])) >= 0).all()
-    assert log.message_count >= 0
+    indexed = [segment.index for segment in segments if segment.index is not None]
+    assert log.message_count == sum(index.ending_by(log.visible_end) for index in indexed)
     assert log.count_before(log.visible_end) == log.message_count
     assert log.count_before(log.first_offset) == 0

@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from metaq.broker.store.files import Files, read_exactly
+from metaq.broker.store.index import IndexDamaged
 from metaq.broker.store.key_index import ENTRY_BYTES, KeyBlock, read_blocks, scan_keys
 from metaq.broker.store.recovery import trusted_checkpoint
 from metaq.broker.store.segment import SegmentFile
@@ -46,13 +47,15 @@ def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> 
 
 def _describes(files: Files, file: SegmentFile, blocks: tuple[KeyBlock, ...]) -> bool:
     known = trusted_checkpoint(files, file)
-    if known is None:
+    if known is None or known.crc is None:
         return True
     data, keys = files.open(file.path, os.O_RDONLY), -1
     try:
         keys = files.open(file.keys_path, os.O_RDONLY)
-        with UnitReader(files, file.index_path, known.units) as reader:
+        with UnitReader(files, file.index_path, known.units, known.crc) as reader:
             return all(_is_right(files, file, block, reader, data, keys) for block in blocks if block.end <= known.end)
+    except IndexDamaged:  # which is told of the index
+        return True
     finally:
         files.close(data)
         if keys >= 0:

@@ -173,11 +173,15 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
     if state is IndexState.WRONG:
         text = "it does not describe its segment: it is made again at the next start"
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
-    if state is IndexState.MISLEADING:
+    elif state is IndexState.MISLEADING:
         effect = "consumers miss good messages" if found.misplaced else "searches by id miss messages"
-        text = f"it does not describe the records, and a start believes it: {effect}. Stop the broker and delete it: then"
+        remedy = "Stop the broker and delete it: then the next start makes it again"
         level = Level.DAMAGE if found.misplaced else Level.WARNING
-        report.findings.append(Finding(level, found.file.index_path, f"{text} the next start makes it again"))
+        text = f"it does not describe the records, and a start believes it: {effect}. {remedy}"
+        report.findings.append(Finding(level, found.file.index_path, text))
+    elif state is IndexState.DAMAGED:
+        text = f"{found.index_damage}: a broker makes the index again when it reads there, no message is lost"
+        report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
 
 
 def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> None:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.index import Checkpoint, UnitArray, read_checkpoint
+from metaq.broker.store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
 from metaq.broker.store.recovery import trusted_checkpoint
 from metaq.broker.store.scan import find_record, is_zero, scan_units
 from metaq.broker.store.segment import SegmentFile
@@ -40,15 +40,18 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """An index beside a segment is derived data. A start makes it again unless its header seems to fit the segment."""
+    """An index beside a segment is derived data: a broker of ours makes it again unless it is OK or MISLEADING."""
 
     OK = "ok"
     BEHIND = "behind"
+    """It covers a part of the segment, or is of a version without checksums."""
     MISSING = "missing"
     WRONG = "wrong"
-    """There is one, but a start sees that it does not describe this file."""
+    """There is one, but its header or its end does not describe this file."""
     MISLEADING = "misleading"
-    """A start believes it, but it leads to other places than the good records, or has other message ids."""
+    """Its units are as they were written, but lead to other places than the good records, or have other ids."""
+    DAMAGED = "damaged"
+    """A block of its units does not fit its checksum."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class SegmentReport:
     checked_from: int
     """Offset in the file from which records were checked."""
     index: IndexState
+    index_damage: str = ""
+    """What is wrong with a DAMAGED one."""
     records: int | None = 0
     """None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
@@ -106,7 +111,7 @@ def inspect_segment(
 
 def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> IndexState:
     if known is not None:
-        return IndexState.OK if known.end == file.end else IndexState.BEHIND
+        return IndexState.OK if known.end == file.end and known.crc is not None else IndexState.BEHIND
     try:
         files.status(file.index_path)
     except FileNotFoundError:
@@ -123,7 +128,8 @@ def _read(
 ) -> int:
     """Fill the report; the number of good records from `checked_from` on."""
     file, count = report.file, 0
-    index = None if known is None or report.checked_from else _IndexComparison(files, file, known)
+    checked = None if report.checked_from else _checked_index(files, report, known)
+    index = None if checked is None else _IndexComparison(files, file, checked)
     fd = files.open(file.path, os.O_RDONLY)
     try:
         position = report.checked_from
@@ -142,6 +148,22 @@ def _read(
     finally:
         files.close(fd)
     return count
+
+
+def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
+    """What can be compared with the records: nothing if a block of the index is damaged, which is reported."""
+    file = report.file
+    if known is None or known.crc is None:
+        return None
+    try:
+        with UnitReader(files, file.index_path, known.units, known.crc) as reader:
+            for _ in reader.chunks(0, known.units):
+                pass
+    except IndexDamaged as damage:
+        if trusted_checkpoint(files, file) == known:  # else a running broker has made another meanwhile
+            report.index, report.index_damage = IndexState.DAMAGED, f"block {damage.block}: {damage.reason}"
+        return None
+    return known
 
 
 def _runs(files: Files, fd: int, file: SegmentFile, position: int) -> Iterator[tuple[UnitArray, int]]:
@@ -184,9 +206,12 @@ class _IndexComparison:
         if not len(units):
             return True
         end = int(units[-1]["offset"]) + int(units[-1]["size"])
-        with UnitReader(self._files, self._file.index_path, self._known.units) as reader:
-            first, last = reader.starting_before(int(units[0]["offset"])), reader.starting_before(end)
-            stored = reader.units(first, last)
+        try:
+            with UnitReader(self._files, self._file.index_path, self._known.units, self._known.crc or 0) as reader:
+                first, last = reader.starting_before(int(units[0]["offset"])), reader.starting_before(end)
+                stored = reader.units(first, last)
+        except IndexDamaged:  # it was not just before: a running broker has made another
+            return True
         same_places = len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _PLACES)
         self.misplaced |= not same_places
         return same_places and bool((stored["id"] == units["id"]).all())

@@ -10,7 +10,9 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import StoreHarness
+from metaq.broker.store.index import read_checkpoint, replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
+from metaq.broker.store.unit_reader import UnitReader
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
     Location,
@@ -175,17 +177,6 @@ def test_damage_that_a_start_believes_in_is_damage_and_its_index_is_right(check,
         assert set(the_partition(report)["index"]) == {"ok"}
 
 
-def test_an_index_that_a_start_believes_and_that_misleads_is_damage(check):
-    path = checkpointed(check, b"1one", b"2two", b"3tre").with_suffix(".index")
-    change(path, 64 + 24, (9).to_bytes(4, "little"))  # the size of the first record
-    (damage,) = said(check(), "damage")
-    assert "consumers miss good messages" in damage
-    change(path, 64 + 64, (1 << 40).to_bytes(8, "little"))  # and the last unit: now a start sees it
-    report = check()
-    assert not said(report, "damage")
-    assert "made again at the next start" in said(report, "warning")[0]
-
-
 def test_damage_of_a_broker_that_runs_is_told_as_far_as_its_checkpoint_goes(check):
     path = checkpointed(check, b"1one", b"2two", b"3tre")
     change(path, 70, b"xx")
@@ -243,11 +234,64 @@ def test_the_state_of_an_index_is_told(check):
     data[64 + 8] ^= 1  # the id in the first unit: the header and the last unit stay right
     index.write_bytes(data)
     broken = check()
-    assert the_partition(broken)["index"]["misleading"] == 1
+    assert the_partition(broken)["index"]["wrong"] == 1
+    assert any("made again at the next start" in text for text in said(broken, "warning"))
     assert not broken["damaged"]
-    assert "searches by id" in said(broken, "warning")[0]
     index.unlink()
     assert the_partition(check())["index"]["missing"] == 1
+
+
+def test_a_damaged_block_of_an_index_is_named(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    data = bytearray(harness.index_file().read_bytes())
+    data[5000] ^= 1
+    harness.index_file().write_bytes(data)
+    report = check()
+    assert the_partition(report)["index"] == {"damaged": 1}
+    (text,) = said(report, "warning")
+    assert text.startswith("block 1: its units do not fit its checksum: a broker makes the index again when it reads")
+    assert not report["damaged"]
+    log = StoreHarness(check.data).log  # what it says is so
+    assert len(log.units(0, 1 << 20)) == 300
+    assert log.segments[0].index is None
+
+
+@pytest.mark.parametrize(
+    ("field", "level", "effect"),
+    [("id", "warning", "searches by id miss messages"), ("size", "damage", "consumers miss good messages")],
+)
+def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, level, effect):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    path = str(harness.index_file(0))
+    known = read_checkpoint(REAL_FILES, path, 0).checkpoint
+    with UnitReader(REAL_FILES, path, known.units, known.crc) as reader:
+        units = reader.units(0, known.units).copy()
+    units[field][7] += 1
+    replace_index(REAL_FILES, path, units, 0, known.end)
+    report = check()
+    assert the_partition(report)["index"] == {"misleading": 1}
+    assert any(effect in text for text in said(report, level))
+
+
+def test_damage_in_a_segment_does_not_make_its_index_look_wrong(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = 300 * 25
+    for _ in range(2):
+        harness.append(*[b"%05d" % number for number in range(300)])
+    harness.store.close()
+    data = bytearray(harness.data_file().read_bytes())
+    data[100 * 25 + 22] ^= 1
+    harness.data_file().write_bytes(data)
+    report = check()
+    assert report["damaged"]
+    assert the_partition(report)["index"] == {"ok": 3}
 
 
 def test_what_only_the_journal_has_is_told(check):

@@ -1,0 +1,258 @@
+"""Where the units lie in an index file, and the checksum of each block of them. Every read compares it. Any thread.
+
+    block i: 4,096 bytes from 4096 * i on, little-endian
+     off size
+       0 4064 127 units of 32 bytes; in block 0 the file's header and 125 units
+    4064    8 magic "metaqblk"
+    4072    8 number of the block
+    4080   12 zero
+    4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
+
+The trailer is written once, with the write that completes the block. A block that is not complete has none: whoever
+reads it knows how many units it has and their CRC-32 (`Checkpoint.crc`, `CheckedUnits.crc`), which goes on with each
+write. So a write reads nothing, and no byte that a header promises is written twice. A CRC-32 begun with the block's
+number tells also a block that is in the wrong place.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_left
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import Buffer
+
+__all__ = [
+    "BLOCK_BYTES",
+    "HEADER_BYTES",
+    "UNIT",
+    "UNIT_BYTES",
+    "UNIT_DTYPE",
+    "CheckedUnits",
+    "IndexDamaged",
+    "Unit",
+    "UnitArray",
+    "block_of",
+    "first_of",
+    "pack_units",
+    "read_block",
+    "unit_position",
+    "unreadable",
+]
+
+UNIT = Struct("<qqqiI")
+"""byte offset (absolute), message id, store time (Unix ms), record size in bytes (header + body), tag hash."""
+UNIT_BYTES = UNIT.size  # 32
+UNIT_DTYPE = np.dtype([("offset", "<i8"), ("id", "<i8"), ("time_ms", "<i8"), ("size", "<i4"), ("tag", "<u4")])
+UnitArray = npt.NDArray[Any]
+Unit = tuple[int, int, int, int, int]
+
+HEADER_BYTES = 64
+BLOCK_BYTES = 4096
+_TRAILER = Struct("<8sQ12x")
+_CRC = Struct("<I")
+_TRAILER_BYTES = _TRAILER.size + _CRC.size
+_MAGIC = b"metaqblk"
+_HEADER_UNITS = HEADER_BYTES // UNIT_BYTES  # units that the header takes the place of
+_BLOCK_UNITS = (BLOCK_BYTES - _TRAILER_BYTES) // UNIT_BYTES
+_BLOCK_UNIT_BYTES = _BLOCK_UNITS * UNIT_BYTES
+_RIGHT = 0x2144DF1C
+"""CRC-32 of any bytes with their own CRC-32 behind them: what a good block has."""
+
+_SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""Errors that say nothing about the file."""
+
+_Load = Callable[[int, int], Buffer]
+"""load(size, position): bytes of the file, fewer only at its end."""
+
+
+class IndexDamaged(Exception):  # internal: the log answers from the data and has the index made again
+    """An index file does not hold what was written to it."""
+
+    def __init__(self, path: str, block: int, reason: str) -> None:
+        super().__init__(f"{path}: block {block}, at byte {block * BLOCK_BYTES}: {reason}")
+        self.path = path
+        self.block = block
+        self.reason = reason
+
+
+def unreadable(path: str, position: int, error: OSError) -> IndexDamaged | StoreError:
+    """What to raise for an error of a read: also a file that is gone, or has a bad sector, is made again."""
+    if error.errno in _SCARCE:
+        return StoreError(f"{path} cannot be read: {error}")
+    return IndexDamaged(path, position // BLOCK_BYTES, f"it cannot be read: {error}")
+
+
+def block_of(number: int) -> int:
+    """Number of the block that unit `number` is in."""
+    return (number + _HEADER_UNITS) // _BLOCK_UNITS
+
+
+def unit_position(number: int) -> int:
+    """Byte position of unit `number` in the file."""
+    block, place = divmod(number + _HEADER_UNITS, _BLOCK_UNITS)
+    return block * BLOCK_BYTES + place * UNIT_BYTES
+
+
+def first_of(block: int) -> int:
+    """Number of the first unit of a block."""
+    return max(0, block * _BLOCK_UNITS - _HEADER_UNITS)
+
+
+def _trailer(block: int, crc: int) -> bytes:
+    head = _TRAILER.pack(_MAGIC, block)
+    return head + _CRC.pack(crc32(head, crc))
+
+
+def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
+    """What to write at `unit_position(stored)` to put units behind the `stored` ones, and the CRC-32 afterwards.
+
+    crc: what the last call gave, 0 if nothing is stored: that of those in the block that is not complete.
+    """
+    block = block_of(stored)
+    room = (first_of(block + 1) - stored) * UNIT_BYTES
+    if len(units) < room:
+        return [units], crc32(units, crc)
+    view = memoryview(units)
+    parts: list[Buffer] = []
+    while len(view) >= room:
+        parts += (view[:room], _trailer(block, crc32(view[:room], crc)))
+        view = view[room:]
+        block = crc = block + 1
+        room = _BLOCK_UNIT_BYTES
+    parts.append(view)
+    return parts, crc32(view, crc)
+
+
+def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
+    """The units of one block, the first of `stored` ones that are in it, checked; more bytes may follow them.
+
+    Raises IndexDamaged, and what `load` raises.
+    """
+    position = block * BLOCK_BYTES or HEADER_BYTES
+    if block < block_of(stored):
+        end, right = (block + 1) * BLOCK_BYTES, _RIGHT
+    else:
+        end, right = unit_position(stored), crc
+    data = load(end - position, position)
+    if crc32(data, block) != right or len(data) < end - position:
+        raise _damaged(path, block, len(data) < end - position)
+    return data
+
+
+def _read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
+    """Units start … stop-1, 0 <= start < stop <= stored; as `read_block`, in one read."""
+    first, last = block_of(start), block_of(stop - 1)
+    if first == last:
+        units = read_block(load, path, first, stored, crc)
+        return np.frombuffer(units, UNIT_DTYPE, stop - start, (start - first_of(first)) * UNIT_BYTES)
+    begin = first * BLOCK_BYTES
+    complete = min(last + 1, block_of(stored)) - first  # of the blocks
+    end = (last + 1) * BLOCK_BYTES if first + complete > last else unit_position(stored)
+    data = memoryview(load(end - begin, begin))
+    position = 0 if begin else HEADER_BYTES
+    for block in range(first, first + complete):
+        block_end = (block + 1) * BLOCK_BYTES - begin
+        if crc32(data[position:block_end], block) != _RIGHT:
+            raise _damaged(path, block, len(data) < block_end)
+        position = block_end
+    rest = data[position:]
+    if len(data) < end - begin or (rest and crc32(rest, last) != crc):
+        raise _damaged(path, last, len(data) < end - begin)
+    found = np.empty(complete * _BLOCK_UNIT_BYTES + len(rest), np.uint8)
+    blocks = np.frombuffer(data, np.uint8, position).reshape(complete, BLOCK_BYTES)
+    found[: complete * _BLOCK_UNIT_BYTES].reshape(complete, _BLOCK_UNIT_BYTES)[:] = blocks[:, :_BLOCK_UNIT_BYTES]
+    found[complete * _BLOCK_UNIT_BYTES :] = rest
+    skipped = start + _HEADER_UNITS - first * _BLOCK_UNITS
+    return found.view(UNIT_DTYPE)[skipped : skipped + stop - start]
+
+
+def _damaged(path: str, block: int, short: bool) -> IndexDamaged:
+    return IndexDamaged(path, block, "the file ends before it" if short else "its units do not fit its checksum")
+
+
+def _offset(unit: Unit) -> int:
+    return unit[0]
+
+
+def _end(unit: Unit) -> int:
+    return unit[0] + unit[3]
+
+
+def _time(unit: Unit) -> int:
+    return abs(unit[2])
+
+
+class CheckedUnits:
+    """The units of one segment: `stored` of them in a file, checked whenever they are read, the others in memory.
+
+    crc: CRC-32 of those in the file's last block, if that is not complete. Searches cost O(log n) reads of a block.
+    All methods that read raise IndexDamaged.
+    """
+
+    __slots__ = ("crc", "path", "stored")
+
+    def __init__(self, path: str, stored: int, crc: int) -> None:
+        self.path = path
+        self.stored = stored
+        self.crc = crc
+
+    def __len__(self) -> int:
+        """Number of units."""
+        raise NotImplementedError
+
+    def _load(self, size: int, position: int) -> Buffer:
+        """Bytes of the file, fewer only at its end."""
+        raise NotImplementedError
+
+    def _unstored(self, number: int) -> Unit:
+        """Unit `number` >= stored, from memory."""
+        raise NotImplementedError
+
+    def unit(self, number: int) -> Unit:
+        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
+        if number >= self.stored:
+            return self._unstored(number)
+        block = block_of(number)
+        return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
+
+    def starting_before(self, offset: int) -> int:
+        """Number of records that start before `offset`."""
+        return self._search(_offset, offset)
+
+    def ending_by(self, offset: int) -> int:
+        """Number of records that end at or before `offset`."""
+        return self._search(_end, offset + 1)
+
+    def stored_before(self, time_ms: int) -> int:
+        """Number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
+        return self._search(_time, time_ms)
+
+    def _block(self, block: int) -> Buffer:
+        return read_block(self._load, self.path, block, self.stored, self.crc)
+
+    def _stored_units(self, start: int, stop: int) -> UnitArray:
+        """Units start … stop-1, 0 <= start < stop <= stored."""
+        return _read_units(self._load, self.path, start, stop, self.stored, self.crc)
+
+    def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
+        """Number of the first of the units start … stop-1 with key(unit) >= value; the keys do not decrease."""
+        stored, held, units = self.stored, -1, b""
+
+        def key_of(number: int) -> int:
+            nonlocal held, units
+            if number >= stored:
+                return key(self._unstored(number))
+            block = block_of(number)
+            if block != held:
+                held, units = block, self._block(block)
+            return key(UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES))
+
+        return bisect_left(range(len(self)), value, start, stop, key=key_of)
