@@ -16,6 +16,7 @@ from metaq.version import __version__
 
 from .cold_reads import ColdReads
 from .config import BrokerConfig, TopicConfig
+from .filters.places import Places
 from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
@@ -134,6 +135,7 @@ class Broker:
             Pace(reactor, lambda: self.metrics.put_bytes),
         )
         self.filters = filters or FilterTable()
+        self.places = Places()
         self.transactions = Transactions(
             config.transactions,
             TransactionLog(

@@ -136,6 +136,7 @@ class Session(Protocol):
             self._broker.parked.drop(pull)
         self._parked.clear()
         self._broker.transactions.connection_lost(self)
+        self._broker.places.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802

@@ -114,7 +114,10 @@ class Pull:
             return self._out_of_range(log)
         if self._offset == log.visible_end:
             return Step.WAIT
-        filter_ = self._broker.filters.find(self._request.topic, self._request.group)
+        group = self._request.group
+        if len(self._broker.places):
+            self._broker.places.forget((*self.key, group))  # what is asked for here is committed by this client
+        filter_ = self._broker.filters.find(self._request.topic, group)
         if self._hashes is None and filter_ is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)
@@ -148,8 +151,11 @@ class Pull:
         return self._moved(bound, progress.min_offset, progress.max_offset, progress.behind)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes:
-        """Where no record begins the client is sent to a place where one surely does, as 1.x clients go there."""
-        start = log.segment_start(self._offset)
+        """Where no record begins the client is sent to the start of the one that has this byte, as by `get`.
+
+        Such offsets are those of 1.x members of the group if the broker filters for it (filters/places.py).
+        """
+        start = log.record_start(self._offset)
         if start == self._offset:
             raise CorruptRecord(log.directory, start, "no record can be read there")
         progress = self._progress(log, start)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 
 import numpy as np
 
+from metaq.protocol.errors import OffsetOutOfRange, StoreError
+
+from .files import Files
 from .index import UNIT_DTYPE, UnitArray
 from .log_segments import LogSegments
-from .scan import scan_units
+from .scan import find_record, scan_units
 from .segment import Segment
 
 __all__ = ["LogLookup"]
+
+_WALKED_RECORDS = 1 << 16
+"""Records looked at together on the way to one."""
 
 
 class LogLookup(LogSegments):
@@ -25,6 +32,45 @@ class LogLookup(LogSegments):
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
+
+    def is_indexed(self, offset: int) -> bool:
+        """Whether `record_start` can tell for this offset; else `walk_to_record` must."""
+        return self._segment_of(offset).index is not None
+
+    def record_start(self, offset: int) -> int:
+        """Where the record begins that has the byte at `offset`; first_offset below it, visible_end there and beyond.
+
+        For a segment without an index, where only walking can tell, it is the segment's start. O(log n) unit reads.
+        """
+        if not self.first_offset < offset < self.visible_end:
+            return min(max(offset, self.first_offset), self.visible_end)
+        segment = self._segment_of(offset)
+        number = 0 if segment.index is None else segment.index.starting_before(offset + 1)
+        if segment.index is None or not number:
+            return segment.first_offset
+        start, _, _, size, _ = segment.index.unit(number - 1)
+        return start if offset < start + size else start + size
+
+    def walk_to_record(self, offset: int) -> int:
+        """The same from the data, from the segment's start on: up to 0.4 µs a record before it. Any thread.
+
+        Behind damage it goes on at the next good record; inside, the damage's start is given. Raises OffsetOutOfRange,
+        StoreError.
+        """
+        segment, _ = self.extent(offset, 1)
+        try:
+            fd = self._files.open(segment.path, os.O_RDONLY)
+            try:
+                return segment.first_offset + _walk(self._files, fd, segment.size, offset - segment.first_offset)
+            finally:
+                self._files.close(fd)
+        except FileNotFoundError:
+            raise OffsetOutOfRange(offset, self.first_offset, self.visible_end) from None  # retention was faster
+        except OSError as error:
+            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+
+    def _segment_of(self, offset: int) -> Segment:
+        return self._segments[max(0, bisect_right(self._starts, offset) - 1)]
 
     def count_before(self, offset: int) -> int:
         """Messages wholly before this byte offset, counted from first_offset: lag = message_count - count_before."""
@@ -91,3 +137,21 @@ class LogLookup(LogSegments):
         if not len(found.units) and start + length < segment.size:  # one record larger than max_bytes
             found = scan_units(self._files, fd, start, segment.size, segment.first_offset, max_records=1)
         return found.units[:max_count]
+
+
+def _walk(files: Files, fd: int, size: int, target: int) -> int:
+    """Position in the file of the record, or of the damage, that has the byte at `target`."""
+    position = 0
+    while position < target:
+        scan = scan_units(files, fd, position, size, 0, max_records=_WALKED_RECORDS)
+        if scan.end > target:
+            starts = scan.units["offset"]
+            return int(starts[np.searchsorted(starts, target, "right") - 1])
+        if not len(scan.units):
+            good = find_record(files, fd, position, size)
+            if good is None or good > target:
+                return position
+            position = good
+        else:
+            position = scan.end
+    return position
