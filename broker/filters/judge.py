@@ -9,16 +9,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 
 from .message import FilteredMessage
 from .table import Filter
 
-__all__ = ["BUDGET_SECONDS", "Chosen", "Judge", "Verdict", "choose_records"]
+__all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
 """A request's filter calls end after this long, with what is decided by then; one call is never interrupted."""
+
+SCAN_BYTES = 16 << 20
+"""Rejected bytes in front of an accepted record that one `get` looks through before it says how far it has come."""
+
 
 class Verdict(NamedTuple):
     """One record's bytes [start, end) in the buffer it was read from, and whether the group gets it."""
@@ -56,26 +59,29 @@ class Judge:
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
         """Judge the whole records in `data`, which is read from `offset`; ends early when the time is over.
 
-        A request's first record is always judged. A record that fails its check ends it too: that is the client's to find.
+        A request's first record is always judged. A record that fails its check ends it too: the client finds it.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
-        try:
-            for header in iter_headers(data):
-                body = bytes(data[header.start + HEADER_BYTES : header.end])
-                if checksum(body) != header.checksum or (self._judged and self.out_of_time):
-                    return
-                self._judged = True
-                message = FilteredMessage(self._topic, self._partition, offset + header.start, header, body)
-                yield Verdict(header.start, header.end, self._filter.accepts(self._group, message))
-        except RemoteProtocolError:  # a negative length: no record begins here
-            return
+        accepts, group, topic, partition = self._filter.accepts, self._group, self._topic, self._partition
+        unpack, size, end = HEADER.unpack_from, len(data), 0
+        while (start := end) + HEADER_BYTES <= size:
+            length, crc, message_id, flag = unpack(data, start)
+            end = start + HEADER_BYTES + length
+            if length < 0 or end > size:
+                return
+            body = bytes(data[start + HEADER_BYTES : end])
+            if checksum(body) != crc or (self._judged and self._seconds() >= self._deadline):
+                return
+            self._judged = True
+            message = FilteredMessage(topic, partition, offset + start, message_id, flag, body)
+            yield Verdict(start, end, accepts(group, message))
 
 
 class Chosen(NamedTuple):
     """What a `get` is answered: the accepted records of a stretch, and the stored offset behind all that was judged.
 
-    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, both counted from their starts.
+    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, counted from the start.
     """
 
     data: bytes
@@ -97,9 +103,10 @@ def choose_records(
 ) -> Chosen:
     """The accepted records from `offset` on, `size` bytes at most, without the rejected ones between them.
 
-    read(offset, bytes): stored bytes of one segment, b"" at the end. size: of each read, too. largest: of a first record
-    that is longer. gap: rejected bytes after which it ends. If no whole record begins at `offset` the bytes there are
-    given as they are, and next_offset is `offset`: the client knows what to do with them.
+    read(offset, bytes): stored bytes of one segment, b"" at the end. size: of each read, too. largest: of a first one
+    that is longer. gap: rejected bytes that may be left out. With more of them in front of the first accepted record
+    nothing is given, and next_offset is where that record begins, or SCAN_BYTES away. If no whole record begins at
+    `offset` the bytes there are given as they are, and next_offset is `offset`: the client knows what to do with them.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []
@@ -111,7 +118,7 @@ def choose_records(
         ends = (np.array(each, np.uint32) for each in (client_ends, stored_ends))
         return Chosen(b"".join(parts), position, *ends)
 
-    while position - offset - taken < gap and not judge.out_of_time:
+    while not judge.out_of_time:
         data = read(position, size)
         if not parts and len(data) == size >= HEADER_BYTES:
             record = HEADER_BYTES + int.from_bytes(data[:4], "big", signed=True)
@@ -123,7 +130,7 @@ def choose_records(
             judged = verdict.end
             if verdict.accepted:
                 length = verdict.end - verdict.start
-                if parts and taken + length > size:
+                if taken + length > size if parts else position - offset >= gap:
                     return chosen()
                 taken += length
                 parts.append(view[verdict.start : verdict.end])
@@ -132,7 +139,7 @@ def choose_records(
                 position = start + verdict.end
             else:
                 position = start + verdict.end
-                if position - offset - taken >= gap:
+                if position - offset - taken >= (gap if parts else SCAN_BYTES):
                     return chosen()
         if not judged:
             if position == offset:

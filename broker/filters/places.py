@@ -1,19 +1,19 @@
 """Where the requests of 1.x clients really stand that a filter has left out records for. No I/O. Reactor thread.
 
-A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset falls
-behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `Places` remembers, for each connection,
-topic, partition and group, what the last answer's bytes were, and so what the offset of the next request stands for.
+A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
+falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `Places` remembers, for each
+connection, topic, partition and group, what the last answer's bytes were, and so what the next request's offset means.
 
 Why nothing is lost, whatever becomes of the client:
 - It starts where a record begins, at offset = stored offset. What it has processed since are disjoint accepted records
-  of the log, so its offset grows by at most as much as the stored one: offset <= stored offset, always. All accepted
+  of the log, so its offset grows by at most as much as the stored one: offset <= stored offset. So all accepted
   records that begin before its offset have been processed.
-- So whoever knows nothing about an offset (another connection, another consumer, a broker that was restarted, memory that
-  was given up) takes it as it is, from the start of the record that has this byte: some messages come again, none is missed.
+- Whoever knows nothing about an offset (another connection, another consumer, a broker that was restarted, a memory
+  that was given up) takes it as it is, from the start of the record with this byte: messages come again, none is missed.
 - How many come again is bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and where
   there is nothing left to give, a 301 sets the client's offset to the stored one.
-What is remembered is forgotten when another connection asks for the same group and partition: from then on this one's
-offsets are not ours alone. An offset that several answers may have led to is taken for the smallest of their places.
+What is remembered is forgotten when another connection asks for the same group and partition: from then on offsets may
+come from there. An offset that several answers may have led to is taken for the smallest of their places.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import numpy.typing as npt
 
 __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "Found", "Key", "Places"]
 
-MAX_GAP_BYTES = 16 << 20
+MAX_GAP_BYTES = 8 << 20
 """Rejected bytes by which a client's offset may fall behind before it is put right; the last record may exceed it."""
 
 PUT_RIGHT_SECONDS = 5.0
 """How long an offset may stay behind. Java clients commit every 5 s by default, and pause for 0.5 s after a 301."""
 
 _MAX_ANSWERS = 4
-"""Of one connection and partition: a request that timed out and the one after it, or an application's own gets beside."""
+"""Of one connection and partition: to a request that timed out and the next one, or to an application's own gets."""
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
@@ -51,8 +51,8 @@ class Answered(NamedTuple):
     """One answer: `size` accepted bytes for the client's offsets [offset, offset + size].
 
     stored, stored_end: byte offsets in the partition that the first and the last of them stand for. client_ends,
-    stored_ends: where each record ends, counted from `offset` and `stored`; empty if that was given up. behind_since: when
-    this client's offset fell behind (reactor seconds), None if it has not.
+    stored_ends: where each record ends, counted from `offset` and `stored`; empty if that was given up. behind_since:
+    when this client's offset fell behind (reactor seconds), None if it has not.
     """
 
     offset: int
@@ -143,7 +143,7 @@ class Places:
         return Found(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """The owner's request is being worked on: what it is answered may be remembered, if nobody else asks meanwhile."""
+        """The owner's request is worked on: what it is answered may be remembered, if nobody else asks meanwhile."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             self.forget(key)

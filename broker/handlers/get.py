@@ -123,7 +123,7 @@ class _Filtered(NamedTuple):
         return _miss(self.broker, self.log, self.get)
 
 
-def _of_filtered_group(request: _Filtered, filter_: Filter | None) -> Answer:
+def _of_filtered_group(request: _Filtered, filter_: Filter | None) -> Bytes | Deferred[Bytes]:
     broker, log, get, found = request.broker, request.log, request.get, request.found
     if not log.first_offset <= found.stored < log.visible_end:
         return request.miss()
@@ -151,7 +151,7 @@ def _record_start(broker: Broker, log: PartitionLog, get: Get) -> int | Deferred
     return broker.cold_reads.run(get.group, partial(log.walk_to_record, get.offset))
 
 
-def _begin(request: _Filtered, filter_: Filter, start: int) -> Answer:
+def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
     """Answer an offset of which nothing is known, where the record at it begins at `start`."""
     if start != request.get.offset:
         return request.move(start)
@@ -185,7 +185,7 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """For a client that nothing can be remembered for: accepted records without a gap, or where the first one begins."""
+    """For a client of a single request: accepted records without a gap, or where the first one begins."""
     stored = request.found.stored
     if leading := chosen.leading:
         return _value(request.get, chosen.data[:leading])

@@ -65,6 +65,8 @@ class LogLookup(LogSegments):
             finally:
                 self._files.close(fd)
         except FileNotFoundError:
+            if segment in self._segments:
+                raise StoreError(f"{segment.path} is gone") from None
             raise OffsetOutOfRange(offset, self.first_offset, self.visible_end) from None  # retention was faster
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
