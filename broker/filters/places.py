@@ -9,7 +9,7 @@ Why nothing is lost, whatever becomes of the client:
   of the log, so its offset grows by at most as much as the stored one: offset <= stored offset. So all accepted
   records that begin before its offset have been processed.
 - Whoever knows nothing about an offset (another connection, another consumer, a broker that was restarted, a memory
-  that was given up) takes it as it is, from the start of the record with this byte: messages come again, none is missed.
+  that was given up) takes it as it is, from the start of the record with this byte: some come again, none is missed.
 - How many come again is bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and where
   there is nothing left to give, a 301 sets the client's offset to the stored one.
 What is remembered is forgotten when another connection asks for the same group and partition: from then on offsets may

@@ -112,15 +112,17 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
     def lines() -> list[str]:
         return received.read_text().splitlines() if received.exists() else []
 
+    def await_more(what: str) -> None:
+        before = len(lines())
+        eventually(lambda: len(lines()) > before + 2000, 60, what)
+
     for number in range(2):
         consumer = JavaClient(ours.connect, tmp_path / f"consumer{number}.log")
         try:
             consumer.call("follow", "killed", "killed", f"c{number}", received)
-            before = len(lines())
-            eventually(lambda before=before: len(lines()) > before + 2000, 60, "messages")
+            await_more("messages")
             ours.restart(end)
-            before = len(lines())
-            eventually(lambda before=before: len(lines()) > before + 2000, 60, "messages after the restart")
+            await_more("messages after the restart")
         finally:
             consumer.kill()
     sent.stop()
