@@ -17,6 +17,7 @@ from metaq.version import __version__
 from .cold_reads import ColdReads
 from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
 from .examinations import Examinations
+from .filters.places import Places
 from .filters.table import FilterTable
 from .long_poll import ParkedPulls
 from .message_ids import MessageIds
@@ -144,6 +145,7 @@ class Broker:
             for damaged in log.damage:  # found by a start that was quicker than we are
                 self._count_damage(log, damaged)
         self.filters = filters or FilterTable()
+        self.places = Places()
         self.transactions = Transactions(
             config.transactions,
             TransactionLog(

@@ -80,15 +80,15 @@ __all__ = ["Dispatcher"]
 _log = logging.getLogger(__name__)
 
 _TEXT: Mapping[type, Callable[[Broker, Any], Answer]] = {
-    Get: answer_get,
-    OffsetQuery: answer_offset,
     Stats: answer_stats,
     Sync: answer_sync,
     Version: answer_version,
     IgnoredAnswer: lambda broker, command: None,
 }
 
-_TRANSACTIONAL_TEXT: Mapping[type, Callable[[Broker, Any, object], Answer]] = {
+_TEXT_OF_A_CONNECTION: Mapping[type, Callable[[Broker, Any, object], Answer]] = {
+    Get: answer_get,
+    OffsetQuery: answer_offset,
     Put: answer_transactional_put,  # those without a transaction go to a PutGroup
     Transaction: answer_transaction,
 }
@@ -153,7 +153,8 @@ class Dispatcher:
     def text(self, command: TextCommand, connection: object = None) -> Answer:
         """The answer to a text command other than a put without transaction and `quit`.
 
-        connection: what stands for the connection it came on; local transactions belong to it. None: to nobody.
+        connection: what stands for the connection it came on; local transactions belong to it, and what its client was
+        answered before may count. None: a client of a single request.
         """
         if isinstance(command, TooLargePut):
             self.broker.metrics.put(command.topic, 1, 0)
@@ -167,7 +168,7 @@ class Dispatcher:
             if handle is not None:
                 answer = handle(self.broker, command)
             else:
-                answer = _TRANSACTIONAL_TEXT[type(command)](self.broker, command, connection)
+                answer = _TEXT_OF_A_CONNECTION[type(command)](self.broker, command, connection)
         except Exception as error:
             return self._text_error(command, error)
         if isinstance(answer, Deferred):

@@ -156,6 +156,7 @@ class Session(Protocol):
         self._parked.clear()
         self._pending_puts.drop(self)
         self._broker.transactions.connection_lost(self)
+        self._broker.places.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802

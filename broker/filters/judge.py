@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 
 from .message import FilteredMessage
 from .table import Filter
 
-__all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Judge", "LeadingRun", "Verdict", "find_leading_run"]
+__all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
 """A request's filter calls end after this long, with what is decided by then; one call is never interrupted."""
 
 SCAN_BYTES = 16 << 20
-"""Rejected bytes that one `get` looks through before it says how far it has come."""
+"""Rejected bytes in front of an accepted record that one `get` looks through before it says how far it has come."""
 
 
 class Verdict(NamedTuple):
@@ -47,6 +49,7 @@ class Judge:
         self._partition = partition
         self._seconds = seconds
         self._deadline: float | None = None
+        self._judged = False
 
     @property
     def out_of_time(self) -> bool:
@@ -56,56 +59,90 @@ class Judge:
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
         """Judge the whole records in `data`, which is read from `offset`; ends early when the time is over.
 
-        A record that fails its check ends it too: what to do about that is the client's to decide.
+        A request's first record is always judged. A record that fails its check ends it too: the client finds it.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
-        try:
-            for header in iter_headers(data):
-                body = bytes(data[header.start + HEADER_BYTES : header.end])
-                if checksum(body) != header.checksum or self.out_of_time:
-                    return
-                message = FilteredMessage(self._topic, self._partition, offset + header.start, header, body)
-                yield Verdict(header.start, header.end, self._filter.accepts(self._group, message))
-        except RemoteProtocolError:  # a negative length: no record begins here
-            return
+        accepts, group, topic, partition = self._filter.accepts, self._group, self._topic, self._partition
+        unpack, size, end = HEADER.unpack_from, len(data), 0
+        while (start := end) + HEADER_BYTES <= size:
+            length, crc, message_id, flag = unpack(data, start)
+            end = start + HEADER_BYTES + length
+            if length < 0 or end > size:
+                return
+            body = bytes(data[start + HEADER_BYTES : end])
+            if checksum(body) != crc or (self._judged and self._seconds() >= self._deadline):
+                return
+            self._judged = True
+            message = FilteredMessage(topic, partition, offset + start, message_id, flag, body)
+            yield Verdict(start, end, accepts(group, message))
 
 
-class LeadingRun(NamedTuple):
-    """What a `get` is answered: records that are all accepted, or none and where to go on."""
+class Chosen(NamedTuple):
+    """What a `get` is answered: the accepted records of a stretch, and the stored offset behind all that was judged.
+
+    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, counted from the start.
+    """
 
     data: bytes
     next_offset: int
+    client_ends: npt.NDArray[np.uint32]
+    stored_ends: npt.NDArray[np.uint32]
+
+    @property
+    def leading(self) -> int:
+        """Bytes of the records in front of which nothing was rejected."""
+        apart = np.flatnonzero(self.client_ends != self.stored_ends)
+        if not len(apart):
+            return len(self.data)
+        return int(self.client_ends[apart[0] - 1]) if apart[0] else 0
 
 
-def find_leading_run(
-    judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int
-) -> LeadingRun:
-    """The accepted records that begin at `offset`, or the end of the rejected ones that do (wire.md, get).
+def choose_records(
+    judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int, gap: int
+) -> Chosen:
+    """The accepted records from `offset` on, `size` bytes at most, without the rejected ones between them.
 
-    read(offset, bytes): stored bytes of one segment, b"" at the end. size: of each read. largest: of a first record
-    that is longer. Bytes that are no whole record are given as they are: the client knows what to do with them.
+    read(offset, bytes): stored bytes of one segment, b"" at the end. size: of each read, too. largest: of a first one
+    that is longer. gap: rejected bytes that may be left out. With more of them in front of the first accepted record
+    nothing is given, and next_offset is where that record begins, or SCAN_BYTES away. If no whole record begins at
+    `offset` the bytes there are given as they are, and next_offset is `offset`: the client knows what to do with them.
     """
+    parts: list[memoryview] = []
+    client_ends: list[int] = []
+    stored_ends: list[int] = []
+    taken = 0
     position = offset
-    while position - offset < SCAN_BYTES and not judge.out_of_time:
+
+    def chosen() -> Chosen:
+        ends = (np.array(each, np.uint32) for each in (client_ends, stored_ends))
+        return Chosen(b"".join(parts), position, *ends)
+
+    while not judge.out_of_time:
         data = read(position, size)
-        if len(data) >= HEADER_BYTES:
+        if not parts and len(data) == size >= HEADER_BYTES:
             record = HEADER_BYTES + int.from_bytes(data[:4], "big", signed=True)
-            if len(data) == size < record <= largest:
+            if size < record <= largest:
                 data = read(position, record)
-        run = skipped = 0
-        for verdict in judge.verdicts(memoryview(data), position):
-            if verdict.accepted and skipped + position > offset:
-                return LeadingRun(b"", position + skipped)
+        view = memoryview(data)
+        start, judged = position, 0
+        for verdict in judge.verdicts(view, start):
+            judged = verdict.end
             if verdict.accepted:
-                run = verdict.end
-            elif run:
-                break
+                length = verdict.end - verdict.start
+                if taken + length > size if parts else position - offset >= gap:
+                    return chosen()
+                taken += length
+                parts.append(view[verdict.start : verdict.end])
+                client_ends.append(taken)
+                stored_ends.append(start + verdict.end - offset)
+                position = start + verdict.end
             else:
-                skipped = verdict.end
-        if run:
-            return LeadingRun(data[:run], offset + run)
-        if not skipped:
-            return LeadingRun(data if position == offset else b"", position)
-        position += skipped
-    return LeadingRun(b"", position)
+                position = start + verdict.end
+                if position - offset - taken >= (gap if parts else SCAN_BYTES):
+                    return chosen()
+        if not judged:
+            if position == offset:
+                return Chosen(data, offset, *(np.empty(0, np.uint32),) * 2)
+            break
+    return chosen()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from metaq.protocol.record import Attributes, RecordHeader, attribute_of, decode_attribute, payload_start
+from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_start
 
 __all__ = ["FilteredMessage"]
 
@@ -15,27 +13,35 @@ class FilteredMessage:
     topic, partition, offset (byte position of the record), id and flag are as stored.
     """
 
-    def __init__(self, topic: str, partition: int, offset: int, header: RecordHeader, body: bytes) -> None:
+    __slots__ = ("_attributes", "_body", "_payload", "flag", "id", "offset", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, offset: int, message_id: int, flag: int, body: bytes) -> None:
         """body: of the record, attribute included."""
         self.topic = topic
         self.partition = partition
         self.offset = offset
-        self.id = header.id
-        self.flag = header.flag
+        self.id = message_id
+        self.flag = flag
         self._body = body
+        self._payload: bytes | None = None
+        self._attributes: Attributes | None = None
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.topic}-{self.partition} at {self.offset}>"
 
-    @cached_property
+    @property  # a cached_property takes a lock, which costs more than what it does here
     def payload(self) -> bytes:
         """What the producer sent, without the attribute."""
-        return self._body[payload_start(self._body, self.flag) :]
+        if self._payload is None:
+            self._payload = self._body[payload_start(self._body, self.flag) :]
+        return self._payload
 
-    @cached_property
+    @property
     def attributes(self) -> Attributes:
         """Attribute, tag, keys and headers."""
-        return decode_attribute(attribute_of(self._body, self.flag), self.flag)
+        if self._attributes is None:
+            self._attributes = decode_attribute(attribute_of(self._body, self.flag), self.flag)
+        return self._attributes
 
     @property
     def attribute(self) -> str | None:

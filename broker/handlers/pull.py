@@ -125,7 +125,10 @@ class Pull:
             return self._damaged(log, damaged)
         if self._request.verify and self._place is None:
             return self._examine(log)
-        filter_ = self._broker.filters.find(self._request.topic, self._request.group)
+        group = self._request.group
+        if len(self._broker.places):
+            self._broker.places.forget((*self.key, group))  # what is asked for here is committed by this client
+        filter_ = self._broker.filters.find(self._request.topic, group)
         if self._hashes is None and filter_ is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)

@@ -18,10 +18,13 @@ from .damage import Damaged, Place, place_by_units, place_by_walking
 from .files import Files
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .log_segments import LogSegments
-from .scan import scan_units
+from .scan import find_record, scan_units
 from .segment import Segment
 
 __all__ = ["LogLookup"]
+
+_WALKED_RECORDS = 1 << 16
+"""Records looked at together on the way to one."""
 
 _EXAMINED_UNITS = 1 << 12
 """Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
@@ -130,7 +133,7 @@ class LogLookup(LogSegments):
         units = units[units["offset"] < self.visible_end]
         return partial(self._look, segment, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
-    def _look(self, segment: Segment, look: Callable[[Files, int], Place]) -> Place:
+    def _look(self, segment: Segment, look: Callable[[Files, int], T]) -> T:
         """Any thread: uses a descriptor of its own."""
         try:
             fd = self._files.open(segment.path, os.O_RDONLY)
@@ -144,6 +147,23 @@ class LogLookup(LogSegments):
             raise OffsetOutOfRange(segment.first_offset, self.first_offset, self.visible_end) from None
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
+
+    def is_indexed(self, offset: int) -> bool:
+        """Whether `record_start` can tell for this offset; else `walk_to_record` must."""
+        return self._segment_of(offset).index is not None
+
+    def walk_to_record(self, offset: int) -> int:
+        """The same from the data, from the segment's start on: up to 0.4 µs a record before it. Any thread.
+
+        Behind damage it goes on at the next good record; inside, the damage's start is given. Raises OffsetOutOfRange,
+        StoreError.
+        """
+        segment, _ = self.extent(offset, 1)
+        walk = partial(_walk, size=segment.size, target=offset - segment.first_offset)
+        return segment.first_offset + self._look(segment, walk)
+
+    def _segment_of(self, offset: int) -> Segment:
+        return self._segments[max(0, bisect_right(self._starts, offset) - 1)]
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
@@ -244,3 +264,21 @@ def _without_gap(units: UnitArray) -> UnitArray:
         return units
     joined = units["offset"][1:] == units["offset"][:-1] + units["size"][:-1]
     return units[: int(np.argmin(joined)) + 1]
+
+
+def _walk(files: Files, fd: int, size: int, target: int) -> int:
+    """Position in the file of the record, or of the damage, that has the byte at `target`."""
+    position = 0
+    while position < target:
+        scan = scan_units(files, fd, position, size, 0, max_records=_WALKED_RECORDS)
+        if scan.end > target:
+            starts = scan.units["offset"]
+            return int(starts[np.searchsorted(starts, target, "right") - 1])
+        if not len(scan.units):
+            good = find_record(files, fd, position, size)
+            if good is None or good > target:
+                return position
+            position = good
+        else:
+            position = scan.end
+    return position

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from metaq.broker.store import partition_log
+from metaq.broker.store import log_lookup, partition_log
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import UNIT
@@ -162,6 +162,65 @@ def test_segment_start_answers_like_the_offset_command_of_1_x(harness: StoreHarn
         harness.append(ten(number))
     starts = {-1: 0, 0: 0, 59: 0, 60: 60, 61: 60, 120: 120, 149: 120, 150: 150, 151: 150, (1 << 63) - 1: 150}
     assert {offset: harness.log.segment_start(offset) for offset in starts} == starts
+
+
+def starts_of(harness: StoreHarness, lengths: range) -> list[int]:
+    """Records with bodies of these lengths, a segment for each three; for each byte where its record begins."""
+    harness.max_segment_size = 100
+    starts: list[int] = []
+    for length in lengths:
+        start = harness.append(b"x" * length)
+        starts += [start] * (20 + length)
+    assert len(harness.log.segments) > 3
+    return starts
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness: StoreHarness, checkpoint: bool) -> None:
+    starts = starts_of(harness, range(5, 30))
+    log, end = harness.log, len(starts)
+    if checkpoint:
+        log.checkpoint()
+        harness.threads.run_all()
+    assert [log.record_start(offset) for offset in range(end)] == starts
+    assert [log.walk_to_record(offset) for offset in range(end)] == starts
+    assert [log.record_start(offset) for offset in (-1, end, end + 1)] == [0, end, end]
+    with pytest.raises(OffsetOutOfRange):
+        log.walk_to_record(end + 1)
+
+
+def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarness) -> None:
+    starts = starts_of(harness, range(5, 30))
+    harness.store.close()
+    for path in os.listdir(harness.data_file().parent):
+        if path.endswith(".index"):
+            os.unlink(harness.data_file().parent / path)
+    log = harness._start_anew()
+    assert not log.is_indexed(30)
+    assert log.is_indexed(len(starts) - 1)  # the last segment's is made at the start
+    assert log.record_start(30) == 0
+    assert [log.walk_to_record(offset) for offset in range(len(starts))] == starts
+    harness.threads.run_all()
+    assert log.is_indexed(30)
+    assert [log.record_start(offset) for offset in range(len(starts))] == starts
+
+
+def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lookup, "_WALKED_RECORDS", 2)
+    for number in range(8):
+        harness.append(ten(number))
+    with open(harness.data_file(), "r+b") as file:
+        file.seek(3 * RECORD + 25)
+        file.write(b"?")
+    expected = [offset // RECORD * RECORD for offset in range(8 * RECORD)]
+    assert [harness.log.walk_to_record(offset) for offset in range(8 * RECORD)] == expected
+
+
+def test_walking_in_a_file_that_is_gone_says_so(harness: StoreHarness) -> None:
+    harness.append(ten(1), ten(2))
+    os.unlink(harness.data_file())
+    with pytest.raises(StoreError, match="is gone"):
+        harness.log.walk_to_record(RECORD)
 
 
 def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHarness) -> None:

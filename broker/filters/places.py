@@ -1,0 +1,201 @@
+"""Where the requests of 1.x clients really stand that a filter has left out records for. No I/O. Reactor thread.
+
+A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
+falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `Places` remembers, for each
+connection, topic, partition and group, what the last answer's bytes were, and so what the next request's offset means.
+
+Why nothing is lost, whatever becomes of the client:
+- It starts where a record begins, at offset = stored offset. What it has processed since are disjoint accepted records
+  of the log, so its offset grows by at most as much as the stored one: offset <= stored offset. So all accepted
+  records that begin before its offset have been processed.
+- Whoever knows nothing about an offset (another connection, another consumer, a broker that was restarted, a memory
+  that was given up) takes it as it is, from the start of the record with this byte: some come again, none is missed.
+- How many come again is bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and where
+  there is nothing left to give, a 301 sets the client's offset to the stored one.
+What is remembered is forgotten when another connection asks for the same group and partition: from then on offsets may
+come from there. An offset that several answers may have led to is taken for the smallest of their places.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "Found", "Key", "Places"]
+
+MAX_GAP_BYTES = 8 << 20
+"""Rejected bytes by which a client's offset may fall behind before it is put right; the last record may exceed it."""
+
+PUT_RIGHT_SECONDS = 5.0
+"""How long an offset may stay behind. Java clients commit every 5 s by default, and pause for 0.5 s after a 301."""
+
+_MAX_ANSWERS = 4
+"""Of one connection and partition: to a request that timed out and the next one, or to an application's own gets."""
+
+_MAX_PLACES = 1 << 16
+_MAX_DETAIL_BYTES = 32 << 20
+"""Of all connections: where the records in the midst of answers end, 8 bytes each. The oldest are given up first."""
+
+Key = tuple[str, int, str]
+"""topic, partition, group."""
+
+Ends = npt.NDArray[np.uint32]
+_NOTHING: Ends = np.empty(0, np.uint32)
+
+
+class Answered(NamedTuple):
+    """One answer: `size` accepted bytes for the client's offsets [offset, offset + size].
+
+    stored, stored_end: byte offsets in the partition that the first and the last of them stand for. client_ends,
+    stored_ends: where each record ends, counted from `offset` and `stored`; empty if that was given up. behind_since:
+    when this client's offset fell behind (reactor seconds), None if it has not.
+    """
+
+    offset: int
+    size: int
+    stored: int
+    stored_end: int
+    client_ends: Ends = _NOTHING
+    stored_ends: Ends = _NOTHING
+    behind_since: float | None = None
+
+    @property
+    def detail_bytes(self) -> int:
+        """Memory of the ends."""
+        return self.client_ends.nbytes + self.stored_ends.nbytes
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing was left out, here or before."""
+        return self.offset == self.stored and self.size == self.stored_end - self.stored
+
+    def place_of(self, offset: int) -> int | None:
+        """What an offset at the end of one of the records, or at the start, stands for; None if it is no such place."""
+        if offset == self.offset + self.size:
+            return self.stored_end
+        if offset == self.offset:
+            return self.stored
+        if not self.offset < offset < self.offset + self.size:
+            return None
+        number = int(np.searchsorted(self.client_ends, offset - self.offset))
+        if number == len(self.client_ends) or self.client_ends[number] != offset - self.offset:
+            return None
+        return self.stored + int(self.stored_ends[number])
+
+
+class Found(NamedTuple):
+    """What a request's offset stands for; `answers` are those that say so, without any it is taken as it is."""
+
+    offset: int
+    stored: int
+    answers: tuple[Answered, ...] = ()
+
+    @property
+    def gap(self) -> int:
+        """Bytes by which the client's offset is behind."""
+        return self.stored - self.offset
+
+    @property
+    def behind_since(self) -> float | None:
+        """When it fell behind."""
+        return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
+
+
+class _Holder:
+    """The connection that asked last, and what it was answered."""
+
+    __slots__ = ("answers", "owner")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.answers: list[Answered] = []
+
+
+class Places:
+    """All that is remembered. An owner stands for a connection and is compared by identity."""
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last at the end
+        self._owned: dict[object, set[Key]] = {}
+        self._detailed: OrderedDict[Key, None] = OrderedDict()  # those whose answers have details, in the same order
+        self._detail_bytes = 0
+
+    def __len__(self) -> int:
+        """For how many groups and partitions there is a connection that asked last."""
+        return len(self._holders)
+
+    def find(self, owner: object, key: Key, offset: int) -> Found:
+        """What a request's offset stands for; what another connection was answered for the key is forgotten."""
+        holder = self._holders.get(key)
+        if holder is None:
+            return Found(offset, offset)
+        if holder.owner is not owner:
+            self.forget(key)
+            return Found(offset, offset)
+        places = [(each.place_of(offset), each) for each in holder.answers]
+        known = [(place, each) for place, each in places if place is not None]
+        if not known:
+            return Found(offset, offset)
+        return Found(offset, min(place for place, _ in known), tuple(each for _, each in known))
+
+    def claim(self, owner: object, key: Key) -> None:
+        """The owner's request is worked on: what it is answered may be remembered, if nobody else asks meanwhile."""
+        holder = self._holders.get(key)
+        if holder is None or holder.owner is not owner:
+            self.forget(key)
+            self._holders[key] = _Holder(owner)
+            self._owned.setdefault(owner, set()).add(key)
+            if len(self._holders) > _MAX_PLACES:
+                self.forget(next(iter(self._holders)))
+
+    def answered(self, owner: object, key: Key, found: Found, answer: Answered) -> None:
+        """The owner's request at `found` is answered this; its client has done with the answers that led it there."""
+        holder = self._holders.get(key)
+        if holder is None or holder.owner is not owner:
+            return
+        self._remove(holder, found.answers)
+        if holder.answers or not answer.is_exact:  # what is exact would be taken as it is anyway
+            holder.answers.append(answer)
+            self._detail_bytes += answer.detail_bytes
+            self._remove(holder, holder.answers[:-_MAX_ANSWERS])
+            self._holders.move_to_end(key)
+            self._detailed[key] = None
+            self._detailed.move_to_end(key)
+            while self._detail_bytes > _MAX_DETAIL_BYTES:
+                self._give_up_details(self._detailed.popitem(last=False)[0])
+
+    def moved(self, owner: object, key: Key, found: Found, offset: int) -> None:
+        """The owner's client is told to go on at `offset`, which then stands for itself."""
+        self.answered(owner, key, found, Answered(offset, 0, offset, offset))
+
+    def forget(self, key: Key) -> None:
+        """Whatever offset is asked for next, it stands for itself."""
+        holder = self._holders.pop(key, None)
+        if holder is None:
+            return
+        self._remove(holder, holder.answers)
+        self._detailed.pop(key, None)
+        owned = self._owned[holder.owner]
+        owned.discard(key)
+        if not owned:
+            del self._owned[holder.owner]
+
+    def connection_lost(self, owner: object) -> None:
+        """O(what is remembered of the connection)."""
+        for key in list(self._owned.get(owner, ())):
+            self.forget(key)
+
+    def _remove(self, holder: _Holder, answers: Iterable[Answered]) -> None:
+        gone = {id(each) for each in answers}
+        if gone:
+            self._detail_bytes -= sum(each.detail_bytes for each in holder.answers if id(each) in gone)
+            holder.answers = [each for each in holder.answers if id(each) not in gone]
+
+    def _give_up_details(self, key: Key) -> None:
+        holder = self._holders[key]
+        self._detail_bytes -= sum(each.detail_bytes for each in holder.answers)
+        holder.answers = [each._replace(client_ends=_NOTHING, stored_ends=_NOTHING) for each in holder.answers]
