@@ -1,0 +1,246 @@
+"""Cutting the power: a workload is recorded, and each state that a cut may leave is started, checked, used, cut again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from metaq.protocol.errors import MetaqError
+
+from .children import Outcome, run_in_child
+from .history import Broken, History
+from .model import Disk, Names, State, Style
+from .shim import Shim
+from .trace import Kind, Operation, read_trace
+
+__all__ = ["Failure", "Faults", "Life", "Recording", "Workload", "cut", "materialise", "record"]
+
+_STYLES = (Style.TORN, Style.TORN, Style.PREFIX, Style.HOLES, Style.NEWEST, Style.NOTHING, Style.ALL)
+
+
+class Life(Protocol):
+    """One life of what is tested; see StoreLife."""
+
+    def open(self) -> None: ...
+    def check(self, history: History) -> None: ...
+    def work(self, actions: int | None = None) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong in a life, each at a random moment. kill: the process dies. sync: one fails. write: one fails."""
+
+    kill: bool = False
+    sync: bool = False
+    write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """make(directory, seed, shim, number): a life. faults: of each life that is recorded, one after the other."""
+
+    name: str
+    make: Callable[[Path, object, Shim, int], Life]
+    faults: tuple[Faults, ...] = (Faults(),)
+    changes: int = 150
+    """About how many changes a life makes: faults come within them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """where: what to say to --case to see it again."""
+
+    workload: str
+    where: str
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Recording:
+    """The traces of all lives, one after the other."""
+
+    traces: list[list[Operation]] = field(default_factory=list)
+
+    @property
+    def operations(self) -> Iterator[tuple[bool, Operation]]:
+        """Each operation, and whether a new process begins with it."""
+        for trace in self.traces:
+            for number, operation in enumerate(trace):
+                yield number == 0, operation
+
+
+def _live(
+    workload: Workload,
+    shim: Shim,
+    directory: Path,
+    trace: Path,
+    seed: object,
+    number: int,
+    history: History,
+    faults: Faults = Faults(),
+    actions: int | None = None,
+) -> None:
+    """In a child: one life from start to end."""
+    rng = random.Random(f"faults {seed}")
+    shim.begin(directory, trace)
+    life = workload.make(directory, seed, shim, number)
+    try:
+        life.open()
+    except MetaqError as error:
+        raise Broken(f"the start is refused: {error}") from error
+    life.check(history)
+    if faults.kill:
+        shim.kill(rng.randint(1, workload.changes))
+    if faults.sync:
+        shim.fail_sync(rng.randint(1, max(2, workload.changes // 5)))
+    if faults.write:
+        shim.fail_write(rng.randint(1, workload.changes // 2), rng.choice((5, 28, 0)))
+    life.work(actions)
+    if rng.random() < 0.5:
+        life.finish()
+        if rng.random() < 0.5:
+            life.close()
+    else:
+        shim.mark(kind="note", text="left")
+
+
+def record(workload: Workload, shim: Shim, scratch: Path, seed: object) -> tuple[Recording, Failure | None]:
+    """Record the lives of a workload. A failure: of a life that had no power cut before it."""
+    directory = fresh(scratch / "recorded")
+    recording = Recording()
+    marks: list[bytes] = []
+    disk = Disk()
+    for number, faults in enumerate(workload.faults):
+        trace = scratch / f"trace-{number}"
+        trace.unlink(missing_ok=True)
+        history = History(marks)
+        life_seed = f"{workload.name} {seed} {number}"
+
+        def live(
+            trace: Path = trace, seed: str = life_seed, number: int = number, history: History = history,
+            faults: Faults = faults,
+        ) -> None:  # fmt: skip
+            _live(workload, shim, directory, trace, seed, number, history, faults)
+
+        outcome = run_in_child(live)
+        operations = read_trace(trace) if trace.exists() else []
+        recording.traces.append(operations)
+        disk.new_process()
+        for operation in operations:
+            disk.apply(operation)
+        marks = disk.marks
+        if outcome.kind not in ("ok", "killed"):
+            return recording, Failure(workload.name, f"{seed}/life{number}", outcome.kind, str(outcome.value))
+        seen = snapshot(directory)
+        if disk.cached() != seen:
+            raise AssertionError(f"{life_seed}: the trace does not explain the files: {_difference(disk.cached(), seen)}")
+    return recording, None
+
+
+def cut(
+    workload: Workload, shim: Shim, scratch: Path, seed: object, recording: Recording, cuts: int, only: str | None = None
+) -> Iterator[Failure | None]:
+    """Cut the power `cuts` times at random moments of a recording, and most times again in the life after that.
+
+    For each start a failure, or None. only: number of the cut to do, the others are passed over.
+    """
+    rng = random.Random(f"cuts {workload.name} {seed}")
+    operations = list(recording.operations)
+    moments = sorted(rng.choices(range(len(operations) + 1), k=cuts))
+    disk, history, applied = Disk(), History(), 0
+    for number, moment in enumerate(moments):
+        for new_process, operation in operations[applied:moment]:
+            if new_process:
+                disk.new_process()
+            disk.apply(operation)
+            if operation.kind is Kind.MARK:
+                history.add(operation.payload)
+        applied = moment
+        if only is None or only == str(number):
+            yield from _cut_here(workload, shim, scratch, f"{seed}.{number}", disk, disk.marks, 2)
+
+
+def _cut_here(
+    workload: Workload, shim: Shim, scratch: Path, where: str, disk: Disk, marks: Sequence[bytes], depth: int
+) -> Iterator[Failure | None]:
+    rng = random.Random(f"cut {workload.name} {where}")
+    style, names = rng.choice(_STYLES), rng.choice(list(Names))
+    state = disk.draw(rng, style, names)
+    directory = fresh(scratch / f"cut-{depth}")
+    materialise(state, directory)
+    trace = scratch / f"cut-trace-{depth}"
+    trace.unlink(missing_ok=True)
+    history = History(marks)
+    actions = rng.choice((0, 3, 10, 25))
+    outcome = run_in_child(
+        lambda: _live(workload, shim, directory, trace, f"again {where}", 10 * (3 - depth) + 9, history, actions=actions)
+    )
+    if outcome.kind != "ok":
+        yield _failure(workload, where, outcome, disk, style, names)
+        return
+    yield None
+    if depth and rng.random() < 0.7:
+        operations = read_trace(trace)
+        # recovery itself is short: half of the cuts shall fall into it
+        first_mark = next((n for n, each in enumerate(operations) if each.kind is Kind.MARK), len(operations))
+        moment = rng.randint(0, first_mark if rng.random() < 0.5 else len(operations))
+        after = Disk(state)
+        for operation in operations[:moment]:
+            after.apply(operation)
+        yield from _cut_here(workload, shim, scratch, f"{where}n", after, [*marks, *after.marks], depth - 1)
+
+
+def _failure(
+    workload: Workload, where: str, outcome: Outcome, disk: Disk, style: Style, names: Names
+) -> Failure:
+    text = f"{outcome.value or ''} [{style.value}, names {names.value}, after operation {disk.index}]"
+    return Failure(workload.name, where, outcome.kind, text)
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+def fresh(directory: Path) -> Path:
+    """An empty directory."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def materialise(state: State, directory: Path) -> None:
+    """Make the files of a state in an empty directory."""
+    base = str(directory)
+    for path in sorted(state.directories):
+        os.mkdir(f"{base}/{path}")
+    for path, content in state.files.items():
+        fd = os.open(f"{base}/{path}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+
+
+def snapshot(directory: Path) -> State:
+    """The inverse."""
+    found = sorted(directory.rglob("*"))
+    return State(
+        tuple(str(path.relative_to(directory)) for path in found if path.is_dir()),
+        {str(path.relative_to(directory)): path.read_bytes() for path in found if path.is_file()},
+    )
+
+
+def _difference(expected: State, found: State) -> str:
+    names = set(expected.files) ^ set(found.files)
+    differing = [name for name in expected.files if name in found.files and expected.files[name] != found.files[name]]
+    return f"directories {expected.directories} {found.directories}; only on one side {names}; different {differing}"

@@ -1,0 +1,49 @@
+"""What is recorded and cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cuts import Faults, Life, Workload
+from .shim import Shim
+from .store_life import StoreLife, StoreWork
+
+__all__ = ["WORKLOADS"]
+
+_PLAIN = Faults()
+_KILL = Faults(kill=True)
+_SYNC = Faults(sync=True)
+_WRITE = Faults(write=True)
+
+
+def _store(name: str, work: StoreWork, *faults: Faults, changes: int = 120) -> Workload:
+    def make(directory: Path, seed: object, shim: Shim, number: int) -> Life:
+        return StoreLife(directory, work, seed, shim, number)
+
+    return Workload(name, make, faults or (_PLAIN,), changes)
+
+
+_ROLLS = 700
+"""Bytes of a segment that a few messages fill."""
+
+WORKLOADS = {
+    each.name: each
+    for each in (
+        _store("sync-1", StoreWork(1)),
+        _store("sync-1-rolls", StoreWork(1, segment_bytes=_ROLLS, large=False)),
+        _store("sync-2-rolls", StoreWork(2, segment_bytes=_ROLLS)),
+        _store("sync-3", StoreWork(3)),
+        _store("sync-3-journal", StoreWork(4, segment_bytes=4000, journal_bytes=3000, actions=80)),
+        _store("sync-70", StoreWork(70, segment_bytes=_ROLLS, actions=120, large=False, journal_bytes=20000)),
+        _store("fast-2", StoreWork(0, 2)),
+        _store("fast-2-rolls", StoreWork(0, 2, segment_bytes=_ROLLS)),
+        _store("mixed", StoreWork(3, 2, segment_bytes=_ROLLS, journal_bytes=5000)),
+        _store("retention", StoreWork(1, 1, segment_bytes=300, keep_bytes=900, large=False, actions=80)),
+        _store("killed", StoreWork(2, 1, segment_bytes=_ROLLS), _KILL, _KILL, _PLAIN),
+        _store("killed-journal", StoreWork(4, segment_bytes=4000, journal_bytes=5000), _KILL, _KILL, _PLAIN),
+        _store("restarted", StoreWork(3, 1, segment_bytes=2000), _PLAIN, _PLAIN, _PLAIN),
+        _store("sync-fails", StoreWork(1, 1, segment_bytes=2000), _SYNC, _PLAIN, changes=60),
+        _store("sync-fails-journal", StoreWork(4, segment_bytes=4000), _SYNC, _PLAIN, changes=100),
+        _store("write-fails", StoreWork(3, 1, segment_bytes=2000), _WRITE, _PLAIN),
+    )
+}
