@@ -21,7 +21,7 @@ from .history import Broken, History, PartitionHistory, body_of
 from .shim import Shim
 from .steps import SteppedThreads
 
-__all__ = ["StoreLife", "StoreWork", "shrink_limits"]
+__all__ = ["StoreLife", "StoreWork", "check_invariants_of", "read_everything", "shrink_limits"]
 
 _NOW_MS = 1_700_000_000_000
 _EPOCH_SHIFT = 22
@@ -118,15 +118,7 @@ class StoreLife:
     def _check_log(self, name: str, log: PartitionLog, partition: PartitionHistory) -> None:
         if log.read_only is not None:
             raise Broken(f"{name} is read-only after the start: {log.read_only}")
-        data = bytearray()
-        offset = first = log.first_offset
-        while offset < log.visible_end:
-            read = log.read_blocking(offset, _READ_BYTES)
-            if not read:
-                raise Broken(f"{name}: nothing can be read at {offset} of {log.visible_end}")
-            data += read
-            offset += len(read)
-        partition.check(name, first, bytes(data))
+        partition.check(name, log.first_offset, read_everything(name, log))
         check_invariants_of(name, log)
 
     # --- working ------------------------------------------------------------------------------------------------------
@@ -234,6 +226,19 @@ class StoreLife:
 
 def _name(log: PartitionLog) -> str:
     return f"{log.topic}-{log.partition}"
+
+
+def read_everything(name: str, log: PartitionLog) -> bytes:
+    """All bytes that readers see, segment by segment. Raises Broken if they end too early."""
+    data = bytearray()
+    offset = log.first_offset
+    while offset < log.visible_end:
+        read = log.read_blocking(offset, _READ_BYTES)
+        if not read:
+            raise Broken(f"{name}: nothing can be read at {offset} of {log.visible_end}")
+        data += read
+        offset += len(read)
+    return bytes(data)
 
 
 def check_invariants_of(name: str, log: PartitionLog) -> None:

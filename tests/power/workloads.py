@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .broker_life import BrokerLife, BrokerWork
 from .cuts import Faults, Life, Workload
 from .shim import Shim
 from .store_life import StoreLife, StoreWork
@@ -19,6 +20,13 @@ _WRITE = Faults(write=True)
 def _store(name: str, work: StoreWork, *faults: Faults, changes: int = 120) -> Workload:
     def make(directory: Path, seed: object, shim: Shim, number: int) -> Life:
         return StoreLife(directory, work, seed, shim, number)
+
+    return Workload(name, make, faults or (_PLAIN,), changes)
+
+
+def _broker(name: str, work: BrokerWork, *faults: Faults, changes: int = 150) -> Workload:
+    def make(directory: Path, seed: object, shim: Shim, number: int) -> Life:
+        return BrokerLife(directory, work, seed, shim, number)
 
     return Workload(name, make, faults or (_PLAIN,), changes)
 
@@ -45,5 +53,11 @@ WORKLOADS = {
         _store("sync-fails", StoreWork(1, 1, segment_bytes=2000), _SYNC, _PLAIN, changes=60),
         _store("sync-fails-journal", StoreWork(4, segment_bytes=4000), _SYNC, _PLAIN, changes=100),
         _store("write-fails", StoreWork(3, 1, segment_bytes=2000), _WRITE, _PLAIN),
+        _broker("tx", BrokerWork()),
+        _broker("tx-rolls", BrokerWork(segment_bytes=_ROLLS)),
+        _broker("tx-killed", BrokerWork(), _KILL, _KILL, _PLAIN),
+        _broker("tx-restarted", BrokerWork(), _PLAIN, _PLAIN, _PLAIN),
+        _broker("tx-sync-fails", BrokerWork(), _SYNC, _PLAIN, changes=80),
+        _broker("tx-write-fails", BrokerWork(), _WRITE, _PLAIN),
     )
 }
