@@ -18,9 +18,9 @@ from .model import Disk, Names, State, Style
 from .shim import Shim
 from .trace import Kind, Operation, read_trace
 
-__all__ = ["Failure", "Faults", "Life", "Recording", "Workload", "cut", "materialise", "record"]
+__all__ = ["COLUMNS", "Failure", "Faults", "Life", "Recording", "Workload", "cut", "materialise", "record"]
 
-_STYLES = (Style.TORN, Style.TORN, Style.PREFIX, Style.HOLES, Style.NEWEST, Style.NOTHING, Style.ALL)
+_STYLES = (Style.TORN, Style.TORN, *Style)
 
 
 class Life(Protocol):
@@ -55,12 +55,26 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """where: what to say to --case to see it again."""
+    """where: what to say to --case to see it again. kind: of the Outcome."""
 
     workload: str
     where: str
     kind: str
     text: str
+
+    @property
+    def column(self) -> str:
+        """What sort of failure it is: one of COLUMNS."""
+        if self.kind != "broken":
+            return "error"
+        words = {"refused": "the start is refused", "lost": " lost", "twice": " twice", "false": "false message"}
+        return next((column for column, text in words.items() if text in self.text), "other")
+
+
+COLUMNS = ("refused", "lost", "twice", "false", "other", "error")
+"""The start is refused; promised messages are gone; there twice; bytes that nobody sent; another promise is broken, or
+a message that readers get is damaged; an exception that nobody expected, no end, or a crash of the process.
+"""
 
 
 @dataclass(slots=True)
@@ -100,7 +114,7 @@ def _live(
     if faults.kill:
         shim.kill(rng.randint(1, workload.changes))
     if faults.sync:
-        shim.fail_sync(rng.randint(1, max(2, workload.changes // 5)))
+        shim.fail_sync(rng.randint(1, max(2, workload.changes // 4)))
     if faults.write:
         shim.fail_write(rng.randint(1, workload.changes // 2), rng.choice((5, 28, 0)))
     life.work(actions)
@@ -146,26 +160,31 @@ def record(workload: Workload, shim: Shim, scratch: Path, seed: object) -> tuple
 
 
 def cut(
-    workload: Workload, shim: Shim, scratch: Path, seed: object, recording: Recording, cuts: int, only: str | None = None
+    workload: Workload, shim: Shim, scratch: Path, seed: object, recording: Recording, cuts: int, only: int | None = None
 ) -> Iterator[Failure | None]:
     """Cut the power `cuts` times at random moments of a recording, and most times again in the life after that.
 
     For each start a failure, or None. only: number of the cut to do, the others are passed over.
     """
-    rng = random.Random(f"cuts {workload.name} {seed}")
     operations = list(recording.operations)
-    moments = sorted(rng.choices(range(len(operations) + 1), k=cuts))
-    disk, history, applied = Disk(), History(), 0
-    for number, moment in enumerate(moments):
+    moments = sorted(
+        (_moment(random.Random(f"moment {workload.name} {seed} {number}"), recording), number) for number in range(cuts)
+    )
+    disk, applied = Disk(), 0
+    for moment, number in moments:
         for new_process, operation in operations[applied:moment]:
             if new_process:
                 disk.new_process()
             disk.apply(operation)
-            if operation.kind is Kind.MARK:
-                history.add(operation.payload)
         applied = moment
-        if only is None or only == str(number):
+        if only is None or only == number:
             yield from _cut_here(workload, shim, scratch, f"{seed}.{number}", disk, disk.marks, 2)
+
+
+def _moment(rng: random.Random, recording: Recording) -> int:
+    """Half of the cuts fall into the last life, which has most to bear."""
+    before, last = sum(map(len, recording.traces[:-1])), len(recording.traces[-1])
+    return rng.randint(0 if rng.random() < 0.5 else before, before + last)
 
 
 def _cut_here(
@@ -173,6 +192,8 @@ def _cut_here(
 ) -> Iterator[Failure | None]:
     rng = random.Random(f"cut {workload.name} {where}")
     style, names = rng.choice(_STYLES), rng.choice(list(Names))
+    if disk.doomed and rng.random() < 0.5:
+        style = Style.DROPPED
     state = disk.draw(rng, style, names)
     directory = fresh(scratch / f"cut-{depth}")
     materialise(state, directory)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -43,7 +43,8 @@ class Names(Enum):
 
 class Style(Enum):
     """How a state is drawn. NOTHING of what is not synced, ALL of it; TORN: each sector by itself; PREFIX: each file up
-    to some place; HOLES: all but a few pages; NEWEST: data, and of names and sizes anything.
+    to some place; HOLES: all but a few pages; NEWEST: all data, and of names and sizes anything; DROPPED: all but what
+    failed syncs have left in the cache only, as when the kernel drops it and writes the rest.
     """
 
     NOTHING = "nothing"
@@ -52,6 +53,7 @@ class Style(Enum):
     PREFIX = "prefix"
     HOLES = "holes"
     NEWEST = "newest"
+    DROPPED = "dropped"
 
 
 class State(NamedTuple):
@@ -117,6 +119,13 @@ class _File:
                 _Snapshot(index, bytes(self.cache[at : at + SECTOR]).ljust(SECTOR, b"\0"), cut)
             )
 
+    @property
+    def doomed(self) -> bool:
+        return any(number * SECTOR // PAGE not in self.dirty for number in self.sectors)
+
+    def resized_before(self, begun: int) -> bool:
+        return bool(self.sizes) and self.sizes[0].index < begun
+
     # --- syncs --------------------------------------------------------------------------------------------------------
 
     def synced(self, begun: int) -> None:
@@ -181,7 +190,7 @@ class _File:
             return bytes(self.cache)
         if style is Style.NOTHING or not (self.sectors or self.sizes):
             return bytes(self.disk[: self.disk_size]).ljust(self.disk_size, b"\0")
-        size, resized = self._draw_size(rng)
+        size, resized = self._draw_size(rng, style)
         content = bytearray(self.disk[: self.disk_size])
         whole = -(-max(size, len(content)) // SECTOR) * SECTOR
         content.extend(bytes(whole - len(content)))
@@ -194,8 +203,10 @@ class _File:
                     content[at : at + SECTOR] = chosen.data
         return bytes(content[:size])
 
-    def _draw_size(self, rng: random.Random) -> tuple[int, int]:
+    def _draw_size(self, rng: random.Random, style: Style) -> tuple[int, int]:
         """A size, and the number of the operation that the file's metadata are as of."""
+        if style is Style.DROPPED and self.sizes:
+            return self.sizes[-1].size, self.sizes[-1].index
         taken = rng.choice((0, len(self.sizes), rng.randint(0, len(self.sizes))))
         if not taken:
             return self.disk_size, -1
@@ -207,10 +218,12 @@ class _File:
             size = rng.choice(ends) if len(ends) else size
         return size, last.index
 
-    def _chooser(self, rng: random.Random, style: Style):  # type: ignore[no-untyped-def]
+    def _chooser(self, rng: random.Random, style: Style) -> Callable[[int, int], int]:
         """number of a sector, number of its contents since the sync -> how many of them have reached the disk."""
         if style is Style.NEWEST:
             return lambda number, count: count
+        if style is Style.DROPPED:
+            return lambda number, count: count if number * SECTOR // PAGE in self.dirty else 0
         if style is Style.PREFIX:
             numbers = sorted(self.sectors) or [0]
             border = rng.choice(numbers) + rng.randint(0, 1)
@@ -218,7 +231,7 @@ class _File:
         if style is Style.HOLES:
             pages = sorted({number * SECTOR // PAGE for number in self.sectors})
             unit = rng.choice((SECTOR, PAGE))
-            holes = {rng.randrange(page * PAGE, page * PAGE + PAGE) // unit for page in rng.sample(pages, 1)} if pages else set()
+            holes = {(rng.choice(pages) * PAGE + rng.randrange(PAGE)) // unit for _ in range(2)} if pages else set()
             return lambda number, count: 0 if number * SECTOR // unit in holes else count
         return lambda number, count: rng.choice((0, count, rng.randint(0, count)))
 
@@ -360,9 +373,11 @@ class Disk:
                 if isinstance(node, _File):
                     node.sync_failed(sync.begun)
             return
+        # ext4's fdatasync commits its journal only for a file whose size has changed
+        if sync.kind is not SyncKind.FDATASYNC or (isinstance(sync.node, _File) and sync.node.resized_before(sync.begun)):
+            self._committed = max(self._committed, sync.begun)
         for node in nodes:
             node.synced(sync.begun)
-        self._committed = max(self._committed, sync.begun)
 
     def _nodes(self) -> Iterator[_File | _Directory]:
         """Everything that has a name in the cache or on the disk, or is open."""
@@ -400,7 +415,7 @@ class Disk:
 
     def draw(self, rng: random.Random, style: Style, names: Names = Names.MINIMAL) -> State:
         """A state that a crash now may leave."""
-        if style is Style.ALL:
+        if style in (Style.ALL, Style.DROPPED):
             how = _NameDraw(rng, self.index, 1.0)
         elif names is Names.ORDERED:
             latest = self._committed if style is Style.NOTHING else rng.choice(self._moments())
@@ -412,6 +427,11 @@ class Disk:
         contents: dict[int, bytes] = {}
         self._draw_directory(self.root, "", how, style, directories, files, contents)
         return State(tuple(directories), files)
+
+    @property
+    def doomed(self) -> bool:
+        """Whether a failed sync has left something in the cache that no later sync will write."""
+        return any(node.doomed for node in self._nodes() if isinstance(node, _File))
 
     def _moments(self) -> list[int]:
         """From the last commit on: every number of names' changes that may be durable."""

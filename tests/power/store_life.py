@@ -34,7 +34,7 @@ class StoreWork:
 
     segment_bytes: of a segment before it rolls. actions: of the owning thread. keep_bytes: of a topic before retention
     removes its oldest segments, None for all. journal_bytes: of a journal file. large: whether there are messages of
-    several pages.
+    several pages. checkpoints: weight of them beside 50 puts.
     """
 
     sync: int = 1
@@ -44,7 +44,7 @@ class StoreWork:
     keep_bytes: int | None = None
     journal_bytes: int = 64 << 20
     large: bool = True
-    grouped_from: int = 64
+    checkpoints: int = 6
 
 
 def shrink_limits(work: StoreWork) -> None:
@@ -108,7 +108,7 @@ class StoreLife:
             log = found.get(name)
             if log is None:
                 if partition.settled:
-                    raise Broken(f"{name} is gone, with {len(partition.settled)} acknowledged messages")
+                    raise Broken(f"{name} is lost, with {len(partition.settled)} acknowledged messages")
                 continue
             self._check_log(name, log, partition)
         for name in found.keys() - history.partitions.keys():
@@ -143,7 +143,7 @@ class StoreLife:
 
     def _act(self) -> None:
         kinds = ("put", "many", "tick", "checkpoint", "promise", "retention", "run")
-        (kind,) = self._rng.choices(kinds, (50, 15, 8, 6, 10, 4 if self._work.keep_bytes else 0, 3))
+        (kind,) = self._rng.choices(kinds, (50, 15, 8, self._work.checkpoints, 10, 4 if self._work.keep_bytes else 0, 3))
         if kind == "put":
             self._put(self._some_log())
         elif kind == "many":
