@@ -29,7 +29,7 @@ from .shim import Shim
 from .steps import SteppedThreads
 from .store_life import check_invariants_of, read_everything
 
-__all__ = ["BrokerLife", "BrokerWork"]
+__all__ = ["PARTITIONS", "BrokerLife", "BrokerWork"]
 
 INI = """
 [system]
@@ -53,19 +53,20 @@ numPartitions=2
 numPartitions=2
 unflushThreshold=0
 """
-_PARTITIONS = (("sync", 0), ("sync", 1), ("fast", 0), ("fast", 1))
+PARTITIONS = (("sync", 0), ("sync", 1), ("fast", 0), ("fast", 1))
 _Talk = Generator[bytes, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerWork:
-    """redo_bytes: of a redo file before the next one follows. sizes: of messages' bodies."""
+    """redo_bytes: of a redo file before the next one follows. sizes: of messages' bodies. key_block_bytes: see Store."""
 
     segment_bytes: int = 1 << 20
     actions: int = 150
     redo_bytes: int = 2000
     sizes: tuple[int, ...] = (20, 40, 100, 700, 3000)
     peers: int = 3
+    key_block_bytes: int = 512
 
 
 class _Talker:
@@ -99,6 +100,7 @@ class BrokerLife:
             run_journal=self.threads.run_journal,
             clock=lambda: NOW,
             monotonic=self.reactor.seconds,
+            key_block_bytes=work.key_block_bytes,
             disk_reserve=0,
         )
         self._talkers: list[_Talker] = []
@@ -203,7 +205,7 @@ class BrokerLife:
     def _message(self) -> tuple[str, int, str, bytes]:
         self._named += 1
         name = f"m{self._number}.{self._named}"
-        topic, partition = self._rng.choice(_PARTITIONS)
+        topic, partition = self._rng.choice(PARTITIONS)
         return topic, partition, name, body_of(name, self._rng.choice(self._work.sizes))
 
     def _plain(self) -> _Talk:
