@@ -7,30 +7,36 @@ import logging
 import math
 import os
 import pickle
+import random
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from .cuts import COLUMNS, Failure, Workload, cut, record
+from .flips import Change, flip
 from .shim import Shim
 
-__all__ = ["Results", "repeat", "run", "scratch_directory"]
+__all__ = ["Results", "Task", "cutting", "flipping", "repeat_cut", "repeat_flip", "run", "scratch_directory"]
 
 _CUTS_PER_TRACE = 12
 _STARTS_PER_CUT = 1.8
 """Most cuts are followed by one in the life after it."""
 
+ROUGHLY_ALL = 7000
+"""Changes that there are of one directory: what a number of them is a share of."""
+
 
 @dataclass(slots=True)
 class Results:
-    """starts: of each workload, after a cut. seconds: all of it took."""
+    """starts: of each workload or directory. seconds: all of it took."""
 
     starts: Counter[str] = field(default_factory=Counter)
     failures: defaultdict[str, list[Failure]] = field(default_factory=lambda: defaultdict(list))
@@ -42,7 +48,7 @@ class Results:
 
     def table(self, names: Iterable[str]) -> str:
         """A line for each workload, and one for all."""
-        lines = [f"{'workload':22} {'starts':>7} " + " ".join(f"{column:>8}" for column in COLUMNS)]
+        lines = [f"{'':22} {'starts':>7} " + " ".join(f"{column:>9}" for column in COLUMNS)]
         totals: Counter[str] = Counter()
         for name in names:
             columns = Counter(failure.column for failure in self.failures[name])
@@ -54,18 +60,44 @@ class Results:
 
 
 def _line(name: str, starts: int, columns: Mapping[str, int]) -> str:
-    return f"{name:22} {starts:7} " + " ".join(f"{columns.get(column, 0) or '-':>8}" for column in COLUMNS)
+    return f"{name:22} {starts:7} " + " ".join(f"{columns.get(column, 0) or '-':>9}" for column in COLUMNS)
 
 
-def run(workloads: Sequence[Workload], starts: int, seed: int, jobs: int) -> Results:
+Task = tuple[str, Callable[[Shim, Path], Iterator[Failure | None]]]
+"""Name, and what to do with the process's shim and a directory: a failure, or None, for each start."""
+
+
+def cutting(workloads: Sequence[Workload], starts: int, seed: int) -> list[Task]:
     """About `starts` starts after cuts, spread over the workloads. Traces have the seeds `seed`, `seed` + 1, ..."""
     cuts = max(1, math.ceil(starts / _STARTS_PER_CUT / len(workloads)))
     traces = math.ceil(cuts / _CUTS_PER_TRACE)
     per_trace = math.ceil(cuts / traces)
-    cases = [(workload, seed + number) for number in range(traces) for workload in workloads]
+    return [
+        (workload.name, partial(_case, workload, seed=seed + number, cuts=per_trace))
+        for number in range(traces)
+        for workload in workloads
+    ]
+
+
+def flipping(names: Sequence[str], changes: int, seed: int, jobs: int) -> list[Task]:
+    """About so many changes at rest in each of these directories; 0: each that there is."""
+    slices = max(jobs, 1)
+
+    def chosen(job: int, number: int, change: Change) -> bool:
+        if number % slices != job:
+            return False
+        return not changes or random.Random(f"chosen {seed} {number}").random() * ROUGHLY_ALL < changes
+
+    return [
+        (name, partial(flip, name=name, seed=seed, chosen=partial(chosen, job))) for name in names for job in range(slices)
+    ]
+
+
+def run(tasks: Sequence[Task], jobs: int) -> Results:
+    """Do all tasks in so many processes."""
     results = Results()
     started = time.monotonic()
-    for name, failure in _run_jobs(cases, per_trace, jobs):
+    for name, failure in _run_jobs(tasks, jobs):
         results.starts[name] += 1
         if failure is not None:
             results.failures[name].append(failure)
@@ -76,14 +108,14 @@ def run(workloads: Sequence[Workload], starts: int, seed: int, jobs: int) -> Res
 _Result = tuple[str, Failure | None]
 
 
-def _run_jobs(cases: Sequence[tuple[Workload, int]], per_trace: int, jobs: int) -> Iterator[_Result]:
+def _run_jobs(tasks: Sequence[Task], jobs: int) -> Iterator[_Result]:
     readers: list[BinaryIO] = []
     children = []
     for job in range(jobs):
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            _work(writer, cases[job::jobs], per_trace)
+            _work(writer, tasks[job::jobs])
         os.close(writer)
         children.append(child)
         readers.append(os.fdopen(reader, "rb"))
@@ -99,7 +131,7 @@ def _run_jobs(cases: Sequence[tuple[Workload, int]], per_trace: int, jobs: int) 
         raise RuntimeError(f"processes of the harness ended with {codes}; their tracebacks are above")
 
 
-def _work(writer: int, cases: Iterable[tuple[Workload, int]], per_trace: int) -> None:
+def _work(writer: int, tasks: Iterable[Task]) -> None:
     """In a process of its own, which ends here."""
     code = 1
     try:
@@ -108,9 +140,9 @@ def _work(writer: int, cases: Iterable[tuple[Workload, int]], per_trace: int) ->
             gc.collect()
             gc.freeze()  # or each child's first collection would copy everything
             shim = Shim()
-            for workload, seed in cases:
-                for failure in _case(workload, shim, scratch, seed, per_trace):
-                    pickle.dump((workload.name, failure), out)
+            for name, task in tasks:
+                for failure in task(shim, scratch):
+                    pickle.dump((name, failure), out)
                     out.flush()
         code = 0
     except BaseException:
@@ -129,13 +161,19 @@ def _case(
         yield from cut(workload, shim, scratch, seed, recording, cuts, only)
 
 
-def repeat(workload: Workload, case: str, directory: Path) -> list[Failure]:
+def repeat_cut(workload: Workload, case: str, directory: Path) -> list[Failure]:
     """Do one cut again, with the broker's log on stderr, and leave its files in `directory`. case: as in the table."""
     seed, _, number = case.rstrip("n").partition(".")
-    if "/" in seed:
-        seed, number = seed.partition("/")[0], "0"
-    only = int(number)
-    return [each for each in _case(workload, Shim(), directory, int(seed), only + 1, only) if each is not None]
+    only = 0 if "/" in seed else int(number)  # else the recording itself failed
+    found = _case(workload, Shim(), directory, int(seed.partition("/")[0]), only + 1, only)
+    return [each for each in found if each is not None]
+
+
+def repeat_flip(name: str, case: str, directory: Path) -> list[Failure]:
+    """The same for a change at rest."""
+    seed, _, where = case.partition(":")
+    found = flip(Shim(), directory, name, int(seed), lambda number, change: str(change) == where)
+    return [each for each in found if each is not None]
 
 
 @contextmanager

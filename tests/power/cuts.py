@@ -65,15 +65,18 @@ class Failure:
     @property
     def column(self) -> str:
         """What sort of failure it is: one of COLUMNS."""
+        if self.kind == "timeout":
+            return "stuck"
         if self.kind != "broken":
-            return "error"
+            return self.kind if self.kind in COLUMNS else "error"
         words = {"refused": "the start is refused", "lost": " lost", "twice": " twice", "false": "false message"}
         return next((column for column, text in words.items() if text in self.text), "other")
 
 
-COLUMNS = ("refused", "lost", "twice", "false", "other", "error")
-"""The start is refused; promised messages are gone; there twice; bytes that nobody sent; another promise is broken, or
-a message that readers get is damaged; an exception that nobody expected, no end, or a crash of the process.
+COLUMNS = ("refused", "lost", "twice", "false", "silent", "unchecked", "stuck", "other", "error")
+"""The start is refused; promised messages are gone; there twice; bytes that nobody sent; lost and not reported; not found
+by `metaq check`; no end; another promise is broken, or a message that readers get is damaged; an exception that nobody
+expected or a crash of the process.
 """
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -57,7 +57,7 @@ _PULL_BYTES = 400
 _PATIENCE = 400
 """Pulls of one partition, several times as many as it takes to get each message by itself."""
 
-DIRECTORIES = {"killed": Style.ALL, "power-lost": Style.NOTHING}
+DIRECTORIES = {"flips-killed": Style.ALL, "flips-power-lost": Style.NOTHING}
 """How the broker ended that left the directory: after a kill -9 each message is in its partition's files; after a power
 cut some are only in the journal or in the transaction log.
 """
@@ -254,6 +254,17 @@ class Layout:
             return {each for key in damaged for each in self.transactions.get(key, ()) if self._only_logged(each)}
         return set()
 
+    def looks_unfinished(self, change: Change) -> bool:
+        """Whether nothing good lies behind the damage: nobody can tell it from what a power cut leaves of a write."""
+        path, start, end, _ = change
+        folder, _, name = path.partition("/")
+        if path.endswith(".meta"):
+            return not any(each.offset >= int(name.removesuffix(".meta")) + end for each in self.at_rest[folder])
+        if path.endswith(".journal"):
+            places = [position for entries in self.entries.values() for _, _, file, position in entries if file == path]
+            return max(places) <= end
+        return path in self.redo and not any(begin >= end for begin, _, _ in self.redo[path])
+
     def _only_logged(self, name: _Name) -> bool:
         return all(placed.name != name[1] for placed in self.at_rest.get(name[0], ()))
 
@@ -449,12 +460,14 @@ def start_and_consume(shim: Shim, directory: Path, trace: Path) -> Result:
 
 
 class Verdict(Enum):
-    """What was wrong; the columns of the table."""
+    """What was wrong. SILENT: something is lost and nobody was told. UNCHECKED: `metaq check` did not find it. STUCK: a
+    consumer does not come behind it.
+    """
 
+    REFUSED = "refused"
     LOST = "lost"
     TWICE = "twice"
     FALSE = "false"
-    REFUSED = "refused"
     SILENT = "silent"
     UNCHECKED = "unchecked"
     STUCK = "stuck"
@@ -489,13 +502,18 @@ def judge(layout: Layout, change: Change, outcome: Outcome) -> tuple[Verdict, st
     met = [text for each in result.consumed.values() for text in each.damage]
     if missing and not met and not result.told:
         return Verdict.SILENT, f"{missing[:3]} are gone, and nobody was told"
-    if (missing or met) and not result.checked:
+    if (missing or met) and not result.checked and not layout.looks_unfinished(change):
         return Verdict.UNCHECKED, f"metaq check found nothing; missing {missing[:3]}, met {met[:2]}"
     return None
 
 
-def flip(shim: Shim, scratch: Path, name: str, share: float, seed: int, only: str | None = None) -> Iterator[Failure | None]:
-    """Change a share (0 … 1) of the bytes of a directory, one at a time. A failure, or None, for each."""
+def flip(
+    shim: Shim, scratch: Path, name: str, seed: int, chosen: Callable[[int, Change], bool]
+) -> Iterator[Failure | None]:
+    """Do those of `changes_of` a directory, one at a time, that are chosen by number and place.
+
+    For each a failure, or None.
+    """
     state, promises = make_directory(shim, scratch, DIRECTORIES[name])
     directory, trace = fresh(scratch / "flipped"), scratch / "flip-trace"
     materialise(state, directory)
@@ -508,11 +526,8 @@ def flip(shim: Shim, scratch: Path, name: str, share: float, seed: int, only: st
     names = {partition: [message for _, message in messages] for partition, messages in found.items()}
     promises.check(names, [])
     layout = unplaced.with_baseline(found)
-    rng = random.Random(f"flips {name} {seed}")
-    for change in changes_of(state, random.Random(f"bits {name} {seed}")):
-        if only is not None and str(change) != only:
-            continue
-        if only is None and rng.random() >= share:
+    for number, change in enumerate(changes_of(state, random.Random(f"bits {name} {seed}"))):
+        if not chosen(number, change):
             continue
         fresh(directory)
         damaged = dict(state.files)
@@ -520,4 +535,4 @@ def flip(shim: Shim, scratch: Path, name: str, share: float, seed: int, only: st
         materialise(State(state.directories, damaged), directory)
         outcome = run_in_child(lambda: start_and_consume(shim, directory, trace))
         problem = judge(layout, change, outcome)
-        yield None if problem is None else Failure(f"flip-{name}", str(change), problem[0].value, problem[1])
+        yield None if problem is None else Failure(name, f"{seed}:{change}", problem[0].value, problem[1])
