@@ -39,6 +39,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     kinds.add_argument("--only-cuts", action="store_const", const=list(WORKLOADS), dest="only", help="all cuts, no flips")
     kinds.add_argument("--only-flips", action="store_const", const=list(DIRECTORIES), dest="only", help="the reverse")
     parser.add_argument("--case", help="one cut or change to repeat, as the list of failures names it; with --only")
+    parser.add_argument("--traces", type=Path, help="with --case: the traces that were kept of a failure of a process")
     parser.add_argument("--keep", type=Path, help="with --case: keep the files in this directory")
     parser.add_argument("--all", action="store_true", help=f"show every failure, not the first {_SHOWN} of each kind")
     return parser.parse_args(arguments)
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         restart_with_shim("tests.power", arguments)
     names = options.only or [*WORKLOADS, *DIRECTORIES]
     if options.case:
-        return _repeat(names[0], options.case, options.keep)
+        return _repeat(names[0], options.case, options.keep, options.traces)
     workloads = [WORKLOADS[name] for name in names if name in WORKLOADS]
     tasks = cutting(workloads, options.cuts, options.seed) if workloads else []
     tasks += flipping([name for name in names if name in DIRECTORIES], options.flips, options.seed, options.jobs)
@@ -64,12 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(results.failed))
 
 
-def _repeat(name: str, case: str, keep: Path | None) -> int:
+def _repeat(name: str, case: str, keep: Path | None, traces: Path | None) -> int:
     logging.basicConfig(level=logging.INFO)
     with scratch_directory() as scratch:
         directory = keep or scratch
         if name in WORKLOADS:
-            failures = repeat_cut(WORKLOADS[name], case, directory)
+            failures = repeat_cut(WORKLOADS[name], case, directory, traces)
         else:
             failures = repeat_flip(name, case, directory)
     for failure in failures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ from .shim import Shim
 from .steps import SteppedThreads
 from .store_life import check_invariants_of, read_everything
 
-__all__ = ["PARTITIONS", "BrokerLife", "BrokerWork"]
+__all__ = ["INI", "PARTITIONS", "BrokerLife", "BrokerWork", "Conversations"]
 
 INI = """
 [system]
 brokerId=0
 hostName=127.0.0.1
-serverPort=8123
+serverPort={port}
 numPartitions=1
 dataPath={data}
 unflushThreshold=4
@@ -54,7 +54,63 @@ numPartitions=2
 unflushThreshold=0
 """
 PARTITIONS = (("sync", 0), ("sync", 1), ("fast", 0), ("fast", 1))
-_Talk = Generator[bytes, Any, None]
+_Talk = Generator[bytes, Any, object]
+
+
+class Conversations:
+    """What peers say: generators of requests, which are sent the answers. What they learn goes into the trace."""
+
+    def __init__(self, rng: random.Random, mark: Callable[..., None], number: int, sizes: Sequence[int]) -> None:
+        """number: makes names and keys different from all others'."""
+        self._rng = rng
+        self._mark = mark
+        self._number = number
+        self._sizes = sizes
+        self._named = 0
+
+    def _message(self) -> tuple[str, int, str, bytes]:
+        self._named += 1
+        name = f"m{self._number}.{self._named}"
+        topic, partition = self._rng.choice(PARTITIONS)
+        return topic, partition, name, body_of(name, self._rng.choice(self._sizes))
+
+    def plain(self) -> _Talk:
+        """Some puts, one after the other."""
+        for _ in range(self._rng.randint(1, 4)):
+            topic, partition, name, body = self._message()
+            self._mark(kind="plain", partition=f"{topic}-{partition}", name=name)
+            answer = yield encode_put(topic, partition, 0, checksum(body), 1, body)
+            if answer.code == 200 and topic == "sync":
+                self._mark(kind="plain_done", name=name)
+
+    def transaction(self) -> _Talk:
+        """A transaction, which may be left open or prepared."""
+        self._named += 1
+        xa = self._rng.random() < 0.5
+        key = f"XID:1:{self._number:02x}{self._named:04x}:0b:host" if xa else f"TX:s{self._number}:{self._named}"
+        answer = yield tx(key, "BEGIN")
+        if answer.code != 200:
+            return
+        for _ in range(self._rng.choice((1, 2, 5, 9))):
+            topic, partition, name, body = self._message()
+            answer = yield tx_put(key, topic, partition, body)
+            if answer.code != 200:
+                return
+            self._mark(kind="tx_put", key=key, partition=f"{topic}-{partition}", name=name)
+        if xa:
+            done = yield from self.end(key, "PREPARE")
+            if not done or self._rng.random() < 0.2:
+                return
+        verb = "COMMIT_TWO_PHASE" if xa else "COMMIT_ONE_PHASE"
+        yield from self.end(key, self._rng.choice((verb, verb, verb, "ROLLBACK")))
+
+    def end(self, key: str, verb: str) -> Generator[bytes, Any, bool]:
+        """Whether the broker has done it."""
+        self._mark(kind="tx_asked", key=key, verb=verb)
+        answer = yield tx(key, verb)
+        if answer.code == 200:
+            self._mark(kind="tx_done", key=key, verb=verb)
+        return bool(answer.code == 200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +141,12 @@ class BrokerLife:
         self._work = work
         self._rng = random.Random(f"{seed}")
         self._shim = shim
-        self._number = number
-        self._named = 0
+        self._conversations = Conversations(self._rng, shim.mark, number, work.sizes)
         writer_module.MAX_REDO_BYTES = work.redo_bytes
         log_module._STATE_BYTES = work.redo_bytes
         self.reactor = Clock()
         self.threads = SteppedThreads(random.Random(f"threads {seed}"), shim)
-        ini = INI.format(data=directory, segment_bytes=work.segment_bytes)
+        ini = INI.format(data=directory, segment_bytes=work.segment_bytes, port=8123)
         self.config = parse_config(Sources(ini.encode(), b""))
         self.store = Store(
             self.config.data_paths,
@@ -142,7 +197,7 @@ class BrokerLife:
         for key in self.broker.transactions.recover(None):
             if self._rng.random() < 0.7:
                 verb = self._rng.choice(("COMMIT_TWO_PHASE", "ROLLBACK"))
-                self._talkers.append(_Talker(self._peer(), self._end(key, verb)))
+                self._talkers.append(_Talker(self._peer(), self._conversations.end(key, verb)))
         for _ in range(self._work.actions if actions is None else actions):
             self._act()
             for _ in range(self._rng.choice((0, 0, 1, 2, 5, 20))):
@@ -177,7 +232,8 @@ class BrokerLife:
         return Peer(Session(self._dispatcher, self.reactor.seconds))
 
     def _talker(self, transaction: bool) -> _Talker:
-        return _Talker(self._peer(), self._transaction() if transaction else self._plain())
+        says = self._conversations
+        return _Talker(self._peer(), says.transaction() if transaction else says.plain())
 
     def _go_on(self, talker: _Talker) -> bool:
         """False if there is nothing more to say."""
@@ -199,46 +255,3 @@ class BrokerLife:
             return None
         talker.waits = False
         return answers[0]
-
-    # --- conversations ------------------------------------------------------------------------------------------------
-
-    def _message(self) -> tuple[str, int, str, bytes]:
-        self._named += 1
-        name = f"m{self._number}.{self._named}"
-        topic, partition = self._rng.choice(PARTITIONS)
-        return topic, partition, name, body_of(name, self._rng.choice(self._work.sizes))
-
-    def _plain(self) -> _Talk:
-        for _ in range(self._rng.randint(1, 4)):
-            topic, partition, name, body = self._message()
-            self._shim.mark(kind="plain", partition=f"{topic}-{partition}", name=name)
-            answer = yield encode_put(topic, partition, 0, checksum(body), 1, body)
-            if answer.code == 200 and topic == "sync":
-                self._shim.mark(kind="plain_done", name=name)
-
-    def _transaction(self) -> _Talk:
-        self._named += 1
-        xa = self._rng.random() < 0.5
-        key = f"XID:1:{self._number:02x}{self._named:04x}:0b:host" if xa else f"TX:s{self._number}:{self._named}"
-        answer = yield tx(key, "BEGIN")
-        if answer.code != 200:
-            return
-        for _ in range(self._rng.choice((1, 2, 5, 9))):
-            topic, partition, name, body = self._message()
-            answer = yield tx_put(key, topic, partition, body)
-            if answer.code != 200:
-                return
-            self._shim.mark(kind="tx_put", key=key, partition=f"{topic}-{partition}", name=name)
-        if xa:
-            done = yield from self._end(key, "PREPARE")
-            if not done or self._rng.random() < 0.2:
-                return
-        verb = "COMMIT_TWO_PHASE" if xa else "COMMIT_ONE_PHASE"
-        yield from self._end(key, self._rng.choice((verb, verb, verb, "ROLLBACK")))
-
-    def _end(self, key: str, verb: str) -> Generator[bytes, Any, bool]:
-        self._shim.mark(kind="tx_asked", key=key, verb=verb)
-        answer = yield tx(key, verb)
-        if answer.code == 200:
-            self._shim.mark(kind="tx_done", key=key, verb=verb)
-        return bool(answer.code == 200)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from .cuts import COLUMNS, Failure, Workload, cut, record
+from .cuts import COLUMNS, Failure, Recording, Workload, cut, record
 from .flips import Change, flip
 from .shim import Shim
 
@@ -161,10 +161,16 @@ def _case(
         yield from cut(workload, shim, scratch, seed, recording, cuts, only)
 
 
-def repeat_cut(workload: Workload, case: str, directory: Path) -> list[Failure]:
-    """Do one cut again, with the broker's log on stderr, and leave its files in `directory`. case: as in the table."""
+def repeat_cut(workload: Workload, case: str, directory: Path, traces: Path | None = None) -> list[Failure]:
+    """Do one cut again, with the broker's log on stderr, and leave its files in `directory`. case: as in the table.
+
+    traces: those that were kept of processes.
+    """
     seed, _, number = case.rstrip("n").partition(".")
     only = 0 if "/" in seed else int(number)  # else the recording itself failed
+    if traces is not None:
+        again = cut(workload, Shim(), directory, int(seed), Recording.kept(traces), only + 1, only)
+        return [each for each in again if each is not None]
     found = _case(workload, Shim(), directory, int(seed.partition("/")[0]), only + 1, only)
     return [each for each in found if each is not None]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,10 +18,11 @@ from .children import Outcome, run_in_child
 from .history import Broken, History
 from .model import Disk, Names, State, Style
 from .shim import Shim
-from .trace import Kind, Operation, read_trace
+from .trace import Kind, Operation, parse_trace, read_trace
 
 __all__ = ["COLUMNS", "Failure", "Faults", "Life", "Recording", "Workload", "cut", "materialise", "record"]
 
+_PROCESS_SECONDS = 120.0
 _STYLES = (Style.TORN, Style.TORN, *Style)
 
 
@@ -51,6 +54,9 @@ class Workload:
     faults: tuple[Faults, ...] = (Faults(),)
     changes: int = 150
     """About how many changes a life makes: faults come within them."""
+    record_process: Callable[[Path, str, int, Faults, Path], None] | None = None
+    """record_process(directory, seed, number, faults, trace): a process of its own, whose threads run as they like. Without it `make`'s life is recorded, which a seed makes again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Recording:
     """The traces of all lives, one after the other."""
 
     traces: list[list[Operation]] = field(default_factory=list)
+    files: list[bytes] = field(default_factory=list)
 
     @property
     def operations(self) -> Iterator[tuple[bool, Operation]]:
@@ -92,6 +99,29 @@ class Recording:
         for trace in self.traces:
             for number, operation in enumerate(trace):
                 yield number == 0, operation
+
+    def add(self, trace: bytes) -> list[Operation]:
+        """The next life's."""
+        operations = parse_trace(trace)
+        self.traces.append(operations)
+        self.files.append(trace)
+        return operations
+
+    def keep(self, name: str, seed: object) -> Path:
+        """Write the traces into a directory that stays: no seed can make them again."""
+        directory = Path(tempfile.gettempdir()) / f"metaq-power-traces-{os.getuid()}" / f"{name}-{seed}-{os.getpid()}"
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, trace in enumerate(self.files):
+            (directory / f"{number}.trace").write_bytes(trace)
+        return directory
+
+    @classmethod
+    def kept(cls, directory: Path) -> Recording:
+        """The inverse."""
+        recording = cls()
+        for number in range(len(list(directory.glob("*.trace")))):
+            recording.add((directory / f"{number}.trace").read_bytes())
+        return recording
 
 
 def _live(
@@ -147,9 +177,14 @@ def record(workload: Workload, shim: Shim, scratch: Path, seed: object) -> tuple
         ) -> None:  # fmt: skip
             _live(workload, shim, directory, trace, seed, number, history, faults)
 
-        outcome = run_in_child(live)
-        operations = read_trace(trace) if trace.exists() else []
-        recording.traces.append(operations)
+        record_process = workload.record_process
+        if record_process is not None:
+            outcome = run_in_child(
+                partial(record_process, directory, life_seed, number, faults, trace), _PROCESS_SECONDS
+            )
+        else:
+            outcome = run_in_child(live)
+        operations = recording.add(trace.read_bytes() if trace.exists() else b"")
         disk.new_process()
         for operation in operations:
             disk.apply(operation)
@@ -181,7 +216,10 @@ def cut(
             disk.apply(operation)
         applied = moment
         if only is None or only == number:
-            yield from _cut_here(workload, shim, scratch, f"{seed}.{number}", disk, disk.marks, 2)
+            for result in _cut_here(workload, shim, scratch, f"{seed}.{number}", disk, disk.marks, 2):
+                if result is not None and workload.record_process is not None:
+                    result = replace(result, text=f"{result.text}; --traces {recording.keep(workload.name, seed)}")
+                yield result
 
 
 def _moment(rng: random.Random, recording: Recording) -> int:

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Shim", "build_shim", "environment", "is_loaded", "restart_with_shim"]
+from .trace import encode_mark
+
+__all__ = ["Shim", "build_shim", "environment", "is_loaded", "mark_in", "restart_with_shim"]
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -47,6 +49,16 @@ def is_loaded() -> bool:
 def restart_with_shim(module: str, arguments: Sequence[str]) -> None:
     """Replace this process by `python -m module arguments` with the shim."""
     os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment())
+
+
+def mark_in(trace: Path, values: Mapping[str, object]) -> None:
+    """Put a marker into the trace of another process, behind everything that it has done up to now."""
+    data = json.dumps(values, separators=(",", ":")).encode()
+    fd = os.open(trace, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, encode_mark(data))
+    finally:
+        os.close(fd)
 
 
 class Shim:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from struct import Struct
 
-__all__ = ["Kind", "Operation", "SyncKind", "Unsupported", "parse_trace", "read_trace"]
+__all__ = ["Kind", "Operation", "SyncKind", "Unsupported", "encode_mark", "parse_trace", "read_trace"]
 
 _HEAD = Struct("=IIqqq")
 
@@ -64,6 +64,11 @@ class Operation:
     def __str__(self) -> str:
         shown = f"{len(self.payload)} bytes" if self.kind is Kind.WRITE else self.payload.decode("utf-8", "replace")
         return f"{self.kind.name.lower()} #{self.handle} {self.a} {self.b} {shown}"
+
+
+def encode_mark(data: bytes) -> bytes:
+    """A MARK as the shim writes it."""
+    return _HEAD.pack(_HEAD.size + len(data), Kind.MARK, 0, 0, 0) + data
 
 
 def read_trace(path: Path) -> list[Operation]:

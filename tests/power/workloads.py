@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .broker_life import BrokerLife, BrokerWork
 from .cuts import Faults, Life, Workload
+from .processes import PROCESS_WORK, record_process
 from .shim import Shim
 from .store_life import StoreLife, StoreWork
 
@@ -31,6 +33,10 @@ def _broker(name: str, work: BrokerWork, *faults: Faults, changes: int = 150) ->
     return Workload(name, make, faults or (_PLAIN,), changes)
 
 
+def _process(name: str, *faults: Faults) -> Workload:
+    return replace(_broker(name, PROCESS_WORK, *faults), record_process=record_process)
+
+
 _ROLLS = 700
 """Bytes of a segment that a few messages fill."""
 
@@ -54,6 +60,8 @@ WORKLOADS = {
         _store("sync-fails-rolls", StoreWork(1, 1, segment_bytes=2000), _SYNC, _PLAIN, changes=60),
         _store("sync-fails-journal", StoreWork(4, checkpoints=30), _SYNC, _PLAIN, changes=160),
         _store("write-fails", StoreWork(3, 1, segment_bytes=2000), _WRITE, _PLAIN),
+        _process("process", _PLAIN, _PLAIN),
+        _process("process-sync-fails", _SYNC, _PLAIN),
         _broker("tx", BrokerWork()),
         _broker("tx-rolls", BrokerWork(segment_bytes=_ROLLS)),
         _broker("tx-killed", BrokerWork(), _KILL, _KILL, _PLAIN),
