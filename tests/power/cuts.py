@@ -17,7 +17,7 @@ from metaq.protocol.errors import MetaqError
 from .children import Outcome, run_in_child
 from .history import Broken, History
 from .model import Disk, Names, State, Style
-from .shim import Shim
+from .shim import Shim, encode_lost
 from .trace import Kind, Operation, parse_trace, read_trace
 
 __all__ = ["COLUMNS", "Failure", "Faults", "Life", "Recording", "Workload", "cut", "materialise", "record"]
@@ -54,8 +54,8 @@ class Workload:
     faults: tuple[Faults, ...] = (Faults(),)
     changes: int = 150
     """About how many changes a life makes: faults come within them."""
-    record_process: Callable[[Path, str, int, Faults, Path], None] | None = None
-    """record_process(directory, seed, number, faults, trace): a process of its own, whose threads run as they like. Without it `make`'s life is recorded, which a seed makes again.
+    record_process: Callable[[Path, str, int, Faults, Path, Path | None], None] | None = None
+    """record_process(directory, seed, number, faults, trace, lost): a process of its own, whose threads run as they like. Without it `make`'s life is recorded, which a seed makes again.
     """
 
 
@@ -134,9 +134,12 @@ def _live(
     history: History,
     faults: Faults = Faults(),
     actions: int | None = None,
+    lost: Path | None = None,
 ) -> None:
-    """In a child: one life from start to end."""
+    """In a child: one life from start to end. lost: see Shim.lose."""
     rng = random.Random(f"faults {seed}")
+    if lost is not None:
+        shim.lose(lost)
     shim.begin(directory, trace)
     life = workload.make(directory, seed, shim, number)
     try:
@@ -171,19 +174,16 @@ def record(workload: Workload, shim: Shim, scratch: Path, seed: object) -> tuple
         history = History(marks)
         life_seed = f"{workload.name} {seed} {number}"
 
-        def live(
-            trace: Path = trace, seed: str = life_seed, number: int = number, history: History = history,
-            faults: Faults = faults,
-        ) -> None:  # fmt: skip
-            _live(workload, shim, directory, trace, seed, number, history, faults)
-
-        record_process = workload.record_process
-        if record_process is not None:
-            outcome = run_in_child(
-                partial(record_process, directory, life_seed, number, faults, trace), _PROCESS_SECONDS
-            )
+        lost = None
+        if disk.doomed:
+            lost = scratch / "lost"
+            lost.write_bytes(encode_lost(disk.lost_pages(random.Random(f"lost {life_seed}"))))
+        life: Callable[[], None]
+        if workload.record_process is not None:
+            life = partial(workload.record_process, directory, life_seed, number, faults, trace, lost)
         else:
-            outcome = run_in_child(live)
+            life = partial(_live, workload, shim, directory, trace, life_seed, number, history, faults, lost=lost)
+        outcome = run_in_child(life, _PROCESS_SECONDS)
         operations = recording.add(trace.read_bytes() if trace.exists() else b"")
         disk.new_process()
         for operation in operations:

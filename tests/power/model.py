@@ -8,7 +8,9 @@ Size. It is that of any moment since the last sync, or, in the middle of a write
 What lies below the size and was not written is zeros (delayed allocation).
 
 A failed sync. Linux marks the pages clean and keeps their content in the cache: later syncs of the file succeed and do
-not write them, until they are written to again. So their sectors stay uncertain for ever.
+not write them. To write to such a page again does not help: ext4 believes that its blocks are converted and reads zeros
+once the page is gone (seen on 6.18). So what is in such a page stays uncertain until it has left the cache: from then on
+everybody reads what the disk has.
 
 Names. In the model `MINIMAL`, all that POSIX promises and a rename's atomicity: a directory's own sync makes its names
 durable, and of the changes behind it any may be there, but a change of a name only if earlier ones of that name are. In
@@ -80,7 +82,7 @@ class _Resized(NamedTuple):
 class _File:
     """`cache`: what processes see. `disk`, `disk_size`: what is durable. What may be there beside it: `sectors` has the
     contents since then by number, oldest first, and `sizes` the sizes. `dirty`: the operations since the last sync, good
-    or bad, that wrote to a page.
+    or bad, that wrote to a page. `lost`: pages that a failed sync has left in the cache only.
     """
 
     def __init__(self, content: bytes = b"") -> None:
@@ -90,6 +92,7 @@ class _File:
         self.sectors: dict[int, list[_Snapshot]] = {}
         self.sizes: list[_Resized] = []
         self.dirty: dict[int, list[int]] = {}
+        self.lost: set[int] = set()
 
     def write(self, index: int, position: int, data: bytes) -> None:
         end = position + len(data)
@@ -106,6 +109,7 @@ class _File:
         old = len(self.cache)
         if size < old:
             del self.cache[size:]
+            self.lost = {page for page in self.lost if page * PAGE < size}
             self._snap(index, size, old, cut=True)
         else:
             self.cache.extend(bytes(size - old))
@@ -119,9 +123,24 @@ class _File:
                 _Snapshot(index, bytes(self.cache[at : at + SECTOR]).ljust(SECTOR, b"\0"), cut)
             )
 
-    @property
-    def doomed(self) -> bool:
-        return any(number * SECTOR // PAGE not in self.dirty for number in self.sectors)
+    def dropped(self, position: int, data: bytes) -> None:
+        """A lost page has left the cache, and this is what the disk has."""
+        self.cache[position : position + len(data)] = data
+        page = position // PAGE
+        self.lost.discard(page)
+        self.dirty.pop(page, None)
+        for number in range(page * PAGE // SECTOR, (page + 1) * PAGE // SECTOR):
+            self.sectors.pop(number, None)
+        end = position + len(data)
+        if len(self.disk) < end:
+            self.disk.extend(bytes(end - len(self.disk)))
+        self.disk[position:end] = data
+
+    def lost_pages(self, rng: random.Random) -> Iterator[tuple[int, bytes]]:
+        """Position of each lost page, and what the disk may have there."""
+        content = self.draw(rng, rng.choice((Style.DROPPED, Style.TORN))).ljust(len(self.cache), b"\0")
+        for page in sorted(self.lost):
+            yield page * PAGE, content[page * PAGE : min((page + 1) * PAGE, len(self.cache))]
 
     def resized_before(self, begun: int) -> bool:
         return bool(self.sizes) and self.sizes[0].index < begun
@@ -132,17 +151,22 @@ class _File:
         """What was written before operation `begun` and has not failed before is durable."""
         pages = set()
         for page, indexes in list(self.dirty.items()):
-            if indexes[0] < begun:
+            if indexes[0] < begun and page not in self.lost:
                 pages.add(page)
             self._clean(page, begun)
         for number, snapshots in list(self.sectors.items()):
-            if number * SECTOR // PAGE in pages or all(each.cut for each in snapshots if each.index < begun):
+            page = number * SECTOR // PAGE
+            if page in pages or (
+                page not in self.lost and all(each.cut for each in snapshots if each.index < begun)
+            ):
                 self._settle(number, begun)
         self._settle_size(begun, max(pages, default=-1))
 
     def sync_failed(self, begun: int) -> None:
         """The pages that were dirty are clean now, and only the cache has them."""
-        for page in list(self.dirty):
+        for page, indexes in list(self.dirty.items()):
+            if indexes[0] < begun:
+                self.lost.add(page)
             self._clean(page, begun)
 
     def _clean(self, page: int, begun: int) -> None:
@@ -223,7 +247,7 @@ class _File:
         if style is Style.NEWEST:
             return lambda number, count: count
         if style is Style.DROPPED:
-            return lambda number, count: count if number * SECTOR // PAGE in self.dirty else 0
+            return lambda number, count: 0 if number * SECTOR // PAGE in self.lost else count
         if style is Style.PREFIX:
             numbers = sorted(self.sectors) or [0]
             border = rng.choice(numbers) + rng.randint(0, 1)
@@ -350,6 +374,8 @@ class Disk:
                 self._syncs[operation.b] = _Sync(index, SyncKind(operation.a), self._handles[operation.handle])
             case Kind.SYNC_END:
                 self._sync_ended(self._syncs.pop(operation.b), operation.a)
+            case Kind.DROP:
+                self._file(operation.handle).dropped(operation.a, operation.payload)
             case Kind.MARK:
                 self.marks.append(operation.payload)
             case _:
@@ -431,7 +457,19 @@ class Disk:
     @property
     def doomed(self) -> bool:
         """Whether a failed sync has left something in the cache that no later sync will write."""
-        return any(node.doomed for node in self._nodes() if isinstance(node, _File))
+        return any(node.lost for node in self._nodes() if isinstance(node, _File))
+
+    def lost_pages(self, rng: random.Random) -> Iterator[tuple[str, int, bytes]]:
+        """Path and position of each page that only the cache has, and what the disk may have there."""
+        todo: list[tuple[str, _Directory]] = [("", self.root)]
+        while todo:
+            path, directory = todo.pop()
+            for name, node in sorted(directory.cache.items()):
+                if isinstance(node, _Directory):
+                    todo.append((f"{path}{name}/", node))
+                else:
+                    for position, data in node.lost_pages(rng):
+                        yield f"{path}{name}", position, data
 
     def _moments(self) -> list[int]:
         """From the last commit on: every number of names' changes that may be durable."""

@@ -22,12 +22,14 @@ _TALKS = 12
 """Of each peer: some puts, or a transaction."""
 
 
-def record_process(directory: Path, seed: str, number: int, faults: Faults, trace: Path) -> None:
+def record_process(directory: Path, seed: str, number: int, faults: Faults, trace: Path, lost: Path | None) -> None:
     """Have a broker serve some peers at once, and stop it."""
     rng = random.Random(seed)
     variables = {"POWER_ROOT": os.path.realpath(directory), "POWER_TRACE": str(trace)}
     if faults.sync:
         variables["POWER_FAIL_SYNC"] = str(rng.randint(3, 60))
+    if lost is not None:
+        variables["POWER_LOST"] = str(lost)
     ini = INI.format(data=directory, segment_bytes=PROCESS_WORK.segment_bytes, port=0)
     with mock.patch.dict(os.environ, variables):
         broker = RunningBroker(trace.parent, ini, deadline=60.0)

@@ -39,6 +39,21 @@ static char root[PATH_MAX];
 static size_t root_length;
 static int trace_fd = -1;
 static int64_t handle_of[MAX_FD], next_handle, sync_number;
+
+/* The page cache of a file, kept only after `power_lose`: of each page whether it is cached, whether it is dirty, and
+ * what the disk has in its place if a failed write-back has lost it. */
+#define PAGE 4096L
+#define MAX_PAGES 8192L
+struct cache {
+    struct cache *next;
+    char *path;
+    unsigned char dropped[MAX_PAGES], dirty[MAX_PAGES];
+    struct { char *data; long size; } lost[MAX_PAGES];
+};
+static struct cache *caches, *cache_of[MAX_FD];
+static int emulates_cache;
+#define MAX_MAPS 64
+static struct { char *start; size_t size; off_t offset; struct cache *cache; } maps[MAX_MAPS];
 static void (*hook)(int);
 static long fail_sync_at, fail_write_at, kill_at; /* counted down with each sync, write, change; 0: never */
 static long syncs_to_fail = 1;
@@ -85,6 +100,86 @@ static void die(void) {
     for (;;) pause();
 }
 
+/* --- the page cache after a failed sync --------------------------------------------------------------------------- */
+
+static struct cache *find_cache(const char *name) {
+    if (!emulates_cache) return NULL;
+    for (struct cache *each = caches; each != NULL; each = each->next)
+        if (strcmp(each->path, name) == 0) return each;
+    struct cache *made = calloc(1, sizeof *made);
+    if (made == NULL || (made->path = strdup(name)) == NULL) abort();
+    made->next = caches;
+    return caches = made;
+}
+
+static struct cache *cache(int fd) { return emulates_cache && handle(fd) ? cache_of[fd] : NULL; }
+
+/* Forget what is cached or lost from page `from` on. */
+static void cut_cache(struct cache *of, long from) {
+    for (long page = from; of != NULL && page < MAX_PAGES; page++) {
+        of->dropped[page] = of->dirty[page] = 0;
+        free(of->lost[page].data);
+        of->lost[page].data = NULL;
+    }
+}
+
+#define EACH_PAGE(page, position, size) \
+    for (long page = (position) / PAGE; page < MAX_PAGES && page * PAGE < (long)(position) + (long)(size); page++)
+
+static void was_written(struct cache *of, off_t position, size_t size) {
+    if (of != NULL) EACH_PAGE(page, position, size) of->dirty[page] = 1, of->dropped[page] = 0;
+}
+
+static void was_read(struct cache *of, off_t position, size_t size) {
+    if (of != NULL) EACH_PAGE(page, position, size) of->dropped[page] = 0;
+}
+
+static void was_synced(struct cache *of) {
+    if (of != NULL) memset(of->dirty, 0, sizeof of->dirty);
+}
+
+/* Clean pages leave the cache; those that were lost read from now on as what the disk has. */
+static void drop(int fd, struct cache *of, off_t position, off_t size) {
+    struct stat status;
+    if (of == NULL || fstat(fd, &status) != 0) return;
+    off_t end = size == 0 ? status.st_size : position + size;
+    for (long page = (position + PAGE - 1) / PAGE; page < MAX_PAGES && page * PAGE < status.st_size; page++) {
+        off_t stop = (page + 1) * PAGE < status.st_size ? (page + 1) * PAGE : status.st_size;
+        if (stop > end || of->dirty[page]) continue;
+        of->dropped[page] = 1;
+        if (of->lost[page].data == NULL) continue;
+        long length = of->lost[page].size < stop - page * PAGE ? of->lost[page].size : stop - page * PAGE;
+        char link[64]; /* the descriptor may be for reading only */
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        int writable = (int)syscall(SYS_openat, AT_FDCWD, link, O_RDWR, 0);
+        if (syscall(SYS_pwrite64, writable, of->lost[page].data, length, page * PAGE) != length) abort();
+        syscall(SYS_close, writable);
+        record(DROP, handle_of[fd], page * PAGE, length, of->lost[page].data, (size_t)length);
+        free(of->lost[page].data);
+        of->lost[page].data = NULL;
+    }
+}
+
+/* Read what the disk has in place of lost pages: u32 bytes of the path | path | i64 position | u32 bytes | data ... */
+void power_lose(const char *file) {
+    FILE *in = fopen(file, "r");
+    uint32_t size;
+    if (in == NULL) abort();
+    emulates_cache = 1;
+    while (fread(&size, 4, 1, in) == 1) {
+        char path[PATH_MAX] = {0};
+        int64_t position;
+        if (size >= PATH_MAX || fread(path, 1, size, in) != size || fread(&position, 8, 1, in) != 1) abort();
+        if (fread(&size, 4, 1, in) != 1 || position / PAGE >= MAX_PAGES) abort();
+        char *data = malloc(size + 1);
+        if (data == NULL || fread(data, 1, size, in) != size) abort();
+        struct cache *of = find_cache(path);
+        of->lost[position / PAGE].data = data;
+        of->lost[position / PAGE].size = size;
+    }
+    fclose(in);
+}
+
 /* --- control, called by the test process through ctypes ----------------------------------------------------------- */
 
 void power_begin(const char *directory, const char *trace) {
@@ -121,6 +216,8 @@ long power_count(int what) { return what == 0 ? changes : what == 1 ? syncs : wr
 
 __attribute__((constructor)) static void from_environment(void) {
     const char *directory = getenv("POWER_ROOT"), *trace = getenv("POWER_TRACE"), *fails = getenv("POWER_FAIL_SYNC");
+    const char *lost = getenv("POWER_LOST");
+    if (lost != NULL) power_lose(lost);
     if (directory != NULL && trace != NULL) power_begin(directory, trace);
     if (fails != NULL) fail_sync_at = atol(fails);
 }
@@ -130,6 +227,8 @@ __attribute__((constructor)) static void from_environment(void) {
 static int opened(int fd, const char *name, int flags, int created) {
     if (fd < 0 || fd >= MAX_FD) return fd;
     handle_of[fd] = ++next_handle;
+    cache_of[fd] = find_cache(name);
+    if (flags & O_TRUNC) cut_cache(cache_of[fd], 0);
     record(OPEN, next_handle, flags, created, name, strlen(name));
     return fd;
 }
@@ -186,6 +285,7 @@ static int change_name(int kind, const char *path, const char *name, mode_t mode
     long result = kind == MKDIR ? syscall(SYS_mkdir, path, mode) : kind == RMDIR ? syscall(SYS_rmdir, path) : syscall(SYS_unlink, path);
     int number = errno;
     if (result == 0) record(kind, 0, 0, 0, name, strlen(name));
+    if (result == 0 && kind == UNLINK) cut_cache(find_cache(name), 0);
     pthread_mutex_unlock(&lock);
     errno = number;
     return (int)result;
@@ -221,6 +321,10 @@ int rename(const char *old, const char *new) {
         memcpy(both, source, size + 1);
         memcpy(both + size + 1, target, strlen(target));
         record(RENAME, 0, 0, 0, both, size + 1 + strlen(target));
+        if (emulates_cache) { /* the new file's pages come with its name: none of them was lost */
+            cut_cache(find_cache(source), 0);
+            cut_cache(find_cache(target), 0);
+        }
     }
     pthread_mutex_unlock(&lock);
     errno = number;
@@ -251,7 +355,10 @@ static ssize_t do_write(int fd, const struct iovec *parts, int count, off_t posi
     }
     ssize_t written = size ? syscall(SYS_pwrite64, fd, data, size, position) : 0;
     int number = errno;
-    if (written > 0) record(WRITE, handle_of[fd], position, written, data, (size_t)written);
+    if (written > 0) {
+        record(WRITE, handle_of[fd], position, written, data, (size_t)written);
+        was_written(cache(fd), position, (size_t)written);
+    }
     if (dies) die();
     pthread_mutex_unlock(&lock);
     free(data);
@@ -296,7 +403,10 @@ static int do_truncate(int fd, off_t size) {
     if (dies_now()) die();
     int result = (int)syscall(SYS_ftruncate, fd, size);
     int number = errno;
-    if (result == 0) record(TRUNCATE, handle_of[fd], size, 0, NULL, 0);
+    if (result == 0) {
+        record(TRUNCATE, handle_of[fd], size, 0, NULL, 0);
+        cut_cache(cache(fd), (size + PAGE - 1) / PAGE);
+    }
     pthread_mutex_unlock(&lock);
     errno = number;
     return result;
@@ -320,6 +430,10 @@ static int do_sync(int fd, int how) {
     call_hook(HOOK_SYNC);
     pthread_mutex_lock(&lock);
     record(SYNC_END, 0, fails ? fail_sync_errno : 0, number, NULL, 0);
+    if (how == SYNCFS)
+        for (struct cache *each = caches; each != NULL; each = each->next) was_synced(each);
+    else
+        was_synced(cache(fd));
     pthread_mutex_unlock(&lock);
     if (fails) {
         errno = fail_sync_errno;
@@ -339,13 +453,49 @@ int sync_file_range(int fd, off_t start, off_t size, unsigned flags) { /* promis
 static int do_advise(int fd, off_t start, off_t size, int advice) {
     if (handle(fd) && advice == POSIX_FADV_DONTNEED) {
         pthread_mutex_lock(&lock);
-        record(DROP, handle_of[fd], start, size, NULL, 0);
+        drop(fd, cache(fd), start, size);
         pthread_mutex_unlock(&lock);
     }
     return syscall(SYS_fadvise64, fd, start, size, advice) == 0 ? 0 : errno;
 }
 int posix_fadvise(int fd, off_t start, off_t size, int advice) { return do_advise(fd, start, size, advice); }
 int posix_fadvise64(int fd, off_t start, off_t size, int advice) { return do_advise(fd, start, size, advice); }
+
+/* --- reads: only to know what is cached --------------------------------------------------------------------------- */
+
+ssize_t pread64(int fd, void *data, size_t size, off_t position) {
+    was_read(cache(fd), position, size);
+    return syscall(SYS_pread64, fd, data, size, position);
+}
+
+ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off_t position, int flags) {
+    struct cache *of = cache(fd);
+    if (of != NULL) {
+        size_t size = 0;
+        for (int i = 0; i < count; i++) size += parts[i].iov_len;
+        if (flags & RWF_NOWAIT)
+            EACH_PAGE(page, position, size) if (of->dropped[page]) { errno = EAGAIN; return -1; }
+        was_read(of, position, size);
+    }
+    return syscall(SYS_preadv2, fd, parts, count, position, 0, flags);
+}
+
+int mincore(void *address, size_t size, unsigned char *pages) {
+    int result = (int)syscall(SYS_mincore, address, size, pages);
+    for (int each = 0; result == 0 && each < MAX_MAPS; each++) {
+        if (maps[each].cache == NULL || (char *)address < maps[each].start || (char *)address >= maps[each].start + maps[each].size) continue;
+        long first = (maps[each].offset + ((char *)address - maps[each].start)) / PAGE;
+        for (long page = 0; page * PAGE < (long)size && first + page < MAX_PAGES; page++)
+            pages[page] = !maps[each].cache->dropped[first + page];
+    }
+    return result;
+}
+
+int munmap(void *address, size_t size) {
+    for (int each = 0; each < MAX_MAPS; each++)
+        if (maps[each].start == address) maps[each].cache = NULL, maps[each].start = NULL;
+    return (int)syscall(SYS_munmap, address, size);
+}
 
 /* --- what would escape the trace ---------------------------------------------------------------------------------- */
 
@@ -374,7 +524,14 @@ int dup2(int old, int new) {
 }
 void *mmap64(void *address, size_t size, int protection, int flags, int fd, off_t start) {
     REFUSED(fd >= 0 && handle(fd) && (flags & MAP_SHARED) && (protection & PROT_WRITE), "mmap");
-    return (void *)syscall(SYS_mmap, address, size, protection, flags, fd, start);
+    void *mapped = (void *)syscall(SYS_mmap, address, size, protection, flags, fd, start);
+    struct cache *of = fd >= 0 && mapped != MAP_FAILED ? cache(fd) : NULL;
+    for (int each = 0; of != NULL && each < MAX_MAPS; each++) {
+        if (maps[each].cache != NULL) continue;
+        maps[each].start = mapped, maps[each].size = size, maps[each].offset = start, maps[each].cache = of;
+        break;
+    }
+    return mapped;
 }
 FILE *fopen64(const char *path, const char *mode) {
     REFUSED(below(path) && mode[0] != 'r', "fopen");

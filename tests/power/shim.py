@@ -7,16 +7,17 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .trace import encode_mark
 
-__all__ = ["Shim", "build_shim", "environment", "is_loaded", "mark_in", "restart_with_shim"]
+__all__ = ["Shim", "build_shim", "encode_lost", "environment", "is_loaded", "mark_in", "restart_with_shim"]
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -61,6 +62,14 @@ def mark_in(trace: Path, values: Mapping[str, object]) -> None:
         os.close(fd)
 
 
+def encode_lost(pages: Iterable[tuple[str, int, bytes]]) -> bytes:
+    """For `Shim.lose`: path, position, what the disk has there."""
+    return b"".join(
+        struct.pack("=I", len(path.encode())) + path.encode() + struct.pack("=qI", position, len(data)) + data
+        for path, position, data in pages
+    )
+
+
 class Shim:
     """The shim of this process."""
 
@@ -101,6 +110,13 @@ class Shim:
     def fail_write(self, at: int, errno: int) -> None:
         """The `at`-th write from now on writes half and fails; with errno 0 it says how much it wrote."""
         self._library.power_fail_write(at, errno)
+
+    def lose(self, lost: Path) -> None:
+        """Pages that failed syncs have left in the cache only (`encode_lost`): dropped, they read as the disk has them.
+
+        Whether pages are cached is emulated from now on.
+        """
+        self._library.power_lose(os.fsencode(lost))
 
     def kill(self, at: int) -> None:
         """The process dies at its `at`-th change from now on, in the middle of it if it is a write."""

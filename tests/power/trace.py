@@ -48,7 +48,7 @@ class Operation:
 
     OPEN flags, 1 if it was made, path. WRITE position, bytes, data. TRUNCATE size. RENAME source NUL target.
     UNLINK, MKDIR, RMDIR path. SYNC_BEGIN SyncKind, number of the sync. SYNC_END errno or 0, number. MARK data.
-    DROP position, bytes (0: to the end).
+    DROP position, bytes, data: a page that a failed sync had lost left the cache, and reads as this now.
     """
 
     kind: Kind

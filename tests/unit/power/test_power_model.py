@@ -47,6 +47,9 @@ class Traced:
     def mkdir(self, path: str) -> None:
         self._apply(Kind.MKDIR, payload=path.encode())
 
+    def drop(self, handle: int, position: int, data: bytes) -> None:
+        self._apply(Kind.DROP, handle, position, len(data), data)
+
     def begin(self, handle: int, kind: SyncKind = SyncKind.FDATASYNC) -> int:
         self.syncs += 1
         self._apply(Kind.SYNC_BEGIN, handle, kind, self.syncs)
@@ -180,16 +183,33 @@ def test_after_a_failed_sync_a_good_one_makes_nothing_safe() -> None:
     assert trace.disk.doomed
 
 
-def test_after_a_failed_sync_a_page_that_is_written_again_becomes_safe_as_a_whole_and_no_other() -> None:
+def test_after_a_failed_sync_a_page_is_not_safe_even_if_it_is_written_again_but_others_are() -> None:
     trace = Traced(durable_file(b"o" * 2 * PAGE))
     handle = trace.open("f")
-    trace.write(handle, 0, b"n" * 2 * PAGE)
+    trace.write(handle, 0, b"n" * PAGE)
     trace.sync(handle, error=5)
-    trace.write(handle, PAGE, b"x")
+    trace.write(handle, 0, b"x" * 2 * PAGE)
     trace.sync(handle)
-    found = {content[PAGE:] for content in trace.contents("f") if content is not None}
-    assert found == {b"x" + b"n" * (PAGE - 1)}
-    assert b"o" * PAGE in {content[:PAGE] for content in trace.contents("f") if content is not None}
+    found = [content for content in trace.contents("f") if content is not None]
+    assert {content[PAGE:] for content in found} == {b"x" * PAGE}
+    assert {content[:SECTOR] for content in found} == {b"o" * SECTOR, b"n" * SECTOR, b"x" * SECTOR}
+
+
+def test_a_lost_page_that_has_left_the_cache_is_what_the_disk_has_and_can_be_made_safe_again() -> None:
+    trace = Traced(durable_file(b"old."))
+    handle = trace.open("f")
+    trace.write(handle, 0, b"new!")
+    trace.sync(handle, error=5)
+    ((path, position, data),) = trace.disk.lost_pages(random.Random(1))
+    assert (path, position) == ("f", 0)
+    assert data in (b"old.", b"new!")
+    trace.drop(handle, 0, b"old.")
+    assert trace.disk.cached().files == {"f": b"old."}
+    assert trace.contents("f") == {b"old."}
+    trace.write(handle, 0, b"new!")
+    trace.sync(handle)
+    assert trace.contents("f") == {b"new!"}
+    assert not trace.disk.doomed
 
 
 def test_a_failed_sync_loses_only_what_was_not_safe_before() -> None:
