@@ -17,7 +17,11 @@ FLIPS = 60
 def proof(*arguments: str) -> str:
     """The table of a run without failures."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.power", *arguments], env=environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.power", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

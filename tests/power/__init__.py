@@ -1,1 +1,1 @@
-"""Crash consistency: real traces of the disk's changes, every state a crash may leave, and what the broker makes of it."""
+"""Crash consistency: real traces of disk changes, the states a crash may leave, and what the broker makes of them."""

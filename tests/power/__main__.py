@@ -36,7 +36,9 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}; may be repeated"
     )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--only-cuts", action="store_const", const=list(WORKLOADS), dest="only", help="all cuts, no flips")
+    kinds.add_argument(
+        "--only-cuts", action="store_const", const=list(WORKLOADS), dest="only", help="all cuts, no flips"
+    )
     kinds.add_argument("--only-flips", action="store_const", const=list(DIRECTORIES), dest="only", help="the reverse")
     parser.add_argument("--case", help="one cut or change to repeat, as the list of failures names it; with --only")
     parser.add_argument("--traces", type=Path, help="with --case: the traces that were kept of a failure of a process")

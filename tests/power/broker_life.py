@@ -54,7 +54,7 @@ numPartitions=2
 unflushThreshold=0
 """
 PARTITIONS = (("sync", 0), ("sync", 1), ("fast", 0), ("fast", 1))
-_Talk = Generator[bytes, Any, object]
+_Talk = Generator[bytes, Any, bool | None]
 
 
 class Conversations:
@@ -82,6 +82,7 @@ class Conversations:
             answer = yield encode_put(topic, partition, 0, checksum(body), 1, body)
             if answer.code == 200 and topic == "sync":
                 self._mark(kind="plain_done", name=name)
+        return None
 
     def transaction(self) -> _Talk:
         """A transaction, which may be left open or prepared."""
@@ -90,19 +91,19 @@ class Conversations:
         key = f"XID:1:{self._number:02x}{self._named:04x}:0b:host" if xa else f"TX:s{self._number}:{self._named}"
         answer = yield tx(key, "BEGIN")
         if answer.code != 200:
-            return
+            return None
         for _ in range(self._rng.choice((1, 2, 5, 9))):
             topic, partition, name, body = self._message()
             answer = yield tx_put(key, topic, partition, body)
             if answer.code != 200:
-                return
+                return None
             self._mark(kind="tx_put", key=key, partition=f"{topic}-{partition}", name=name)
         if xa:
             done = yield from self.end(key, "PREPARE")
             if not done or self._rng.random() < 0.2:
-                return
+                return None
         verb = "COMMIT_TWO_PHASE" if xa else "COMMIT_ONE_PHASE"
-        yield from self.end(key, self._rng.choice((verb, verb, verb, "ROLLBACK")))
+        return (yield from self.end(key, self._rng.choice((verb, verb, verb, "ROLLBACK"))))
 
     def end(self, key: str, verb: str) -> Generator[bytes, Any, bool]:
         """Whether the broker has done it."""
@@ -115,7 +116,9 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True)
 class BrokerWork:
-    """redo_bytes: of a redo file before the next one follows. sizes: of messages' bodies. key_block_bytes: see Store."""
+    """redo_bytes: of a redo file before the next one follows. sizes: of messages' bodies. key_block_bytes: see
+    Store.
+    """
 
     segment_bytes: int = 1 << 20
     actions: int = 150

@@ -89,7 +89,9 @@ def flipping(names: Sequence[str], changes: int, seed: int, jobs: int) -> list[T
         return not changes or random.Random(f"chosen {seed} {number}").random() * ROUGHLY_ALL < changes
 
     return [
-        (name, partial(flip, name=name, seed=seed, chosen=partial(chosen, job))) for name in names for job in range(slices)
+        (name, partial(flip, name=name, seed=seed, chosen=partial(chosen, job)))
+        for name in names
+        for job in range(slices)
     ]
 
 

@@ -68,7 +68,7 @@ def _run(function: Callable[[], Any], writer: int) -> None:
 
 
 def _read_all(fd: int, deadline: float) -> bytes | None:
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:

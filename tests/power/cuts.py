@@ -1,4 +1,4 @@
-"""Cutting the power: a workload is recorded, and each state that a cut may leave is started, checked, used, cut again."""
+"""Cutting the power: a workload is recorded, and states that a cut may leave are started, checked, used, cut again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Workload:
     changes: int = 150
     """About how many changes a life makes: faults come within them."""
     record_process: Callable[[Path, str, int, Faults, Path, Path | None], None] | None = None
-    """record_process(directory, seed, number, faults, trace, lost): a process of its own, whose threads run as they like. Without it `make`'s life is recorded, which a seed makes again.
+    """record_process(directory, seed, number, faults, trace, lost): a process of its own, whose threads run as they
+    like. Without it `make`'s life is recorded, which a seed makes again.
     """
 
 
@@ -80,9 +81,9 @@ class Failure:
 
 
 COLUMNS = ("refused", "lost", "twice", "false", "silent", "unchecked", "stuck", "other", "error")
-"""The start is refused; promised messages are gone; there twice; bytes that nobody sent; lost and not reported; not found
-by `metaq check`; no end; another promise is broken, or a message that readers get is damaged; an exception that nobody
-expected or a crash of the process.
+"""The start is refused; promised messages are gone; there twice; bytes that nobody sent; lost and not reported; not
+found by `metaq check`; no end; another promise is broken, or a message that readers get is damaged; an exception that
+nobody expected or a crash of the process.
 """
 
 
@@ -193,12 +194,20 @@ def record(workload: Workload, shim: Shim, scratch: Path, seed: object) -> tuple
             return recording, Failure(workload.name, f"{seed}/life{number}", outcome.kind, str(outcome.value))
         seen = snapshot(directory)
         if disk.cached() != seen:
-            raise AssertionError(f"{life_seed}: the trace does not explain the files: {_difference(disk.cached(), seen)}")
+            raise AssertionError(
+                f"{life_seed}: the trace does not explain the files: {_difference(disk.cached(), seen)}"
+            )
     return recording, None
 
 
 def cut(
-    workload: Workload, shim: Shim, scratch: Path, seed: object, recording: Recording, cuts: int, only: int | None = None
+    workload: Workload,
+    shim: Shim,
+    scratch: Path,
+    seed: object,
+    recording: Recording,
+    cuts: int,
+    only: int | None = None,
 ) -> Iterator[Failure | None]:
     """Cut the power `cuts` times at random moments of a recording, and most times again in the life after that.
 
@@ -243,7 +252,9 @@ def _cut_here(
     history = History(marks)
     actions = rng.choice((0, 3, 10, 25))
     outcome = run_in_child(
-        lambda: _live(workload, shim, directory, trace, f"again {where}", 10 * (3 - depth) + 9, history, actions=actions)
+        lambda: _live(
+            workload, shim, directory, trace, f"again {where}", 10 * (3 - depth) + 9, history, actions=actions
+        )
     )
     if outcome.kind != "ok":
         yield _failure(workload, where, outcome, disk, style, names)
@@ -260,9 +271,7 @@ def _cut_here(
         yield from _cut_here(workload, shim, scratch, f"{where}n", after, [*marks, *after.marks], depth - 1)
 
 
-def _failure(
-    workload: Workload, where: str, outcome: Outcome, disk: Disk, style: Style, names: Names
-) -> Failure:
+def _failure(workload: Workload, where: str, outcome: Outcome, disk: Disk, style: Style, names: Names) -> Failure:
     text = f"{outcome.value or ''} [{style.value}, names {names.value}, after operation {disk.index}]"
     return Failure(workload.name, where, outcome.kind, text)
 

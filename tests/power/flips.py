@@ -243,7 +243,7 @@ class Layout:
 
     def excused(self, change: Change) -> set[_Name]:
         """What may be missing after it."""
-        path, start, end, _ = change
+        path, start, _, _ = change
         folder, _, name = path.partition("/")
         if path.endswith(".meta"):
             return self._lost_with_data(folder, int(name.removesuffix(".meta")), change)
@@ -256,7 +256,7 @@ class Layout:
 
     def looks_unfinished(self, change: Change) -> bool:
         """Whether nothing good lies behind the damage: nobody can tell it from what a power cut leaves of a write."""
-        path, start, end, _ = change
+        path, _, end, _ = change
         folder, _, name = path.partition("/")
         if path.endswith(".meta"):
             return not any(each.offset >= int(name.removesuffix(".meta")) + end for each in self.at_rest[folder])
@@ -330,7 +330,9 @@ def read_layout(state: State, directory: Path, promises: Promises) -> Layout:
         at_rest,
         checkpoints,
         {
-            partition: [(each.base, each.end, os.path.relpath(each.path, base), each.position) for each in found_entries]
+            partition: [
+                (each.base, each.end, os.path.relpath(each.path, base), each.position) for each in found_entries
+            ]
             for partition, found_entries in entries.items()
         },
         redo,

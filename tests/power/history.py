@@ -18,7 +18,7 @@ class Broken(AssertionError):
 
 
 def body_of(name: str, size: int) -> bytes:
-    """The message `name`: it says itself what it must be, every byte of it. A name `i<hex>.…` tells its message id, too."""
+    """The message `name`: it says itself what every byte of it must be. A name `i<hex>.…` tells its message id too."""
     head = f"{name}:{size}:".encode()
     if len(head) >= size:
         return head

@@ -1,16 +1,16 @@
 """What a crash may leave of a file system, computed from a trace.
 
-Data. A write changes the page cache. The kernel may write any page back at any time, and a disk writes sectors: so after
-a crash each 512-byte sector of a file has its synced content or that of any later moment, whatever its neighbours have.
-A successful sync makes durable what was in the page cache when it began.
+Data. A write changes the page cache. The kernel may write any page back at any time, and a disk writes sectors: so
+after a crash each 512-byte sector of a file has its synced content or that of any later moment, whatever its neighbours
+have. A successful sync makes durable what was in the page cache when it began.
 
-Size. It is that of any moment since the last sync, or, in the middle of a write that grew the file, the end of any page.
-What lies below the size and was not written is zeros (delayed allocation).
+Size. It is that of any moment since the last sync, or, in the middle of a write that grew the file, the end of any
+page. What lies below the size and was not written is zeros (delayed allocation).
 
 A failed sync. Linux marks the pages clean and keeps their content in the cache: later syncs of the file succeed and do
-not write them. To write to such a page again does not help: ext4 believes that its blocks are converted and reads zeros
-once the page is gone (seen on 6.18). So what is in such a page stays uncertain until it has left the cache: from then on
-everybody reads what the disk has.
+not write them. To write to such a page again does not help: ext4 believes that its blocks are converted and reads
+zeros once the page is gone (seen on 6.18). So what is in such a page stays uncertain until it has left the cache: from
+then on everybody reads what the disk has.
 
 Names. In the model `MINIMAL`, all that POSIX promises and a rename's atomicity: a directory's own sync makes its names
 durable, and of the changes behind it any may be there, but a change of a name only if earlier ones of that name are. In
@@ -66,23 +66,23 @@ class State(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """A sector after operation number `index`; cut: a truncation made it so."""
+    """A sector after operation number `at`; cut: a truncation made it so."""
 
-    index: int
+    at: int
     data: bytes
     cut: bool
 
 
 class _Resized(NamedTuple):
-    index: int
+    at: int
     size: int
     cut: bool
 
 
 class _File:
     """`cache`: what processes see. `disk`, `disk_size`: what is durable. What may be there beside it: `sectors` has the
-    contents since then by number, oldest first, and `sizes` the sizes. `dirty`: the operations since the last sync, good
-    or bad, that wrote to a page. `lost`: pages that a failed sync has left in the cache only.
+    contents since then by number, oldest first, and `sizes` the sizes. `dirty`: the operations since the last sync,
+    good or bad, that wrote to a page. `lost`: pages that a failed sync has left in the cache only.
     """
 
     def __init__(self, content: bytes = b"") -> None:
@@ -143,7 +143,7 @@ class _File:
             yield page * PAGE, content[page * PAGE : min((page + 1) * PAGE, len(self.cache))]
 
     def resized_before(self, begun: int) -> bool:
-        return bool(self.sizes) and self.sizes[0].index < begun
+        return bool(self.sizes) and self.sizes[0].at < begun
 
     # --- syncs --------------------------------------------------------------------------------------------------------
 
@@ -156,9 +156,7 @@ class _File:
             self._clean(page, begun)
         for number, snapshots in list(self.sectors.items()):
             page = number * SECTOR // PAGE
-            if page in pages or (
-                page not in self.lost and all(each.cut for each in snapshots if each.index < begun)
-            ):
+            if page in pages or (page not in self.lost and all(each.cut for each in snapshots if each.at < begun)):
                 self._settle(number, begun)
         self._settle_size(begun, max(pages, default=-1))
 
@@ -178,7 +176,7 @@ class _File:
 
     def _settle(self, number: int, begun: int) -> None:
         snapshots = self.sectors[number]
-        durable = [each for each in snapshots if each.index < begun]
+        durable = [each for each in snapshots if each.at < begun]
         if not durable:
             return
         at = number * SECTOR
@@ -192,12 +190,12 @@ class _File:
             del self.sectors[number]
 
     def _settle_size(self, begun: int, last_page: int) -> None:
-        known = [each for each in self.sizes if each.index < begun]
+        known = [each for each in self.sizes if each.at < begun]
         if not known:
             return
         final = known[-1].size
         size = final
-        if any(each.index < begun for snapshots in self.sectors.values() for each in snapshots):
+        if any(each.at < begun for snapshots in self.sectors.values() for each in snapshots):
             # pages were lost: the size is as large only if something that was written back needs it to be
             size = self.disk_size
             for each in known:
@@ -230,7 +228,7 @@ class _File:
     def _draw_size(self, rng: random.Random, style: Style) -> tuple[int, int]:
         """A size, and the number of the operation that the file's metadata are as of."""
         if style is Style.DROPPED and self.sizes:
-            return self.sizes[-1].size, self.sizes[-1].index
+            return self.sizes[-1].size, self.sizes[-1].at
         taken = rng.choice((0, len(self.sizes), rng.randint(0, len(self.sizes))))
         if not taken:
             return self.disk_size, -1
@@ -240,7 +238,7 @@ class _File:
         if size > before and rng.random() < 0.3:
             ends = range(before // PAGE * PAGE + PAGE, size, PAGE)
             size = rng.choice(ends) if len(ends) else size
-        return size, last.index
+        return size, last.at
 
     def _chooser(self, rng: random.Random, style: Style) -> Callable[[int, int], int]:
         """number of a sector, number of its contents since the sync -> how many of them have reached the disk."""
@@ -264,9 +262,9 @@ class _File:
         """Of the contents since the sync the `taken`-th, but none from before a truncation that has happened, and none
         made by one that has not.
         """
-        least = max((n for n, each in enumerate(snapshots, 1) if each.cut and each.index <= resized), default=0)
+        least = max((n for n, each in enumerate(snapshots, 1) if each.cut and each.at <= resized), default=0)
         taken = max(taken, least)
-        while taken and snapshots[taken - 1].cut and snapshots[taken - 1].index > resized:
+        while taken and snapshots[taken - 1].cut and snapshots[taken - 1].at > resized:
             taken -= 1
         return snapshots[taken - 1] if taken else None
 
@@ -274,7 +272,7 @@ class _File:
 class _Change(NamedTuple):
     """Of a directory: `bindings` are name -> file or directory, None if the name goes."""
 
-    index: int
+    at: int
     bindings: dict[str, _File | _Directory | None]
 
 
@@ -290,9 +288,9 @@ class _Directory:
 
     def synced(self, begun: int) -> None:
         for each in self.changes:
-            if each.index < begun:
+            if each.at < begun:
                 _bind(self.disk, each.bindings)
-        self.changes = [each for each in self.changes if each.index >= begun]
+        self.changes = [each for each in self.changes if each.at >= begun]
 
 
 def _bind(names: dict[str, _File | _Directory], bindings: Mapping[str, _File | _Directory | None]) -> None:
@@ -400,7 +398,9 @@ class Disk:
                     node.sync_failed(sync.begun)
             return
         # ext4's fdatasync commits its journal only for a file whose size has changed
-        if sync.kind is not SyncKind.FDATASYNC or (isinstance(sync.node, _File) and sync.node.resized_before(sync.begun)):
+        if sync.kind is not SyncKind.FDATASYNC or (
+            isinstance(sync.node, _File) and sync.node.resized_before(sync.begun)
+        ):
             self._committed = max(self._committed, sync.begun)
         for node in nodes:
             node.synced(sync.begun)
@@ -474,7 +474,7 @@ class Disk:
     def _moments(self) -> list[int]:
         """From the last commit on: every number of names' changes that may be durable."""
         changes = sorted(
-            change.index + 1 for node in self._nodes() if isinstance(node, _Directory) for change in node.changes
+            change.at + 1 for node in self._nodes() if isinstance(node, _Directory) for change in node.changes
         )
         return [self._committed, *(each for each in changes if each > self._committed)]
 
@@ -504,7 +504,7 @@ def _draw_names(directory: _Directory, how: _NameDraw) -> dict[str, _File | _Dir
     lost: set[str] = set()
     for change in directory.changes:
         if how.until is not None:
-            there = change.index < how.until
+            there = change.at < how.until
         else:
             there = lost.isdisjoint(change.bindings) and how.rng.random() < how.chance
         if there:

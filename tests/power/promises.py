@@ -1,4 +1,4 @@
-"""What a broker has promised about transactions and plain puts, from the markers, and whether its partitions keep it."""
+"""What a broker has promised about transactions and plain puts, by the markers, and whether its partitions keep it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building and steering shim.c: the test process runs with it preloaded, and children that it forks record themselves."""
+"""Building and steering shim.c: the test process runs with it preloaded, and its children record themselves."""
 
 from __future__ import annotations
 

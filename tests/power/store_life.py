@@ -15,7 +15,7 @@ from metaq.broker.store.scan import ID_EPOCH_MS
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
-from metaq.protocol.record import checksum
+from metaq.protocol.record import Buffer, checksum
 
 from .history import Broken, History, PartitionHistory, body_of
 from .shim import Shim
@@ -143,7 +143,9 @@ class StoreLife:
 
     def _act(self) -> None:
         kinds = ("put", "many", "tick", "checkpoint", "promise", "retention", "run")
-        (kind,) = self._rng.choices(kinds, (50, 15, 8, self._work.checkpoints, 10, 4 if self._work.keep_bytes else 0, 3))
+        (kind,) = self._rng.choices(
+            kinds, (50, 15, 8, self._work.checkpoints, 10, 4 if self._work.keep_bytes else 0, 3)
+        )
         if kind == "put":
             self._put(self._some_log())
         elif kind == "many":
@@ -168,7 +170,7 @@ class StoreLife:
         count = self._rng.choice((1, 1, 1, 2, 5))
         return [(f"i{next(self._ids):x}.{self._number}", self._rng.choice(self._sizes)) for _ in range(count)]
 
-    def _encode(self, log: PartitionLog, base: int):  # type: ignore[no-untyped-def]
+    def _encode(self, log: PartitionLog, base: int) -> tuple[list[Buffer], bytes]:
         messages = self._messages()
         ids = [int(name[1:].partition(".")[0], 16) for name, _ in messages]
         bodies = [body_of(name, size) for name, size in messages]
