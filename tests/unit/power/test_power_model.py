@@ -10,7 +10,7 @@ import pytest
 from tests.power.model import PAGE, SECTOR, Disk, Names, State, Style
 from tests.power.trace import Kind, Operation, SyncKind, Unsupported, parse_trace
 
-DRAWS = 300
+DRAWS = 150
 
 
 class Traced:
