@@ -320,7 +320,7 @@ def read_layout(state: State, directory: Path, promises: Promises) -> Layout:
                 message = name_in(content[header.end - header.length : header.end])
                 if message is not None:
                     at_rest.setdefault(partition, []).append(_Placed(first + header.start, first + header.end, message))
-    entries, _ = read_journal(REAL_FILES, base)
+    entries = read_journal(REAL_FILES, base)[0]
     redo = {}
     for path in state.files:
         if os.path.basename(path).startswith("redo."):
