@@ -24,7 +24,7 @@ PARALLEL := -n 4 --dist loadfile
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit integration demo bench clean types python java maven
+.PHONY: help venv wheel check test unit integration demo bench proof clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,13 @@ demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalanci
 
 bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka, RocketMQ and Spark's Kafka source; writes bench/*.md
 	code=0; for each in bench bench.spark_memory bench.spark_peer; do $(VENV)/bin/python -m $$each || code=1; done; exit $$code
+
+CUTS ?= 3000
+FLIPS ?= 0
+SEED ?= 1
+JOBS ?= 2
+proof: $(STAMP) ## thousands of power cuts and every byte damaged: make proof CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
+	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
 
 clean: ## remove everything made by the targets above
 	rm -rf $(VENV) $(INSTALLED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse

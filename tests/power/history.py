@@ -1,0 +1,128 @@
+"""What was promised, from the markers of a trace, and whether a partition keeps it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+
+__all__ = ["Broken", "History", "PartitionHistory", "body_of", "name_of", "record_bytes"]
+
+
+class Broken(AssertionError):
+    """A promise that was not kept."""
+
+
+def body_of(name: str, size: int) -> bytes:
+    """The message `name`: it says itself what every byte of it must be. A name `i<hex>.…` tells its message id too."""
+    head = f"{name}:{size}:".encode()
+    if len(head) >= size:
+        return head
+    filler = zlib.crc32(head).to_bytes(4, "big").hex().encode()
+    return (head + filler * (size // len(filler) + 1))[:size]
+
+
+def name_of(body: bytes) -> str | None:
+    """The name in a body; None if it is no whole message of ours."""
+    name, _, rest = body.partition(b":")
+    size, colon, _ = rest.partition(b":")
+    try:
+        text = name.decode("ascii")
+        return text if colon and body == body_of(text, int(size)) else None
+    except ValueError:
+        return None
+
+
+def record_bytes(name: str, size: int) -> int:
+    return HEADER_BYTES + len(body_of(name, size))
+
+
+@dataclass(slots=True)
+class PartitionHistory:
+    """Of one partition. line: offset -> message, of the puts as they lie now; ever: all messages that were put there.
+
+    kept_end: everything in front of it must be there; removed_to: but what lies in front of this may be gone.
+    """
+
+    line: dict[int, str] = field(default_factory=dict)
+    ever: dict[int, set[str]] = field(default_factory=dict)
+    settled: dict[int, str] = field(default_factory=dict)
+    kept_end: int = 0
+    removed_to: int = 0
+
+    def put(self, offset: int, messages: Sequence[tuple[str, int]]) -> None:
+        for stale in [each for each in self.line if each >= offset]:
+            del self.line[stale]
+        for name, size in messages:
+            self.line[offset] = name
+            self.ever.setdefault(offset, set()).add(name)
+            offset += record_bytes(name, size)
+
+    def keep(self, end: int) -> None:
+        """Everything in front of byte offset `end` has been promised."""
+        if end > self.kept_end:
+            self.kept_end = end
+            offsets = sorted(self.line)
+            for offset in offsets[: bisect_left(offsets, end)]:
+                self.settled.setdefault(offset, self.line[offset])
+
+    def check(self, partition: str, first_offset: int, data: bytes) -> None:
+        """data: everything from `first_offset` on that a reader gets. Raises Broken."""
+        seen: set[str] = set()
+        end = 0
+        found: dict[int, str] = {}
+        for header in iter_headers(data):
+            offset = first_offset + header.start
+            body = data[header.end - header.length : header.end]
+            if header.checksum != checksum(body):
+                raise Broken(f"{partition}: the message at {offset} is damaged")
+            name = name_of(body)
+            if name is None:
+                raise Broken(f"{partition}: a false message at {offset}: {body[:60]!r}")
+            if name in seen:
+                raise Broken(f"{partition}: {name} is there twice, again at {offset}")
+            seen.add(name)
+            if name not in self.ever.get(offset, ()):
+                raise Broken(f"{partition}: {name} at {offset} was never put there")
+            if name.startswith("i") and int(name[1:].partition(".")[0], 16) != header.id:
+                raise Broken(f"{partition}: {name} at {offset} has the id {header.id:x}")
+            found[offset] = name
+            end = header.end
+        if end != len(data):
+            raise Broken(f"{partition}: {len(data) - end} bytes at {first_offset + end} are no message")
+        begin = min(first_offset, self.removed_to)
+        lost = [
+            f"{name} at {offset}"
+            for offset, name in sorted(self.settled.items())
+            if offset >= begin and found.get(offset) != name
+        ]
+        if lost:
+            raise Broken(f"{partition}: {len(lost)} acknowledged messages are lost: {', '.join(lost[:3])}")
+
+
+class History:
+    """Markers up to a moment. kinds: put, keep, removed; others are kept in `others` for who knows them."""
+
+    def __init__(self, marks: Iterable[bytes] = ()) -> None:
+        self.partitions: dict[str, PartitionHistory] = {}
+        self.others: list[dict[str, object]] = []
+        for mark in marks:
+            self.add(mark)
+
+    def add(self, mark: bytes) -> None:
+        values = json.loads(mark)
+        kind = values.pop("kind")
+        if kind not in ("put", "keep", "removed"):
+            self.others.append({"kind": kind, **values})
+            return
+        partition = self.partitions.setdefault(values["partition"], PartitionHistory())
+        if kind == "put":
+            partition.put(values["offset"], [(name, size) for name, size in values["messages"]])
+        elif kind == "keep":
+            partition.keep(values["end"])
+        else:
+            partition.removed_to = max(partition.removed_to, values["end"])

@@ -1,0 +1,156 @@
+"""The checkers of promises: what they must find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from metaq.protocol.record import encode_record
+from tests.power.history import Broken, History, body_of, name_of, record_bytes
+from tests.power.promises import Promises, read_names
+
+SIZE = 30
+STEP = record_bytes("i1.0", SIZE)
+
+
+def record(name: str, message_id: int | None = None) -> bytes:
+    number = int(name[1:].partition(".")[0], 16)
+    return encode_record(body_of(name, SIZE), number if message_id is None else message_id, 0)
+
+
+def history(*marks: dict[str, Any]) -> History:
+    return History(json.dumps({"partition": "t-0", **mark}).encode() for mark in marks)
+
+
+def put(offset: int, *names: str) -> dict[str, Any]:
+    return {"kind": "put", "offset": offset, "messages": [(name, SIZE) for name in names]}
+
+
+def keep(end: int) -> dict[str, Any]:
+    return {"kind": "keep", "end": end}
+
+
+@pytest.fixture
+def three() -> History:
+    """Three messages, the first two of them promised."""
+    return history(put(0, "i1.0"), put(STEP, "i2.0", "i3.0"), keep(2 * STEP))
+
+
+@pytest.mark.parametrize("names", [["i1.0", "i2.0"], ["i1.0", "i2.0", "i3.0"]])
+def test_what_was_promised_and_what_was_put_behind_it_is_right(three: History, names: list[str]) -> None:
+    three.partitions["t-0"].check("t-0", 0, b"".join(map(record, names)))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "2 acknowledged messages are lost: i1.0 at 0"),
+        (record("i1.0"), "1 acknowledged messages are lost: i2.0"),
+        (record("i1.0") + record("i1.0"), "i1.0 is there twice"),
+        (record("i1.0") + record("i3.0"), "i3.0 at 50 was never put there"),
+        (record("i1.0") + record("i2.0", 7), "i2.0 at 50 has the id 7"),
+        (record("i1.0") + record("i2.0") + record("i9.0"), "i9.0 at 100 was never put there"),
+        (record("i1.0") + record("i2.0") + bytes(20), "a false message at 100"),
+        (record("i1.0") + record("i2.0") + b"x" * 10, "10 bytes at 100 are no message"),
+        (record("i1.0")[:-1] + b"!" + record("i2.0"), "the message at 0 is damaged"),
+        (encode_record(b"somebody else's", 1, 0), "a false message at 0"),
+    ],
+)
+def test_what_is_lost_repeated_or_false_is_found(three: History, data: bytes, problem: str) -> None:
+    with pytest.raises(Broken, match=problem):
+        three.partitions["t-0"].check("t-0", 0, data)
+
+
+def test_only_what_was_to_be_removed_may_be_missing_at_the_front() -> None:
+    marks = [put(0, "i1.0", "i2.0"), keep(2 * STEP)]
+    with pytest.raises(Broken, match=r"1 acknowledged messages are lost: i1\.0 at 0"):
+        history(*marks).partitions["t-0"].check("t-0", STEP, record("i2.0"))
+    history(*marks, {"kind": "removed", "end": STEP}).partitions["t-0"].check("t-0", STEP, record("i2.0"))
+
+
+def test_another_message_in_the_place_of_a_lost_one_is_right_unless_that_was_promised() -> None:
+    again = [put(0, "i1.0", "i2.0"), put(STEP, "i3.1"), keep(2 * STEP)]
+    history(*again).partitions["t-0"].check("t-0", 0, record("i1.0") + record("i3.1"))
+    with pytest.raises(Broken, match=r"lost: i3.1 at 50"):
+        history(*again).partitions["t-0"].check("t-0", 0, record("i1.0") + record("i2.0"))
+
+
+def test_a_body_names_itself_only_as_a_whole() -> None:
+    body = body_of("i1.0", 100)
+    assert name_of(body) == "i1.0"
+    assert name_of(body[:-1]) is None
+    assert name_of(body[:50] + bytes(50)) is None
+    assert name_of(b"") is None
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+A, B = [{"kind": "tx_put", "key": "k", "partition": "t-0", "name": name} for name in ("a", "b")]
+PLAIN = [{"kind": "plain", "partition": "t-0", "name": "p"}, {"kind": "plain_done", "name": "p"}]
+
+
+def asked(verb: str) -> dict[str, Any]:
+    return {"kind": "tx_asked", "key": "k", "verb": verb}
+
+
+def done(verb: str) -> list[dict[str, Any]]:
+    return [asked(verb), {"kind": "tx_done", "key": "k", "verb": verb}]
+
+
+@pytest.mark.parametrize(
+    ("marks", "names", "prepared"),
+    [
+        ([A, B], [], []),
+        ([A, B, *done("COMMIT_ONE_PHASE")], ["a", "b"], []),
+        ([A, B, asked("COMMIT_ONE_PHASE")], [], []),
+        ([A, B, asked("COMMIT_ONE_PHASE")], ["a", "b"], []),
+        ([A, B, *done("PREPARE")], [], ["k"]),
+        ([A, B, asked("PREPARE")], [], []),
+        ([A, B, *done("PREPARE"), *done("ROLLBACK")], [], []),
+        ([A, B, *done("COMMIT_ONE_PHASE"), *PLAIN], ["p", "a", "b"], []),
+    ],
+)
+def test_kept_promises_of_transactions(marks: list[dict[str, Any]], names: list[str], prepared: list[str]) -> None:
+    Promises(marks).check({"t-0": names}, prepared)
+
+
+@pytest.mark.parametrize(
+    ("marks", "names", "prepared", "problem"),
+    [
+        ([A, B, *done("COMMIT_ONE_PHASE")], [], [], "its messages are lost"),
+        ([A, B, *done("COMMIT_ONE_PHASE")], ["a"], [], "1 of its 2 messages are there"),
+        ([A, B, *done("COMMIT_ONE_PHASE")], ["a", "b", "a", "b"], [], "a is there twice"),
+        ([A, B, *done("COMMIT_ONE_PHASE"), *PLAIN], ["a", "p", "b"], [], "torn apart"),
+        ([A, B, *done("COMMIT_ONE_PHASE")], ["b", "a"], [], "torn apart"),
+        ([A, B], ["a", "b"], [], "was not committed"),
+        ([A, B, *done("PREPARE")], ["a", "b"], ["k"], "was not committed"),
+        ([A, B, *done("PREPARE")], [], [], "not waiting for its coordinator"),
+        ([A, B, *done("PREPARE"), asked("COMMIT_TWO_PHASE")], ["a", "b"], ["k"], "its messages are there"),
+        ([A, B, *done("PREPARE"), *done("ROLLBACK")], ["a", "b"], [], "was not committed"),
+        ([], [], ["k"], "unknown transactions"),
+        (PLAIN, [], [], "the acknowledged message p is lost"),
+        ([], ["p"], [], "p was never put there"),
+    ],
+)
+def test_broken_promises_of_transactions(
+    marks: list[dict[str, Any]], names: list[str], prepared: list[str], problem: str
+) -> None:
+    with pytest.raises(Broken, match=problem):
+        Promises(marks).check({"t-0": names}, prepared)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda data: data[:-1], "are no message"),
+        (lambda data: data[:-1] + b"!", "is damaged"),
+        (lambda data: data + bytes(20), "a false message"),
+    ],
+)
+def test_bytes_that_are_no_messages_of_ours_are_found(damage: Callable[[bytes], bytes], problem: str) -> None:
+    assert read_names("t-0", record("i1.0")) == ["i1.0"]
+    with pytest.raises(Broken, match=problem):
+        read_names("t-0", damage(record("i1.0")))
