@@ -1,7 +1,6 @@
 """What the coordination tests do to a real ZooKeeper."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -10,20 +9,16 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.coordination.session import ZkSession
+from tests.waiting import DEADLINE, eventually
 
-DEADLINE = 60.0
-SESSION_TIMEOUT = 4.0
+SESSION_TIMEOUT = 10.0
 
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
-    """Return the first true value of `condition`; fail after `deadline` seconds."""
-    end = time.monotonic() + deadline
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline} s: {what}"
-        time.sleep(0.01)
-    return value
+def wait_for(condition: Callable[[], T], what: str) -> T:
+    """`eventually` for conditions that always have a name."""
+    return eventually(condition, what=what)
 
 
 @contextmanager
@@ -50,7 +45,7 @@ def expire(session: ZkSession) -> None:
 def deaf(session: ZkSession) -> Iterator[None]:
     """Keep the session's event thread busy, so that nobody hears what happens to the session meanwhile."""
     gate = threading.Event()
-    session.events.post(lambda: gate.wait(20))
+    session.events.post(lambda: gate.wait(DEADLINE))
     yield
     gate.set()
 

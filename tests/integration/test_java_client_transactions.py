@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.processes import ProcessFailed
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Application, Side, decoded
+from tests.waiting import eventually
 
 TOPICS = {"committed": 2, "undone": 1, "late": 1, "left": 1, "two-1": 1, "two-2": 1, "refused": 1, "prepared": 1}
 

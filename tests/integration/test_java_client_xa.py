@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from bench.processes import ProcessFailed, Server
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Broker, Fields, Side, decoded
+from tests.waiting import eventually
 
 TOPICS = dict.fromkeys(
     ["two-phase", "one-phase", "undone", "codes", "doubt-close", "doubt-kill", "late", "handed-on"], 1

@@ -11,8 +11,9 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result
 from tests.broker_process import RunningBroker
-from tests.integration.client_cluster import SESSION_SECONDS, eventually
+from tests.integration.client_cluster import SESSION_SECONDS
 from tests.integration.replication_helpers import broker, same_files, segments, status
+from tests.waiting import eventually
 
 TOPICS = {"t": 2}
 PUT = b"put t 0 5 0 -1 %d\r\nhello"

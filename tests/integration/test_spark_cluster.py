@@ -22,7 +22,6 @@ from .doc_examples import ROOT, blocks
 
 HOME = Path(pyspark.__file__).parent
 SUBMIT_SECONDS = 280.0
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
-from tests.integration.client_cluster import eventually
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 XID = "XID:4660:0a0b:0c:host"
@@ -92,10 +92,12 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
             producers = [Producer(broker, each, number) for each in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
-            time.sleep(0.4)  # the load; nothing is waited for
+            time.sleep(0.4)  # the load: the kill may hit it anywhere
+            for producer in producers:
+                eventually(lambda at=producer: at.committed or not at.is_alive(), what="a commit")
             broker.kill()
             for producer in producers:
-                producer.join(20)
+                producer.join(DEADLINE)
                 assert producer.failure is None
                 committed.update(producer.committed)
     assert len(committed) > ROUNDS
