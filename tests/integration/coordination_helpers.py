@@ -24,7 +24,7 @@ def wait_for(condition: Callable[[], T], what: str) -> T:
 @contextmanager
 def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSession]:
     session = ZkSession(connect, session_timeout=timeout)
-    session.start()
+    session.start(DEADLINE)
     try:
         yield session
     finally:
@@ -35,7 +35,7 @@ def expire(session: ZkSession) -> None:
     """End the session on the server as if its time had run out; return once this process has a new one."""
     before = session.session_id
     twin = KazooClient(session.connect, client_id=session.zk.client_id, timeout=SESSION_TIMEOUT)
-    twin.start()  # takes the session over
+    twin.start(DEADLINE)  # takes the session over
     twin.stop()  # and ends it
     twin.close()
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")

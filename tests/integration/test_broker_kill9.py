@@ -44,6 +44,9 @@ class Producer(threading.Thread):
         finally:
             self.connection.close()
 
+    def has_begun(self):
+        return bool(self.acknowledged) or not self.is_alive()
+
     def bodies(self, start, count):
         return [
             b"%s %d %d %d " % (self.topic.encode(), self.round, self.number, start + i) + b"x" * 300
@@ -126,7 +129,7 @@ def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_twent
                 producer.start()
             time.sleep(LOAD_SECONDS)  # the load: the kill may hit it anywhere
             for producer in producers:
-                eventually(lambda at=producer: at.acknowledged or not at.is_alive(), what="an acknowledgement")
+                eventually(producer.has_begun, what="an acknowledgement")
             broker.kill()
             for producer in producers:
                 producer.join(DEADLINE)

@@ -172,7 +172,7 @@ def expire(consumer):
     """End a consumer's ZooKeeper session on the server, as a long network failure does."""
     session_id, password = consumer._session.zk.client_id
     thief = KazooClient(hosts=consumer._session.connect, client_id=(session_id, password))
-    thief.start(10)
+    thief.start(DEADLINE)
     thief.stop()
     thief.close()
 

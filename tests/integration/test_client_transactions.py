@@ -87,7 +87,7 @@ def test_an_exception_leaves_nothing_behind(producer: Producer, consumer: Consum
 
 
 def test_a_transaction_that_runs_into_its_timeout_is_refused(producer: Producer, consumer: Consumer) -> None:
-    transaction = producer.transaction(timeout_seconds=1)
+    transaction = producer.transaction(timeout_seconds=5)
     transaction.send("t", b"late", partition=P0)
 
     def is_over() -> bool:

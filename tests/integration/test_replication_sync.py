@@ -64,7 +64,7 @@ def test_nothing_is_stored_without_a_connection_to_the_slave(tmp_path: Path, chr
 
 
 def test_a_master_leaves_zookeeper_until_its_slave_stores_again(tmp_path: Path, chroot: str):
-    more = "sendToSlaveTimeoutInMills=300\nslaveContinuousFailureThreshold=3\ncheckSlaveIntervalInMills=50"
+    more = "sendToSlaveTimeoutInMills=2000\nslaveContinuousFailureThreshold=3\ncheckSlaveIntervalInMills=50"
     with (
         sync_slave(tmp_path, chroot) as slave,
         sync_master(tmp_path, chroot, slave.port, more) as master,
