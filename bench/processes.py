@@ -16,8 +16,8 @@ from metaq.coordination.ports import ready_port
 
 __all__ = ["ProcessFailed", "Server", "Worker", "cpu_seconds", "free_port"]
 
-START_SECONDS = 60.0
-STOP_SECONDS = 20.0
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
 

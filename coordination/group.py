@@ -24,7 +24,7 @@ from .assignment import java_sorted
 from .backoff import Backoff
 from .brokers import BrokerNodes, ClusterView, partition_names
 from .events import PersistentTask
-from .local_address import local_address
+from .local_address import address_in_java, local_address
 from .records import format_consumer_id, format_topics, parse_consumer_id
 from .session import SessionEvent, ZkSession
 from .watches import ChildrenWatcher
@@ -55,7 +55,7 @@ def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
 
 def broadcast_group(group: str, address: str | None = None) -> str:
     """The group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` made `-`."""
-    return f"{group}-{re.sub('[.:]', '-', address or local_address())}"
+    return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,31 @@ import socket
 import struct
 import sys
 
-__all__ = ["local_address"]
+__all__ = ["address_in_java", "local_address"]
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def local_address() -> str:
     """The first non-loopback IPv4 address of an interface, else what the host's name stands for, else 127.0.0.1."""
-    candidates = _interface_addresses() if sys.platform.startswith("linux") else []
+    return _first(_candidates())
+
+
+def address_in_java() -> str:
+    """The same with the interfaces in the order in which Java lists them: by falling index.
+
+    With Docker on the host that is the address of its bridge. It is right only for names that Java processes of this
+    host must find by themselves.
+    """
+    return _first(_candidates()[::-1])
+
+
+def _first(candidates: list[str]) -> str:
     return next((each for each in (*candidates, *_named_addresses()) if not each.startswith("127.")), "127.0.0.1")
+
+
+def _candidates() -> list[str]:
+    return _interface_addresses() if sys.platform.startswith("linux") else []
 
 
 def _interface_addresses() -> list[str]:

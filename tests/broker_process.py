@@ -16,6 +16,7 @@ from typing import Any
 
 from metaq.protocol.frames import Frame, FrameReader
 from metaq.protocol.text import Answer, AnswerReader
+from tests.waiting import DEADLINE
 
 READY = re.compile(r"metaq broker (\d+) serving meta://[^ ]*:(\d+) ")
 
@@ -43,7 +44,7 @@ class RunningBroker:
     """`python -m metaq.broker`, ready to serve. `port` is where it listens."""
 
     def __init__(
-        self, directory: Path, ini: str, *, module: tuple[str, ...] = ("-m", "metaq.broker"), deadline: float = 20.0
+        self, directory: Path, ini: str, *, module: tuple[str, ...] = ("-m", "metaq.broker"), deadline: float = DEADLINE
     ) -> None:
         self.directory = directory
         self.ini = directory / "server.ini"
@@ -75,7 +76,7 @@ class RunningBroker:
                 raise AssertionError(f"the broker was not ready in time; {self.errors.read_text()}")
         return stdout.readline().decode()
 
-    def connect(self, **options: int) -> Connection:
+    def connect(self, **options: Any) -> Connection:
         return Connection(self.port, **options)
 
     def rss_bytes(self) -> int:
@@ -83,7 +84,7 @@ class RunningBroker:
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def stop(self, timeout: float = 15.0) -> int:
+    def stop(self, timeout: float = DEADLINE) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self._wait(timeout)
@@ -91,7 +92,7 @@ class RunningBroker:
     def kill(self) -> int:
         """SIGKILL; the exit code."""
         self.process.kill()
-        return self._wait(15.0)
+        return self._wait(DEADLINE)
 
     def _wait(self, timeout: float) -> int:
         try:
@@ -112,7 +113,7 @@ class RunningBroker:
 class Connection:
     """A plain socket with both codecs. Every wait has a deadline."""
 
-    def __init__(self, port: int, *, timeout: int = 20, receive_buffer: int = 0) -> None:
+    def __init__(self, port: int, *, timeout: float = DEADLINE, receive_buffer: int = 0) -> None:
         self.socket = socket.socket()
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)

@@ -3,6 +3,10 @@
 import socket
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # how long an example takes is the machine's business
+settings.load_profile("patient")
 
 
 @pytest.fixture

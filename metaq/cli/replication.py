@@ -16,6 +16,8 @@ from .target import Target, target_options
 
 __all__ = ["replication"]
 
+CONNECTED_ROLES = ("slave", "sync-master")
+"""These keep a connection to the other side. A slave without one names no peer once its master has left ZooKeeper."""
 TROUBLED = ("troubled", "stopped")
 
 
@@ -44,7 +46,7 @@ def status(target: Target, as_json: bool) -> int:
         found = replication_status(connection)
     _print(found, as_json)
     partitions = found.get("partitions") or []
-    lost = bool(found.get("peer")) and not found.get("connected")
+    lost = found.get("role") in CONNECTED_ROLES and not found.get("connected")
     return 1 if lost or any(each.get("state") in TROUBLED for each in partitions) else 0
 
 

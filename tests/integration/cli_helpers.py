@@ -10,14 +10,16 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.waiting import DEADLINE
+
 METAQ = [sys.executable, "-m", "metaq"]
-START_SECONDS = 60.0
-STOP_SECONDS = 90.0
+START_SECONDS = 2 * DEADLINE
+STOP_SECONDS = 2 * DEADLINE
+RUN_SECONDS = 4 * DEADLINE
 
 
 class Ran(NamedTuple):
@@ -28,7 +30,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Ran:
+def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = RUN_SECONDS) -> Ran:
     """Run one command to its end."""
     done = subprocess.run(
         [*METAQ, *arguments], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout
@@ -97,14 +99,6 @@ def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
     return process.returncode
 
 
-def eventually(condition: Callable[[], object], seconds: float = 45.0) -> None:
-    """Wait until `condition()` is true; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {seconds:g} s"
-        time.sleep(0.05)
-
-
 class Up(NamedTuple):
     """A running `metaq up`."""
 
@@ -117,7 +111,7 @@ class Up(NamedTuple):
     def env(self) -> dict[str, str]:
         return {"METAQ_ZK": self.zookeeper}
 
-    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 120.0) -> Ran:
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = RUN_SECONDS) -> Ran:
         """Run a command against this cluster."""
         return run(*arguments, stdin=stdin, env=self.env, timeout=timeout)
 

@@ -6,29 +6,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from metaq import Consumer, Message, PartitionReader, TopicPartition
 from tests.broker_process import RunningBroker, server_ini
+from tests.waiting import DEADLINE, eventually
 
-SESSION_SECONDS = 2.0
-
-
-PATIENCE = 3
-"""How much longer than an idle machine a busy one may take before a test gives up."""
-
-
-def eventually(condition: Callable[[], object], seconds: float, what: str = "it") -> float:
-    """Wait for a condition; return how long it took. `seconds` are an idle machine's; a busy one gets more."""
-    seconds *= PATIENCE
-    started = time.monotonic()
-    while not condition():
-        elapsed = time.monotonic() - started
-        assert elapsed < seconds, f"{what} did not happen within {seconds} s"
-        time.sleep(0.005)
-    return time.monotonic() - started
+SESSION_SECONDS = 10.0
+"""Long enough that no process of a busy machine loses its session because it did not get a processor."""
+SHORT_SESSION_SECONDS = 2.0
+"""Of members that are to lose theirs, so that others need not wait long."""
 
 
 class Brokers:
@@ -81,19 +70,22 @@ def running_brokers(
         brokers.stop()
 
 
-def read(consumer: Consumer | PartitionReader, count: int, seconds: float = 20.0) -> list[Message]:
+def read(consumer: Consumer | PartitionReader, count: int) -> list[Message]:
     """Poll until `count` messages have come."""
     messages: list[Message] = []
-    deadline = time.monotonic() + seconds
-    while len(messages) < count:
-        assert time.monotonic() < deadline, f"only {len(messages)} of {count} messages came within {seconds} s"
-        messages += consumer.poll(timeout=0.1)
+
+    def all_came() -> bool:
+        if len(messages) < count:
+            messages.extend(consumer.poll(timeout=0.1))
+        return len(messages) >= count
+
+    eventually(all_came, what=f"the arrival of {count} messages")
     return messages
 
 
-def read_until_quiet(consumer: Consumer, quiet_seconds: float = 1.0) -> list[Message]:
-    """Poll until nothing has come for a while."""
-    messages: list[Message] = []
+def read_until_quiet(consumer: Consumer, count: int, quiet_seconds: float = 1.0) -> list[Message]:
+    """Poll until `count` messages have come, however long that takes, and then until no more come for a while."""
+    messages = read(consumer, count)
     last = time.monotonic()
     while time.monotonic() - last < quiet_seconds:
         got = consumer.poll(timeout=0.1)
@@ -151,6 +143,6 @@ class MemberProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(DEADLINE)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -1,7 +1,6 @@
 """What the coordination tests do to a real ZooKeeper."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -10,26 +9,22 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.coordination.session import ZkSession
+from tests.waiting import DEADLINE, eventually
 
-DEADLINE = 60.0
-SESSION_TIMEOUT = 4.0
+SESSION_TIMEOUT = 10.0
 
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
-    """Return the first true value of `condition`; fail after `deadline` seconds."""
-    end = time.monotonic() + deadline
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline} s: {what}"
-        time.sleep(0.01)
-    return value
+def wait_for(condition: Callable[[], T], what: str) -> T:
+    """`eventually` for conditions that always have a name."""
+    return eventually(condition, what=what)
 
 
 @contextmanager
 def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSession]:
     session = ZkSession(connect, session_timeout=timeout)
-    session.start()
+    session.start(DEADLINE)
     try:
         yield session
     finally:
@@ -40,7 +35,7 @@ def expire(session: ZkSession) -> None:
     """End the session on the server as if its time had run out; return once this process has a new one."""
     before = session.session_id
     twin = KazooClient(session.connect, client_id=session.zk.client_id, timeout=SESSION_TIMEOUT)
-    twin.start()  # takes the session over
+    twin.start(DEADLINE)  # takes the session over
     twin.stop()  # and ends it
     twin.close()
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")
@@ -50,7 +45,7 @@ def expire(session: ZkSession) -> None:
 def deaf(session: ZkSession) -> Iterator[None]:
     """Keep the session's event thread busy, so that nobody hears what happens to the session meanwhile."""
     gate = threading.Event()
-    session.events.post(lambda: gate.wait(20))
+    session.events.post(lambda: gate.wait(DEADLINE))
     yield
     gate.set()
 

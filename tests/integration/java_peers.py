@@ -6,6 +6,7 @@ import time
 import pytest
 
 from bench.javapeer import JavaClient, JavaUnavailable, class_path
+from tests.waiting import DEADLINE
 
 
 def require_java() -> None:
@@ -18,10 +19,10 @@ def require_java() -> None:
         pytest.skip(str(error))
 
 
-def received(client: JavaClient, group: str, count: int, seconds: float = 20.0) -> list[tuple[bytes, str | None]]:
+def received(client: JavaClient, group: str, count: int) -> list[tuple[bytes, str | None]]:
     """At least `count` messages of the Java client's group, or what came until the deadline: (payload, attribute)."""
     messages: list[tuple[bytes, str | None]] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + DEADLINE
     while len(messages) < count and time.monotonic() < deadline:
         messages += [(message["data"], message["attribute"]) for message in client.received(group)]
         time.sleep(0.05)

@@ -19,9 +19,9 @@ from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed, Server, free_port
 from bench.server_ini import Topics, server_ini
 from metaq.coordination.session import ZkSession
+from tests.waiting import DEADLINE
 
 KINDS = ("java", "ours")
-DEADLINE = 30.0
 ON_DISK_WHEN_ANSWERED = {"unflushThreshold": 0}
 
 Fields = dict[str, Any]

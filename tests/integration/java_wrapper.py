@@ -22,7 +22,7 @@ from bench.processes import free_port
 from bench.server_ini import server_ini
 
 CLASS_PATH = "METAQ_JAVA_WRAPPER_CLASSPATH"
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 
 def require_wrapper() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import ProcessFailed, Worker
+from tests.waiting import DEADLINE
 
 pytest.importorskip("confluent_kafka", reason="of the extra [bench]")
 
@@ -17,7 +18,7 @@ TINY = ("--rounds", "2", "--seconds", "0.1", "--warm-up", "0.1", "--backlog", "4
 
 def bench(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *TINY, "--cold-memory", "--system", "ours", "--output", str(output)]
-    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=4 * DEADLINE)
 
 
 def test_a_generator_that_does_not_answer_is_killed(tmp_path: Path) -> None:

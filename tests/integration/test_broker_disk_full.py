@@ -13,9 +13,9 @@ from metaq.client.reading import PartitionReader
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from tests.broker_process import RunningBroker, server_ini
+from tests.waiting import DEADLINE
 
 DISK_MB = 48
-DEADLINE = 20.0
 WHERE = TopicPartition("t", 0, 0)
 
 
@@ -44,7 +44,7 @@ def send_until_refused(producer: Producer, body: bytes, cause: str) -> str:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         try:
-            producer.send("t", body, timeout=0.3)
+            producer.send("t", body, timeout=1.0)
         except RequestTimedOut as error:
             if cause in str(error):
                 return str(error)
@@ -64,7 +64,7 @@ def test_a_full_disk_refuses_puts_until_it_has_room_again(tmp_path, disk, flush,
             size = 1000 if reserve == "20m" else 900_000
             assert f"meta://{address} takes no puts" in send_until_refused(producer, b"x" * size, cause)
             with PartitionReader(address, WHERE) as reader:
-                assert reader.poll(timeout=5.0)[0].payload == b"first"
+                assert reader.poll(timeout=DEADLINE)[0].payload == b"first"
             others.unlink()
             producer.send("t", b"last", timeout=DEADLINE)  # tried again until the broker has seen the room
         with PartitionReader(address, WHERE) as reader:

@@ -8,7 +8,7 @@ import pytest
 
 from metaq.protocol.text import AnswerReader, Result
 from tests.broker_process import Connection, RunningBroker, server_ini
-from tests.integration.client_cluster import eventually
+from tests.waiting import eventually
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden" / "wire" / "wire.json"
 ENTRIES = json.loads(GOLDEN.read_text())

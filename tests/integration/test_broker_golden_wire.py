@@ -17,6 +17,7 @@ from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsReques
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import AnswerReader
 from tests.broker_process import RunningBroker
+from tests.waiting import DEADLINE
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden" / "wire"
 ENTRIES = json.loads((GOLDEN / "wire.json").read_text())
@@ -84,7 +85,7 @@ class Replay:
         reader, data, count = AnswerReader(), b"", 0
         while True:
             waits_for_more = count < expected or entry["closes"]
-            connection.settimeout(10.0 if waits_for_more else QUIET_SECONDS if not expected else 0.02)
+            connection.settimeout(DEADLINE if waits_for_more else QUIET_SECONDS if not expected else 0.02)
             try:
                 chunk = connection.recv(1 << 20)
             except TimeoutError:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import DEADLINE
+
 HEAPS_AFTER_THREADS = """
 import ctypes, sys
 from threading import Barrier, Thread
@@ -36,7 +38,9 @@ libc.fflush(None)
 
 def heaps(*arguments: str) -> int:
     command = [sys.executable, "-c", HEAPS_AFTER_THREADS, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.count("<heap nr=")
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout.count(
+        "<heap nr="
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")

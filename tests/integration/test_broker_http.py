@@ -14,14 +14,15 @@ from metaq import Consumer, Producer
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.text import parse_put_result
 from tests.broker_process import RunningBroker, server_ini
-from tests.integration.client_cluster import eventually, read
+from tests.integration.client_cluster import read
+from tests.waiting import DEADLINE, eventually
 
 
 def ask(port, path, method="GET", **headers):
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", method=method, headers={"Accept": "application/json", **headers}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
         return answer.read().decode()
 
 
@@ -97,10 +98,10 @@ def test_messages_are_put_and_got_through_the_gateway_that_a_plugin_option_opens
     with RunningBroker(tmp_path, server_ini(tmp_path / "data", {"t": ""}), module=command) as broker:
         url = f"http://127.0.0.1:{http_port(broker, r'gateway at http://[*]')}"
         put = f"{url}/put/0?topic=t&partition=0&flag=0&length=5&checksum={checksum(b'hello')}"
-        with urllib.request.urlopen(put, data=b"hello", timeout=10) as answer:
+        with urllib.request.urlopen(put, data=b"hello", timeout=DEADLINE) as answer:
             message_id, partition, offset = parse_put_result(answer.read().decode())
         assert (partition, offset) == (0, 0)
         with urllib.request.urlopen(
-            f"{url}/get/0?topic=t&partition=0&offset=0&group=g&maxsize=99", timeout=10
+            f"{url}/get/0?topic=t&partition=0&offset=0&group=g&maxsize=99", timeout=DEADLINE
         ) as answer:
             assert answer.read() == encode_record(b"hello", message_id, 0)

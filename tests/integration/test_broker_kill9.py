@@ -5,7 +5,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
 from bench.processes import cpu_seconds
 from metaq.protocol.frames import encode_frame
@@ -15,6 +14,7 @@ from metaq.protocol.sends import SendBatchRequest, SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini
+from tests.waiting import DEADLINE, eventually
 
 ROUNDS = 20
 PRODUCERS = 4
@@ -43,6 +43,9 @@ class Producer(threading.Thread):
             self.failure = error
         finally:
             self.connection.close()
+
+    def has_begun(self):
+        return bool(self.acknowledged) or not self.is_alive()
 
     def bodies(self, start, count):
         return [
@@ -108,7 +111,6 @@ def read_partition(broker, topic, partition, offset=0):
             offset = PullReply.from_ext(frame.ext).next_offset
 
 
-@pytest.mark.timeout(240)
 def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_twenty_times(tmp_path):
     acknowledged: dict[tuple[str, int], dict[int, bytes]] = {
         (topic, partition): {} for topic in TOPICS for partition in range(PARTITIONS)
@@ -125,10 +127,12 @@ def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_twent
             producers = [Producer(broker, topic, each, number) for topic in TOPICS for each in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
-            time.sleep(LOAD_SECONDS)  # the load; nothing is waited for
+            time.sleep(LOAD_SECONDS)  # the load: the kill may hit it anywhere
+            for producer in producers:
+                eventually(producer.has_begun, what="an acknowledgement")
             broker.kill()
             for producer in producers:
-                producer.join(20)
+                producer.join(DEADLINE)
                 assert producer.failure is None
                 acknowledged[producer.topic, producer.partition].update(producer.acknowledged)
     total = sum(map(len, acknowledged.values()))
@@ -154,7 +158,6 @@ def verify(broker, acknowledged, read_up_to, ids_seen):
             read_up_to[topic, partition] = last + 20 + len(found[last][0])
 
 
-@pytest.mark.timeout(120)
 def test_start_after_a_kill_takes_less_than_two_seconds_of_a_processor_with_a_gigabyte_of_data(tmp_path):
     ini = server_ini(
         tmp_path / "data", {"big": "numPartitions=1"}, unflush_threshold=100_000, max_segment_size=256 << 20

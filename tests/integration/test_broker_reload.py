@@ -106,7 +106,7 @@ def test_retention_follows_a_new_schedule_and_a_new_policy(tmp_path):
         broker.ini.write_text(server_ini(tmp_path / "data", {"t": often, "kept": ""}, max_segment_size=100))
         broker.process.send_signal(signal.SIGHUP)
         archives = [tmp_path / "data" / "t-0" / f"{start:020d}.meta.zip" for start in (0, 100)]
-        wait_for(lambda: all(path.exists() for path in archives), "the archived segments", 60)
+        wait_for(lambda: all(path.exists() for path in archives), "the archived segments")
         moved = connection.ask(encode_get("t", "g", 0, 0, 1000, 1))
         assert (moved.code, moved.text) == (301, "200")
         with zipfile.ZipFile(archives[0]) as archive:

@@ -26,7 +26,7 @@ def put_to_all(broker):
         for topic, lines in TOPICS.items()
         for partition in range(int(lines.split("=")[1]))
     )
-    with broker.connect(timeout=60) as connection:
+    with broker.connect() as connection:
         while window := list(islice(puts, WINDOW)):
             connection.send(b"".join(window))
             assert all(answer.code == 200 for answer in connection.answers(len(window)))
@@ -50,7 +50,7 @@ def test_ten_thousand_partitions_with_durable_acknowledgements(tmp_path, chroot)
         check_size(broker)
         put_to_all(broker)
         broker.kill()
-    with RunningBroker(tmp_path, ini, deadline=60.0) as broker:
+    with RunningBroker(tmp_path, ini) as broker:
         with session_at(chroot) as session:
             view = ClusterView(session)
             assert [[each.partitions for each in view.replicas(topic)] for topic in TOPICS] == [[10_239], [1]]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE
+
 from .cli_helpers import start_up, stop
 from .doc_examples import blocks, console_examples, matches
 
@@ -22,7 +24,7 @@ def test_the_examples_of_the_page_print_what_it_says(tmp_path):
     assert len(examples) >= 30
     try:
         for command, shown in examples:
-            ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=60)
+            ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=DEADLINE)
             printed = ran.stdout + ran.stderr
             assert matches(shown, printed), f"$ {command}\n{printed}\n--- the page says:\n{shown}"
     finally:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import DEADLINE
+
 from .cli_helpers import Up, start, start_up, stop
 
 TOPICS = ["lines:2", "keyed:3", "tagged:1", "seek:2", "shared:2", "idle:1", "resume:1", "piped:1"]
@@ -14,7 +16,7 @@ TOPICS = ["lines:2", "keyed:3", "tagged:1", "seek:2", "shared:2", "idle:1", "res
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "5")
+    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "20")
     yield up
     assert stop(up.process) == 0
 
@@ -99,17 +101,17 @@ def test_an_offset_inside_a_message_or_outside_the_partition_is_one_clear_line(c
 def test_following_without_a_group_ends_at_the_count_or_the_timeout(cluster):
     assert cluster.run("produce", "--topic", "idle", stdin=b"x\ny\n").code == 0
     assert cluster.run("consume", "--topic", "idle", "--follow", "--count", "2").out == "x\ny\n"
-    short = cluster.run("consume", "--topic", "idle", "--follow", "--count", "3", "--timeout", "0.5")
+    short = cluster.run("consume", "--topic", "idle", "--follow", "--count", "3", "--timeout", "5")
     assert short.code == 1
     assert short.out == "x\ny\n"
-    assert short.err == "metaq: only 2 of --count=3 messages came before --timeout=0.5 s\n"
+    assert short.err == "metaq: only 2 of --count=3 messages came before --timeout=5 s\n"
     assert cluster.run("consume", "--topic", "idle", "--follow", "--timeout", "0.5").code == 0
 
 
 def test_a_group_goes_on_where_it_stopped(cluster):
     lines = [str(number) for number in range(100)]
     assert cluster.run("produce", "--topic", "shared", stdin="\n".join(lines).encode()).code == 0
-    arguments = ("--topic", "shared", "--group", "audit", "--timeout", "20")
+    arguments = ("--topic", "shared", "--group", "audit", "--timeout", "120")
     first = consumed(cluster, *arguments, "--count", "40")
     second = consumed(cluster, *arguments, "--count", "60")
     assert (len(first), len(second)) == (40, 60)
@@ -186,6 +188,6 @@ def test_a_reader_that_leaves_its_pipe_is_no_traceback(cluster):
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 141
     assert said == b""

@@ -5,9 +5,9 @@ from typing import Any
 
 from metaq import Producer, TopicPartition
 from tests.broker_process import RunningBroker
+from tests.waiting import eventually
 
 from .cli_helpers import Operator
-from .client_cluster import eventually
 from .replication_helpers import broker, slave, status
 
 TOPICS = {"t": 2}

@@ -9,7 +9,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .cli_helpers import eventually, first_line, is_running, pids_of_children, run, start, start_up, stop
+from tests.waiting import DEADLINE, eventually
+
+from .cli_helpers import first_line, is_running, pids_of_children, run, start, start_up, stop
 
 UP = ("up", "--port", "0", "--zookeeper-port", "0")
 
@@ -64,7 +66,7 @@ def test_up_ends_with_an_error_when_a_broker_dies(tmp_path):
         pid for pid in pids_of_children(up.process.pid) if b"metaq" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(broker, signal.SIGKILL)
-    _, said = up.process.communicate(timeout=30)
+    _, said = up.process.communicate(timeout=DEADLINE)
     assert up.process.returncode == 1
     assert re.fullmatch(r"metaq: broker 0 ended with exit code -9: .*broker\.log\)\n", said.decode())
 

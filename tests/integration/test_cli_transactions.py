@@ -11,9 +11,10 @@ import pytest
 from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
 from metaq.protocol.errors import XaError
 from metaq.protocol.transactions import XaCode
+from tests.waiting import eventually
 
 from .cli_helpers import Operator
-from .client_cluster import Brokers, eventually, read, read_until_quiet, running_brokers
+from .client_cluster import Brokers, read, read_until_quiet, running_brokers
 
 P0 = TopicPartition("t", 0, 0)
 XIDS = [Xid(3, b"global", b"%d" % number) for number in range(3)]
@@ -83,7 +84,7 @@ def test_an_operator_decides_what_is_prepared(brokers: Brokers, producer: Produc
         assert "has not been started" in operator.refused("transactions", "commit", first, "--yes")
         xa.commit(XIDS[2])
         assert sorted(each.payload for each in read(consumer, 2)) == [b"2", b"2"]
-        assert read_until_quiet(consumer, 0.3) == []
+        assert read_until_quiet(consumer, 0, 0.3) == []
     assert states(operator) == []
 
 
@@ -107,4 +108,4 @@ def test_a_decision_is_kept_when_the_broker_is_killed(brokers: Brokers, producer
     assert states(operator) == []
     with Consumer(brokers.connect, group="g", topics=["t", "u"], start="earliest") as consumer:
         assert sorted((each.topic, each.payload) for each in read(consumer, 2)) == [("t", b"0"), ("u", b"0")]
-        assert read_until_quiet(consumer, 0.3) == []
+        assert read_until_quiet(consumer, 0, 0.3) == []

@@ -13,6 +13,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CorruptRecord
 from tests.integration.client_cluster import running_brokers
 from tests.integration.java_peers import require_java
+from tests.waiting import DEADLINE
 
 PARTITION = TopicPartition("t", 0, 0)
 
@@ -33,7 +34,7 @@ def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Itera
 def read_batches(consumer: Consumer, rows: int) -> pa.Table:
     batches: list[pa.RecordBatch] = []
     while sum(batch.num_rows for batch in batches) < rows:
-        batches.append(consumer.poll_arrow(max_messages=700, timeout=30.0))
+        batches.append(consumer.poll_arrow(max_messages=700, timeout=DEADLINE))
         assert 0 < batches[-1].num_rows <= 700
     return pa.Table.from_batches(batches)
 
@@ -53,7 +54,7 @@ def test_batches_have_what_the_messages_have_in_order(server: Any, chroot: str) 
     with Consumer(chroot, group="messages", topics=["t"]) as consumer:
         messages: list[Message] = []
         while len(messages) < 3001:
-            messages += consumer.poll(timeout=30.0)
+            messages += consumer.poll(timeout=DEADLINE)
     assert table["payload"].to_pylist() == [message.payload for message in messages]
     assert table["offset"].to_pylist() == [message.offset for message in messages]
     assert table["id"].to_pylist() == [message.id for message in messages]

@@ -10,7 +10,8 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, Lag, Producer, ProducerConfig, SendResult, TopicPartition
 from metaq.protocol.errors import CoordinationUnavailable, NoPartition, NotOwner
-from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, read_until_quiet, running_brokers
+from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet, running_brokers
+from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
 HERE = TopicPartition("t", 0, 0)
@@ -55,13 +56,17 @@ def test_nothing_acknowledged_is_lost_when_one_of_two_brokers_is_killed_under_lo
                 producer.flush()
             if number == 2500:
                 brokers.running[0].kill()
-        producer.flush(30)
+        producer.flush(DEADLINE)
         assert len(acknowledged) == 6000  # every one found a place
         brokers.start(0)
         with Consumer(chroot, group="g", topics=["t"], config=CONFIG) as consumer:
-            eventually(lambda: len(consumer.assignment()) == 4, 10)
-            found = {int(message.payload) for message in read_until_quiet(consumer, 2.0)}
-    assert acknowledged - found == set()
+            found: set[int] = set()
+
+            def all_read() -> bool:
+                found.update(int(message.payload) for message in consumer.poll(timeout=0.1))
+                return found >= acknowledged
+
+            eventually(all_read, 20, "reading what was acknowledged")
 
 
 def test_blocking_sends_go_on_when_a_broker_is_killed(chroot, tmp_path):
@@ -74,7 +79,7 @@ def test_blocking_sends_go_on_when_a_broker_is_killed(chroot, tmp_path):
             started = time.monotonic()
             assert producer.send("t", b"%d" % number).partition.broker == 0
             slowest = max(slowest, time.monotonic() - started)
-        assert slowest < 2
+        assert slowest < SESSION_SECONDS / 2  # long before ZooKeeper knows
 
 
 def test_what_was_sent_is_read_with_everything_its_producer_set(producer, consumer):
@@ -105,15 +110,15 @@ def test_tags_are_filtered_whoever_does_it(brokers, producer, protocol):
     with Consumer(brokers.connect, **arguments) as consumer:
         wanted = [number for number in range(30) if number % 3 != 1]
         assert [int(message.payload) for message in read(consumer, 20)] == wanted
-        consumer.poll(timeout=0.3)
-        assert consumer.lag()[HERE].bytes == 0  # what was filtered away is behind us, too
+        # what was filtered away is behind us, too
+        eventually(lambda: consumer.poll(timeout=0.1) == [] and consumer.lag()[HERE].bytes == 0, 5, "passing the rest")
 
 
 def test_lag_and_position_follow_the_messages_handed_out(producer, consumer, protocol):
     producer.send_batch("t", [b"x" * 80] * 10)
     eventually(lambda: consumer.lag()[HERE].bytes == 1000, 5)
     assert consumer.lag() == {HERE: Lag(10 if protocol == "auto" else None, 1000)}
-    consumer.poll(max_messages=4, timeout=5)
+    assert len(consumer.poll(max_messages=4, timeout=DEADLINE)) == 4
     assert consumer.position(HERE) == 400
     assert consumer.lag() == {HERE: Lag(6 if protocol == "auto" else None, 600)}
 
@@ -155,7 +160,7 @@ def test_seek_to_a_time_finds_the_first_message_stored_since(brokers):
         producer.send_batch("t", [b"new"] * 2)
         read(consumer, 5)
         consumer.seek(HERE, moment)
-        assert [message.payload for message in read_until_quiet(consumer, 0.5)] == [b"new"] * 2
+        assert [message.payload for message in read_until_quiet(consumer, 2, 0.5)] == [b"new"] * 2
 
 
 def test_start_latest_skips_what_is_there(brokers, producer, protocol):
@@ -164,23 +169,28 @@ def test_start_latest_skips_what_is_there(brokers, producer, protocol):
     with Consumer(brokers.connect, **arguments) as consumer:
         eventually(lambda: any(state.opened for state in consumer._member.owned.values()), 10)
         producer.send("t", b"new")
-        assert [message.payload for message in read_until_quiet(consumer, 0.5)] == [b"new"]
+        assert [message.payload for message in read_until_quiet(consumer, 1, 0.5)] == [b"new"]
 
 
 def test_arrow_batches_hold_the_same_messages(producer, consumer):
     producer.send_batch("t", [b"%d" % number for number in range(10)], tag="x")
     rows: list[dict[str, Any]] = []
     while len(rows) < 10:
-        rows += consumer.poll_arrow(timeout=5).to_pylist()
+        batch = consumer.poll_arrow(timeout=DEADLINE)
+        assert batch.num_rows
+        rows += batch.to_pylist()
     assert [row["payload"] for row in rows] == [b"%d" % number for number in range(10)]
     assert {(row["topic"], row["broker"], row["partition"], row["tag"]) for row in rows} == {("t", 0, 0, "x")}
 
 
 def test_a_topic_nobody_publishes_is_said_at_once(producer):
-    started = time.monotonic()
-    with pytest.raises(NoPartition, match="no-such-topic"):
-        producer.send("no-such-topic", b"")
-    assert time.monotonic() - started < 2
+    def attempt() -> float:
+        started = time.monotonic()
+        with pytest.raises(NoPartition, match="no-such-topic"):
+            producer.send("no-such-topic", b"")
+        return time.monotonic() - started
+
+    assert_within(2, attempt)
 
 
 def test_a_broker_added_later_is_used(chroot, tmp_path):
@@ -195,7 +205,10 @@ def test_a_broker_added_later_is_used(chroot, tmp_path):
 
 
 def test_an_unreachable_zookeeper_is_said_within_the_deadline():
-    started = time.monotonic()
-    with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
-        Producer("127.0.0.1:1", config=ProducerConfig(start_timeout_seconds=0.5))
-    assert time.monotonic() - started < 5
+    def attempt() -> float:
+        started = time.monotonic()
+        with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
+            Producer("127.0.0.1:1", config=ProducerConfig(start_timeout_seconds=0.5))
+        return time.monotonic() - started
+
+    assert_within(5, attempt)

@@ -7,7 +7,14 @@ import signal
 from pathlib import Path
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
-from tests.integration.client_cluster import SESSION_SECONDS, MemberProcess, eventually, read, running_brokers
+from tests.integration.client_cluster import (
+    SESSION_SECONDS,
+    SHORT_SESSION_SECONDS,
+    MemberProcess,
+    read,
+    running_brokers,
+)
+from tests.waiting import eventually
 
 MESSAGES = 200
 
@@ -15,7 +22,7 @@ MESSAGES = 200
 def test_a_thawed_consumer_hands_out_nothing_of_what_it_has_lost(chroot: str, tmp_path: Path) -> None:
     config = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
     with running_brokers(chroot, tmp_path, {"t": 2}), Producer(chroot) as producer:
-        frozen = MemberProcess(chroot, "g", "t")
+        frozen = MemberProcess(chroot, "g", "t", SHORT_SESSION_SECONDS)
         try:
             frozen.wait_until_it_owns(2, "t")
             os.kill(frozen.process.pid, signal.SIGSTOP)

@@ -12,12 +12,13 @@ from metaq.client.consumer.rebalance import State
 from metaq.protocol.errors import CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import (
     SESSION_SECONDS,
+    SHORT_SESSION_SECONDS,
     MemberProcess,
-    eventually,
     read,
     read_until_quiet,
     running_brokers,
 )
+from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 
@@ -52,7 +53,7 @@ class Polling:
 
     def end(self):
         self.stop.set()
-        self.thread.join(10)
+        self.thread.join(DEADLINE)
         self.consumer.commit()  # what the last poll() returned has been dealt with
         self.consumer.close()
 
@@ -70,29 +71,37 @@ def owns(consumer, count):
 def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_second_when_it_closes(brokers, producer):
     with Polling(member(brokers)) as first:
         eventually(owns(first.consumer, 4), 10, "owning everything")
-        second = Polling(member(brokers))
-        eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 5, "sharing")
-        assert not set(first.consumer.assignment()) & set(second.consumer.assignment())
-        started = time.monotonic()
-        second.end()
-        eventually(owns(first.consumer, 4), 1.0 - (time.monotonic() - started), "the take-over")
+
+        def join_and_leave() -> float:
+            second = Polling(member(brokers))
+            eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 5, "sharing")
+            assert not set(first.consumer.assignment()) & set(second.consumer.assignment())
+            started = time.monotonic()
+            second.end()
+            eventually(owns(first.consumer, 4), 1, "the take-over")
+            return time.monotonic() - started
+
+        assert_within(1.0, join_and_leave)
         producer.send_batch("t", [b"x"], partition=TopicPartition("t", 0, 3))
         eventually(lambda: first.messages, 1, "reading what was taken over")
 
 
 def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(brokers, producer):
     with Polling(member(brokers)) as survivor:
-        killed = MemberProcess(brokers.connect, "g", "t")
-        lost = killed.wait_until_it_owns(2, "t")
-        killed.kill()
-        started = time.monotonic()
-        for partition in lost:
-            producer.send("t", b"%d" % partition.partition, partition=partition)
-        wanted = {b"%d" % partition.partition for partition in lost}
-        eventually(
-            lambda: wanted <= {message.payload for message in survivor.messages}, SESSION_SECONDS + 2, "the take-over"
-        )
-        assert time.monotonic() - started < SESSION_SECONDS + 2
+
+        def kill_one() -> float:
+            killed = MemberProcess(brokers.connect, "g", "t", SHORT_SESSION_SECONDS)
+            lost = killed.wait_until_it_owns(2, "t")
+            survivor.messages.clear()
+            killed.kill()
+            started = time.monotonic()
+            for partition in lost:
+                producer.send("t", b"%d" % partition.partition, partition=partition)
+            wanted = {b"%d" % partition.partition for partition in lost}
+            eventually(lambda: wanted <= {message.payload for message in survivor.messages}, 4, "the take-over")
+            return time.monotonic() - started
+
+        assert_within(SHORT_SESSION_SECONDS + 2, kill_one)
 
 
 def test_no_message_is_lost_and_none_repeated_by_orderly_rebalances(brokers, producer):
@@ -163,7 +172,7 @@ def expire(consumer):
     """End a consumer's ZooKeeper session on the server, as a long network failure does."""
     session_id, password = consumer._session.zk.client_id
     thief = KazooClient(hosts=consumer._session.connect, client_id=(session_id, password))
-    thief.start(10)
+    thief.start(DEADLINE)
     thief.stop()
     thief.close()
 
@@ -209,7 +218,7 @@ def test_progress_is_kept_between_runs_and_nothing_is_read_twice(brokers, produc
         assert len(read(consumer, 2)) == 2
     producer.send("t", b"3")
     with member(brokers) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
 
 
 def test_what_was_handed_out_but_not_acknowledged_comes_again(brokers, producer):
@@ -228,7 +237,7 @@ def test_a_message_read_by_iteration_counts_when_the_next_is_asked_for(brokers, 
     assert [next(messages).payload for _ in range(2)] == [b"1", b"2"]
     consumer.close()
     with member(brokers) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"2", b"3"]
+        assert [message.payload for message in read_until_quiet(consumer, 2)] == [b"2", b"3"]
 
 
 def test_broadcast_consumers_of_a_host_share_a_group_and_keep_offsets_in_a_file(brokers, producer, tmp_path):
@@ -241,7 +250,7 @@ def test_broadcast_consumers_of_a_host_share_a_group_and_keep_offsets_in_a_file(
         assert len(read(consumer, 2)) == 2
     producer.send("t", b"3")
     with member(brokers, broadcast=True, offsets_file=file) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
     assert consumer.group in file.read_text()
 
 
@@ -251,26 +260,30 @@ def test_a_consumer_goes_on_when_its_broker_is_killed_and_started_again(brokers,
         eventually(lambda: len(polling.messages) == 1, 10)
         brokers.running[0].kill()
         brokers.start(0)
-        producer.send("t", b"after", key="k", timeout=20)
+        producer.send("t", b"after", key="k", timeout=DEADLINE)
         eventually(lambda: len(polling.messages) >= 2, 10, "reading on")
         assert [message.payload for message in polling.messages] == [b"before", b"after"]
 
 
 def test_an_unreachable_zookeeper_is_said_within_the_deadline():
     config = ConsumerConfig(start_timeout_seconds=0.5)
-    started = time.monotonic()
-    with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
-        Consumer("127.0.0.1:1", group="g", topics=["t"], config=config)
-    assert time.monotonic() - started < 5
+
+    def attempt() -> float:
+        started = time.monotonic()
+        with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
+            Consumer("127.0.0.1:1", group="g", topics=["t"], config=config)
+        return time.monotonic() - started
+
+    assert_within(5, attempt)
 
 
 def test_close_is_bounded_when_zookeeper_hangs_and_poll_on_another_thread_returns(brokers):
-    consumer = member(brokers)
-    eventually(owns(consumer, 4), 10)
+    polling = threading.Event()
+    consumer = member(brokers, on_assigned=lambda partitions: polling.set())  # poll() calls it
     results = []
-    thread = threading.Thread(target=lambda: results.append(consumer.poll(timeout=60)))
+    thread = threading.Thread(target=lambda: results.append(consumer.poll(timeout=2 * DEADLINE)))
     thread.start()
-    time.sleep(0.1)
+    assert polling.wait(DEADLINE)
     consumer.close()
-    thread.join(5)
+    thread.join(DEADLINE)
     assert results == [[]]

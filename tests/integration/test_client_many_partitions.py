@@ -5,7 +5,8 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
-from tests.integration.client_cluster import PATIENCE, SESSION_SECONDS, eventually, read_until_quiet, running_brokers
+from tests.integration.client_cluster import SESSION_SECONDS, running_brokers
+from tests.waiting import DEADLINE, eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
 PARTITIONS = 300
@@ -22,18 +23,24 @@ def test_order_holds_and_nothing_is_lost_when_the_broker_is_killed_and_comes_bac
             if number == ROUNDS // 2:
                 brokers.running[0].kill()
                 brokers.start(0)
-            futures += [producer.send_async("t", b"%d" % number, partition=each, timeout=60) for each in here]
-        batches += [producer.send_batch_async("t", [b"a", b"b"], partition=each, timeout=60) for each in here]
-        assert not wait([*futures, *batches], timeout=60 * PATIENCE).not_done
+            futures += [producer.send_async("t", b"%d" % number, partition=each, timeout=DEADLINE) for each in here]
+        batches += [producer.send_batch_async("t", [b"a", b"b"], partition=each, timeout=DEADLINE) for each in here]
+        assert not wait([*futures, *batches], timeout=2 * DEADLINE).not_done
         found = defaultdict(list)
         results = [future.result() for future in futures]
         for future in batches:
             results += future.result()
         places = {}
         with Consumer(chroot, group="g", topics=["t"], start="earliest", config=CONFIG) as consumer:
-            for message in read_until_quiet(consumer, 2.0 * PATIENCE):
-                found[message.partition].append(bytes(message.payload))
-                places[message.partition, message.offset] = message.id
+            wanted = {(result.partition, result.offset) for result in results}
+
+            def all_read() -> bool:
+                for message in consumer.poll(timeout=0.1):
+                    found[message.partition].append(bytes(message.payload))
+                    places[message.partition, message.offset] = message.id
+                return places.keys() >= wanted
+
+            eventually(all_read, 20, "reading everything")
     for result in results:
         assert places[result.partition, result.offset] == result.message_id
     expected = [*(b"%d" % number for number in range(ROUNDS)), b"a", b"b"]

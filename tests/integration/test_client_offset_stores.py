@@ -10,9 +10,10 @@ from metaq import Consumer, ConsumerConfig, LocalOffsetStore, Producer, SqlOffse
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import SessionLost
-from tests.integration.client_cluster import SESSION_SECONDS, eventually, read, read_until_quiet, running_brokers
+from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Application
+from tests.waiting import eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 HERE = TopicPartition("t", 0, 0)
@@ -52,7 +53,7 @@ def test_a_group_keeps_its_offsets_in_a_database_and_none_in_zookeeper(brokers, 
     assert sql_store(database).load("g", "t", "0-0") == Offset(messages[-1].id, messages[-1].next_offset)
     producer.send("t", b"3", partition=HERE)
     with member(brokers, offset_store=sql_store(database)) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"3"]
+        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
     with ZkSession(brokers.connect) as session:
         assert session.nodes.children("/meta/consumers/g/offsets") == []
 
@@ -96,9 +97,9 @@ def test_an_option_of_its_own_chooses_where_a_new_group_begins(brokers, producer
 def test_what_the_filter_refuses_counts_as_consumed(brokers, producer):
     producer.send_batch("t", [b"no", b"yes", b"no"], partition=HERE)
     with member(brokers, accept=lambda message: message.payload == b"yes") as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"yes"]
+        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"yes"]
     with member(brokers) as consumer:
-        assert read_until_quiet(consumer) == []
+        assert read_until_quiet(consumer, 0) == []
 
 
 def test_consumers_with_consistent_hashing_share_all_partitions(brokers):
@@ -142,4 +143,4 @@ def test_a_java_broadcast_consumer_goes_on_where_ours_stopped_and_ours_where_it_
     assert len(json.loads(path.read_text())) == 1  # one group: both made its name in the same way
     producer.send("t", b"4", partition=HERE)
     with member(brokers, broadcast=True, offsets_file=path) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer)] == [b"4"]
+        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"4"]

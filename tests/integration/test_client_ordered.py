@@ -15,8 +15,9 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq import Consumer, LocalMessageStore, OrderedProducer, SendResult, TopicPartition
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import eventually, read, read_until_quiet, running_brokers
+from tests.integration.client_cluster import read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
+from tests.waiting import DEADLINE, eventually
 
 PARTITIONS = (TopicPartition("t", 0, 0), TopicPartition("t", 0, 1))
 
@@ -67,7 +68,9 @@ class Sender(threading.Thread):
                 return
             payload = b"%d" % (number // 2)
             with self.sending:
-                self.results.append(self._producer.send("t", payload, partition=PARTITIONS[number % 2], timeout=60))
+                self.results.append(
+                    self._producer.send("t", payload, partition=PARTITIONS[number % 2], timeout=DEADLINE)
+                )
 
     def wait_for(self, pending: bool) -> None:
         """Until the last ten results are all of this kind."""
@@ -97,12 +100,12 @@ def test_a_broker_that_is_away_gets_its_messages_in_order_and_once(
                 sender.wait_for(pending=False)
             finally:
                 sender.enough.set()
-                sender.join(90)
-            assert producer.flush(60)
+                sender.join(2 * DEADLINE)
+            assert producer.flush(DEADLINE)
             assert producer.failures == {}
         count = len(sender.results)
         with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
-            messages = read(consumer, count) + read_until_quiet(consumer)
+            messages = read_until_quiet(consumer, count)
         for index, partition in enumerate(PARTITIONS):
             found = [int(message.payload) for message in messages if message.partition == partition]
             assert found == list(range(len(range(index, count, 2))))

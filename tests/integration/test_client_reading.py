@@ -10,8 +10,9 @@ from bench.javapeer import JavaBroker
 from metaq import Consumer, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import NoPartition
-from tests.integration.client_cluster import eventually, read, running_brokers
+from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_peers import require_java
+from tests.waiting import DEADLINE, eventually
 
 SEGMENT_BYTES = 4096
 
@@ -103,12 +104,12 @@ def test_a_topic_whose_oldest_messages_were_deleted_is_browsed_from_the_oldest_l
     with Producer(chroot) as producer:
         with JavaBroker(tmp_path / "java", chroot, {"t": 1}, settings) as broker:
             for number in range(20):
-                producer.send("t", bytes([number]) * 1000, partition=where, timeout=20)
+                producer.send("t", bytes([number]) * 1000, partition=where, timeout=DEADLINE)
             port, data = broker.port, broker.data
         min((data / "t-0").glob("*.meta")).unlink()
         with JavaBroker(tmp_path / "java", chroot, {"t": 1}, settings, port=port):
             for number in (20, 21):  # a Java broker may open a partition of an earlier run with its first put only
-                producer.send("t", bytes([number]) * 1000, partition=where, timeout=20)
+                producer.send("t", bytes([number]) * 1000, partition=where, timeout=DEADLINE)
             found = [message.payload[0] for message in browse(chroot, "t")]
     assert found[0] > 0
     assert found == list(range(found[0], 22))

@@ -9,7 +9,8 @@ from metaq import Consumer, ConsumerConfig
 from metaq.client.testing import FakeBroker
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import SESSION_SECONDS, eventually, read
+from tests.integration.client_cluster import SESSION_SECONDS, read
+from tests.waiting import eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, error_max_seconds=0.2)
 

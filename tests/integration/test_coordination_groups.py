@@ -18,6 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import create_ephemeral
 from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
+from tests.waiting import DEADLINE
 
 BROKER = BrokerAddress(0, None, "127.0.0.1", 8123)
 
@@ -136,8 +137,8 @@ def test_after_leaving_nothing_is_told(sessions, broker):
 
 def test_a_configured_id_in_use_is_waited_for_until_the_other_has_gone(sessions, view):
     first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c1")
-    threading.Timer(0.5, first.membership.leave).start()
     started = time.monotonic()
+    threading.Timer(0.5, first.membership.leave).start()
     second.membership.join()
     assert time.monotonic() - started > 0.3
     node = sessions[2].nodes.get(sessions[2].paths.consumer("g", "g_c1"))
@@ -147,7 +148,7 @@ def test_a_configured_id_in_use_is_waited_for_until_the_other_has_gone(sessions,
 
 def test_a_configured_id_that_stays_in_use_is_refused(sessions, chroot):
     Member(sessions[0], "c1").joined()
-    with session_at(chroot, timeout=0.5) as session, pytest.raises(ConfigError, match="consumer_id=g_c1: in use"):
+    with session_at(chroot, timeout=3.0) as session, pytest.raises(ConfigError, match="consumer_id=g_c1: in use"):
         Member(session, "c1").membership.join()
 
 
@@ -268,7 +269,7 @@ def test_rejoining_may_be_asked_for(sessions, broker, view):
         assert member.membership.claim("t", "0-0")
     done = threading.Event()
     member.session.events.post(done.set)  # behind the news of the expiry
-    assert done.wait(10)
+    assert done.wait(DEADLINE)
     assert member.membership.held == {("t", "0-0")}  # which took away nothing of the new session
 
 

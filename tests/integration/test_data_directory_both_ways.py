@@ -17,11 +17,11 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import Result, encode_put
 from tests.broker_process import Connection
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.soak.history import read_journal
 from tests.soak.members import Group, JavaConsumer
 from tests.soak.places import Kind, Place
+from tests.waiting import DEADLINE, eventually
 
 TOPIC, PARTITIONS = "t", 3
 SEGMENT_BYTES = 2048
@@ -55,7 +55,7 @@ class Scene:
                     for partition, payload in enumerate(payloads)
                 ]
                 for payload, future in zip(payloads, sent, strict=True):
-                    result = future.result(20)
+                    result = future.result(DEADLINE)
                     self.log[str(result.partition), result.offset] = payload
 
     def read(self) -> Log:

@@ -5,7 +5,9 @@ import re
 import signal
 from pathlib import Path
 
-from .cli_helpers import eventually, is_running, run, start, stop
+from tests.waiting import eventually
+
+from .cli_helpers import is_running, run, start, stop
 
 SHORT = ("demo", "--flights", "20000", "--rate", "3000")
 
@@ -25,7 +27,7 @@ def processes_below(directory: Path) -> list[int]:
 
 
 def test_the_demo_loses_nothing_and_says_so(tmp_path):
-    ran = run(*SHORT, env={"TMPDIR": str(tmp_path)}, timeout=240)
+    ran = run(*SHORT, env={"TMPDIR": str(tmp_path)})
     assert ran.code == 0, ran.out + ran.err
     figures = dict(re.findall(r"│ (\w[\w ]*?) +│ +(.*?) +│", ran.out))
     assert figures["sent"] == "20,000 messages"

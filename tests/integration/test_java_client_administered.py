@@ -13,9 +13,9 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import Connection
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Fields, Side, running_side
+from tests.waiting import eventually
 
 FILTER = "def only_red(group, message):\n    return message.attribute == 'red'\n"
 TOPICS: Topics = {

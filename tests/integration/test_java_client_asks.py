@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Application, Fields, Side, decoded
+from tests.waiting import eventually
 
 TOPICS = {"browsed": 3, "fetched": 1, "counted": 2, "empty": 1, "idle": 1}
 

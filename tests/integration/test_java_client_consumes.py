@@ -9,8 +9,8 @@ import pytest
 from bench.processes import ProcessFailed
 from bench.server_ini import Topics
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Side, decoded
+from tests.waiting import DEADLINE, eventually
 
 PARTITIONED = ["filtered", "many-1", "many-2", "many-3", "shared", "hashed", "broadcast"]
 SINGLE = ["late", "always", "undone", "thrown", "dropped", "recovered", "acked", "pooled", "resumed", "small", "rolled"]
@@ -172,7 +172,7 @@ def test_members_share_the_partitions_and_take_over(side: Side, topic: str, stra
     eventually(lambda: len(owned := owners(side, topic)) > 1 and owned == (shares or owned), 20, "sharing")
     side.app.send_all(sender, topic, *[b"x" * partition for partition in range(4)] * 3)
     messages = decoded(side.app.call("taken", f"{topic}-1")["messages"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE
     while len(messages) < 12 and time.monotonic() < deadline:
         for member in ("1", "2"):
             messages += decoded(side.app.call("taken", f"{topic}-{member}")["messages"])

@@ -10,8 +10,8 @@ import pytest
 
 from bench.processes import ProcessFailed, Server
 from metaq.protocol.limits import MAX_BODY_BYTES
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Broker, Fields, Side
+from tests.waiting import eventually
 
 TOPICS = {"stopped": 1, "killed": 1, "ordered": 1, "big": 1, "huge": 1, "stalled": 1}
 NO_PARTITION = "There is no aviable partition for topic"

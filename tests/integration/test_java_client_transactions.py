@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.processes import ProcessFailed
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Application, Side, decoded
+from tests.waiting import eventually
 
 TOPICS = {"committed": 2, "undone": 1, "late": 1, "left": 1, "two-1": 1, "two-2": 1, "refused": 1, "prepared": 1}
 
@@ -59,7 +59,7 @@ def test_a_rollback_leaves_nothing(side: Side) -> None:
 
 def test_a_transaction_over_its_time_is_rolled_back(side: Side) -> None:
     sender = side.app.producer("dawdler", "late")
-    side.app.call("begin", sender, "timeout=1")
+    side.app.call("begin", sender, "timeout=5")
     assert side.app.send(sender, "late", b"never")["success"]
     eventually(lambda: rolled_back(side, sender), 10, "the time-out")
     with pytest.raises(ProcessFailed, match=r"Local transaction 'TX:.*' has not been started\."):

@@ -10,9 +10,9 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker, decoded
+from tests.waiting import eventually
 
 TOPICS = dict.fromkeys(["spread", "pinned", "xa"], 2)
 ALL = ["0-0", "0-1", "1-0", "1-1"]

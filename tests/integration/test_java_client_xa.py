@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from bench.processes import ProcessFailed, Server
-from tests.integration.client_cluster import eventually
 from tests.integration.java_sides import Broker, Fields, Side, decoded
+from tests.waiting import eventually
 
 TOPICS = dict.fromkeys(
     ["two-phase", "one-phase", "undone", "codes", "doubt-close", "doubt-kill", "late", "handed-on"], 1
@@ -113,11 +113,11 @@ def test_the_codes_of_wrong_steps(side: Side) -> None:
 
 def test_a_branch_over_its_time_is_rolled_back_and_a_prepared_one_is_not(side: Side) -> None:
     xa = Coordinator(side, "dawdler", "late")
-    xa("start", "kept", "timeout=1")
+    xa("start", "kept", "timeout=5")
     assert side.app.send(xa.name, "late", b"kept")["success"]
     xa("end", "kept")
     assert xa("prepare", "kept") == {"vote": 0}
-    xa("start", "late", "timeout=1")
+    xa("start", "late", "timeout=5")
     assert side.app.send(xa.name, "late", b"never")["success"]
     xa("end", "late")
     # a second phase without the first is refused for as long as the branch is there

@@ -18,6 +18,7 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.record import checksum
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
+from tests.waiting import DEADLINE
 
 TOPICS = {"one": 1, "three": 3, "empty": 2, "wild*": 2}
 NAMES = ["one", "three", "three", "three", "empty", "wildcat", "nobody", "one-1"]
@@ -132,7 +133,7 @@ class Peer:
         """The answer, nothing within SILENCE, or None for a closed connection (a new one is there then)."""
         self.socket.sendall(request)
         data = b""
-        self.socket.settimeout(10 if is_answered(request) else SILENCE)
+        self.socket.settimeout(DEADLINE if is_answered(request) else SILENCE)
         while True:
             try:
                 chunk = self.socket.recv(1 << 21)

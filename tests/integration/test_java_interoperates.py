@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import eventually, read, running_brokers
+from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_peers import received, require_java
+from tests.waiting import DEADLINE, eventually
 
 MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(40)]
 READABLE_AT_ONCE = {"unflushThreshold": 1}
@@ -35,7 +35,7 @@ def test_our_client_chooses_the_text_protocol_on_a_java_broker_by_itself(java_br
     with Producer(chroot) as producer:
         results = [producer.send("t", data, attribute=attribute) for data, attribute in MESSAGES]
         results += producer.send_batch("t", [b"batch 1", b"batch 2"])
-        results.append(producer.send_async("t", b"future").result(10))
+        results.append(producer.send_async("t", b"future").result(DEADLINE))
         assert {result.partition for result in results} == {TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)}
         with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
             messages = read(consumer, len(MESSAGES) + 3)
@@ -91,10 +91,12 @@ def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(chroot: 
     ):
         eventually(lambda: len(consumer.assignment()) == 4, 10, "owning everything")
         client.join("t", "mixed")
-        deadline = time.monotonic() + 20
-        while len(consumer.assignment()) != 2:  # poll() lets go of what is handed over
-            assert time.monotonic() < deadline, "the Java consumer did not get its half"
-            assert consumer.poll(timeout=0.1) == []
+
+        def shared() -> bool:
+            assert consumer.poll(timeout=0.1) == []  # poll() lets go of what is handed over
+            return len(consumer.assignment()) == 2
+
+        eventually(shared, 20, "sharing with the Java consumer")
         sent = [f"{partition}-{number}".encode() for partition in range(4) for number in range(10)]
         for data in sent:
             producer.send("t", data, partition=TopicPartition("t", 0, int(data[:1])))

@@ -19,6 +19,7 @@ from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Place
 from tests.soak.run import Run
+from tests.waiting import DEADLINE
 
 PAGE = "migrating.md"
 
@@ -61,7 +62,7 @@ def run_examples(chroot: str, directory: Path) -> None:
     assert len(examples) >= 2
     for command, shown in examples:
         ran = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, env=env, timeout=60, cwd=directory
+            ["bash", "-c", command], capture_output=True, text=True, env=env, timeout=DEADLINE, cwd=directory
         )
         printed = ran.stdout + ran.stderr
         assert matches(shown, printed), f"$ {command}\n{printed}\n--- the page says:\n{shown}"

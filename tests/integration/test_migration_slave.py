@@ -9,12 +9,12 @@ import pytest
 
 from metaq.client.cluster import Cluster
 from metaq.coordination.session import ZkSession
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Kind, Place
 from tests.soak.report import table
 from tests.soak.run import Run
+from tests.waiting import eventually
 
 SENDS = 300
 SETTINGS = {"maxSegmentSize": 8192}
@@ -74,7 +74,7 @@ def producers_see(chroot: str) -> bool:
         return bool(cluster.view.topic_partitions("t"))
 
 
-def is_quiet(run: Run, seconds: float = 0.5) -> bool:
+def is_quiet(run: Run, seconds: float = 3.0) -> bool:
     """Whether nothing is acknowledged any more: sends under way when the master withdrew have been answered."""
     before = run.acknowledged()
     time.sleep(seconds)

@@ -8,10 +8,10 @@ from bench.javapeer import JavaClient
 from metaq.coordination.session import ZkSession
 from metaq.protocol.text import Result
 from tests.broker_process import Connection
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.integration.java_wrapper import JavaRole, require_wrapper
 from tests.integration.replication_helpers import broker, same_files, segments, status
+from tests.waiting import eventually
 
 TOPICS = {"t": 2}
 

@@ -11,8 +11,9 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result
 from tests.broker_process import RunningBroker
-from tests.integration.client_cluster import SESSION_SECONDS, eventually
+from tests.integration.client_cluster import SESSION_SECONDS
 from tests.integration.replication_helpers import broker, same_files, segments, status
+from tests.waiting import eventually
 
 TOPICS = {"t": 2}
 PUT = b"put t 0 5 0 -1 %d\r\nhello"
@@ -63,7 +64,7 @@ def test_nothing_is_stored_without_a_connection_to_the_slave(tmp_path: Path, chr
 
 
 def test_a_master_leaves_zookeeper_until_its_slave_stores_again(tmp_path: Path, chroot: str):
-    more = "sendToSlaveTimeoutInMills=300\nslaveContinuousFailureThreshold=3\ncheckSlaveIntervalInMills=50"
+    more = "sendToSlaveTimeoutInMills=2000\nslaveContinuousFailureThreshold=3\ncheckSlaveIntervalInMills=50"
     with (
         sync_slave(tmp_path, chroot) as slave,
         sync_master(tmp_path, chroot, slave.port, more) as master,

@@ -16,8 +16,8 @@ from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 from tests.broker_process import RunningBroker, server_ini
+from tests.waiting import eventually
 
-from .cli_helpers import eventually
 from .client_cluster import SESSION_SECONDS, Brokers
 from .replication_helpers import broker, same_files, slave
 

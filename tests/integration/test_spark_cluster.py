@@ -20,7 +20,6 @@ from .installation import Environment
 
 HOME = Path(pyspark.__file__).parent
 SUBMIT_SECONDS = 280.0
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from .cli_helpers import Up, start_up, stop
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     topics = ["days:2", "again:2"]
-    up = start_up(tmp_path_factory.mktemp("up"), topics, "--flush", "async", "--session-timeout", "5")
+    up = start_up(tmp_path_factory.mktemp("up"), topics, "--flush", "async", "--session-timeout", "20")
     yield up
     assert stop(up.process) == 0
 

@@ -4,19 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from metaq import Producer, browse
 from metaq.cli.demo.flights import flights_table, json_messages
+from tests.waiting import eventually
 
-from .cli_helpers import eventually, start_up, stop
+from .cli_helpers import start_up, stop
 from .doc_examples import blocks
 
 SECONDS = 240.0
 LATER = b'{"carrier":"later","time_hour":"2013-06-01T00:00:00Z","dep_delay":0}'
 """Moves the watermark behind all days."""
-pytestmark = pytest.mark.timeout(600)
 
 Delay = tuple[str, str, int, float | None]
 """Day, carrier, flights, mean delay."""
@@ -45,7 +44,7 @@ def in_topic(zookeeper: str) -> list[Delay]:
 
 
 def test_a_restarted_pipeline_gives_the_batch_result_in_files_and_topic(spark: SparkSession, tmp_path: Path) -> None:
-    up = start_up(tmp_path / "data", ["flights:2", "delays:2"], "--session-timeout", "5")
+    up = start_up(tmp_path / "data", ["flights:2", "delays:2"], "--session-timeout", "20")
     try:
         names: dict[str, Any] = {}
         (example,) = [block for block in blocks("spark.md", "python") if "daily_delays" in block]

@@ -17,15 +17,16 @@ from metaq.spark_connector import LagListener, LagReport
 from metaq.spark_connector.offsets import from_json
 from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader
+from tests.waiting import eventually
 
-from .cli_helpers import Up, eventually, start_up, stop
+from .cli_helpers import Up, start_up, stop
 
 TOPICS = ["flow:2", "behind:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--session-timeout", "5", "--flush", "async")
+    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--session-timeout", "20", "--flush", "async")
     yield up
     assert stop(up.process) == 0
 

@@ -42,7 +42,9 @@ PARTITIONS = 2
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "5", "--flush", "async")
+    up = start_up(
+        tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "20", "--flush", "async"
+    )
     yield up
     assert stop(up.process) == 0
 

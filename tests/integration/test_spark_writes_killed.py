@@ -18,8 +18,9 @@ from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
 from metaq.spark_connector.decisions import qualifier
 from metaq.spark_connector.job import DONE, FAILED, main
+from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, eventually, start_up, stop
+from .cli_helpers import Up, start_up, stop
 
 # every life of a driver costs some 20 s on two busy processors
 KILLS = int(os.environ.get("METAQ_SPARK_KILLS", "1"))
@@ -76,7 +77,7 @@ for query in [sink.trigger(availableNow=True).start() for sink in sinks]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     up = start_up(
-        tmp_path_factory.mktemp("up"), ["once:2", "source:2", "least:2"], "--brokers", "2", "--session-timeout", "5"
+        tmp_path_factory.mktemp("up"), ["once:2", "source:2", "least:2"], "--brokers", "2", "--session-timeout", "20"
     )
     yield up
     assert stop(up.process) == 0
@@ -126,7 +127,7 @@ class Job:
 def end(driver: subprocess.Popen[bytes]) -> None:
     if driver.poll() is None:
         os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait(10)
+    driver.wait(DEADLINE)
 
 
 def payloads(cluster: Up, topic: str) -> list[str]:

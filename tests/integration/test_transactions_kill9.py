@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
-from tests.integration.client_cluster import eventually
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 XID = "XID:4660:0a0b:0c:host"
@@ -62,6 +62,9 @@ class Producer(threading.Thread):
         finally:
             self.connection.close()
 
+    def has_begun(self) -> bool:
+        return bool(self.committed) or not self.is_alive()
+
     def send(self, name: str, count: int) -> None:
         key = f"TX:{self.name_}:{count}" if count % 2 else f"XID:1:{count:06x}:{self.name_.encode().hex()}:host"
         ok(self.connection, tx(key, "BEGIN"))
@@ -92,10 +95,12 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
             producers = [Producer(broker, each, number) for each in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
-            time.sleep(0.4)  # the load; nothing is waited for
+            time.sleep(0.4)  # the load: the kill may hit it anywhere
+            for producer in producers:
+                eventually(producer.has_begun, what="a commit")
             broker.kill()
             for producer in producers:
-                producer.join(20)
+                producer.join(DEADLINE)
                 assert producer.failure is None
                 committed.update(producer.committed)
     assert len(committed) > ROUNDS

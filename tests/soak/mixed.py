@@ -73,7 +73,7 @@ def mixed(
         with Run(group, list(members.values())) as run:
             run.produce(PythonProducer(group, "py", SEND_PAUSE))
             run.produce(JavaProducer(group, "java", SEND_PAUSE))
-            run.wait_for(100)
+            run.wait_for(500)
             end = time.monotonic() + seconds
             for step in steps(seed, list(places), list(members), frozen, [ZOOKEEPER] if server else []):
                 if time.monotonic() + step.pause > end:

@@ -24,7 +24,7 @@ SESSION_SECONDS = 6.0
 SYNC_SECONDS = 1.0
 """zk.zkSyncTimeMs of every process of a run."""
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 RETRY_SECONDS = 0.5
 
 

@@ -23,7 +23,7 @@ __all__ = ["Outcome", "Run"]
 REBALANCE_SECONDS = 8.0
 """How long a rebalance may take after the session of a dead member is over: Java tries 7 times, each second."""
 
-DRAIN_SECONDS = 90.0
+DRAIN_SECONDS = 180.0
 PAUSE_SECONDS = 0.2
 PROBE = "probe"
 """The producer name of the messages that open every partition at the end."""

@@ -8,6 +8,7 @@ from threading import current_thread
 from typing import Any
 
 from metaq.broker.disk_thread import DiskThread
+from tests.waiting import DEADLINE
 
 
 class Reactor:
@@ -26,7 +27,7 @@ class Reactor:
         self.calls.put((function, args))
 
     def run_one(self) -> None:
-        function, args = self.calls.get(timeout=30)
+        function, args = self.calls.get(timeout=DEADLINE)
         function(*args)
 
 

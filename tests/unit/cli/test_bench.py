@@ -15,6 +15,7 @@ from metaq.cli.bench_reading import JOIN_SECONDS, ArrowReader, Backlog, MessageR
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
+from tests.waiting import DEADLINE
 
 PLACE = TopicPartition("trades", 0, 0)
 
@@ -131,7 +132,7 @@ def test_the_first_failure_stops_the_other_threads_and_is_raised():
         raise RequestTimedOut("no answer")
 
     def go_on(tally):
-        assert run.stop.wait(60)
+        assert run.stop.wait(DEADLINE)
 
     run = a_run()
     with pytest.raises(RequestTimedOut, match="no answer"):

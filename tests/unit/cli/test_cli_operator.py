@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus
 from metaq.cli.app import run
 from metaq.cli.stats import named_figures, stats_rows
 from metaq.client import testing
@@ -65,6 +66,24 @@ def test_a_dry_run_asks_the_broker_nothing(broker, capsys, code):
     assert exit_code == 0
     assert out.startswith("would ")
     assert not broker.requests
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"),
+    [
+        (ReplicationStatus("master"), 0),
+        (ReplicationStatus("sync-slave"), 0),  # it does not follow its master's connection
+        (ReplicationStatus("slave", "meta://m:1", True), 0),
+        (ReplicationStatus("slave", "meta://m:1"), 1),
+        (ReplicationStatus("slave", error="there is no master in ZooKeeper"), 1),
+        (ReplicationStatus("sync-master", "meta://s:1", True), 0),
+        (ReplicationStatus("sync-master", "meta://s:1"), 1),
+        (ReplicationStatus("slave", "meta://m:1", True, partitions=[PartitionStatus("t", 0, CopyState.TROUBLED)]), 1),
+    ],
+)
+def test_the_status_of_replication_fails_while_a_connection_is_missing(broker, capsys, monkeypatch, status, exit_code):
+    monkeypatch.setattr("metaq.cli.replication.replication_status", lambda connection: status.to_json())
+    assert ran(capsys, *COMMANDS[1025], *at(broker), "--json")[::2] == (exit_code, "")
 
 
 def test_a_decision_is_not_taken_where_nobody_confirms_it(broker, capsys, monkeypatch):

@@ -7,6 +7,7 @@ from metaq.client.connection import Endpoint
 from metaq.client.direct import parse_address
 from metaq.client.testing import FakeBroker
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
+from tests.waiting import DEADLINE
 
 
 @pytest.fixture(params=["auto", "text"])
@@ -29,7 +30,7 @@ def test_the_broker_chooses_the_partition_and_the_result_names_it(broker, protoc
         results = [producer.send("t", b"%d" % number) for number in range(6)]
         results += producer.send_batch("t", [b"6", b"7"])
         assert {result.partition for result in results} <= {TopicPartition("t", -1, 0), TopicPartition("t", -1, 1)}
-        assert producer.send_async("t", b"8").result(10).partition.partition in (0, 1)
+        assert producer.send_async("t", b"8").result(DEADLINE).partition.partition in (0, 1)
         for result, number in zip(results, range(8), strict=True):
             stored = broker.log("t", result.partition.partition)
             assert result.message_id in stored.ids

@@ -21,6 +21,7 @@ from metaq.protocol.errors import ClientError, CorruptRecord
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
+from tests.waiting import DEADLINE
 
 HERE = TopicPartition("t", 0, 0)
 FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
@@ -47,7 +48,7 @@ class Reader:
         self.handout = Handout(self.arrivals, self.fetcher, tags)
         self.state = PartitionState(HERE, Backoff(config.error_min_seconds, config.error_max_seconds))
 
-    def read(self, count, seconds=10.0):
+    def read(self, count, seconds=DEADLINE):
         """The next `count` messages."""
         found: list[Message] = []
         deadline = time.monotonic() + seconds
@@ -62,7 +63,7 @@ class Reader:
                     self.handout.next_is(state)
         return found
 
-    def until(self, condition, seconds=10.0):
+    def until(self, condition, seconds=DEADLINE):
         """Wait for something other than messages, as a thread in poll() does."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -168,7 +169,7 @@ def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
 def test_latest_begins_at_the_end(broker, reader):
     broker.append("t", 0, b"old")
     reader.fetcher.open(reader.state, max_offset)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + DEADLINE
     while not reader.state.opened:
         assert time.monotonic() < deadline
     broker.append("t", 0, b"new")
@@ -206,7 +207,7 @@ def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
     broker.append("t", 0, *[bytes(1000)] * 50)
     reader.fetcher.open(reader.state, 0)
     reader.read(1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + DEADLINE
     while reader.state.pulling:
         assert time.monotonic() < deadline
     assert 3000 <= reader.state.buffered_bytes <= 3000 + 1020

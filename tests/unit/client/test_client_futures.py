@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.client.producer.futures import SendFuture
+from tests.waiting import DEADLINE
 
 
 def new_future() -> SendFuture[Any]:
@@ -38,11 +39,11 @@ def test_an_exception_is_raised():
 def test_result_waits_for_another_thread():
     future = new_future()
     waiting = []
-    thread = in_thread(lambda: waiting.append(future.result(5)))
+    thread = in_thread(lambda: waiting.append(future.result(DEADLINE)))
     while not future._made_condition:  # the thread is about to wait
         pass
     future.set_result(7)
-    thread.join(5)
+    thread.join(DEADLINE)
     assert waiting == [7]
 
 
@@ -88,8 +89,8 @@ def test_wait_and_as_completed_work():
 
     thread = in_thread(finish)
     everything: list[futures.Future[Any]] = [first, second, third]
-    assert set(futures.as_completed(everything, timeout=5)) == {first, second, third}
-    thread.join(5)
+    assert set(futures.as_completed(everything, timeout=DEADLINE)) == {first, second, third}
+    thread.join(DEADLINE)
     done, pending = futures.wait([second, third], timeout=5, return_when=futures.FIRST_EXCEPTION)
     assert third in done
 
@@ -109,7 +110,7 @@ def test_no_wake_up_is_lost_between_setting_and_waiting():
     for _ in range(300):
         future = new_future()
         thread = in_thread(lambda future=future: future.set_result(1))
-        assert future.result(5) == 1
+        assert future.result(DEADLINE) == 1
         thread.join()
 
 

@@ -1,7 +1,6 @@
 """Consuming by a handler: retries, rejects, hand-overs and stopping, against a broker in memory."""
 
 import threading
-import time
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -19,6 +18,7 @@ from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
+from tests.waiting import DEADLINE, eventually
 
 FAST = ConsumerConfig(
     retry_step_seconds=0.002, retry_max_seconds=0.005, text_idle_step_ms=1, text_idle_max_ms=5, stop_seconds=5.0
@@ -78,19 +78,12 @@ class Running:
 
     def __exit__(self, *_):
         self.listener.stop()
-        self.thread.join(10)
+        self.thread.join(DEADLINE)
         assert not self.thread.is_alive()
         for state in self.states:
             state.deactivate()
         self.timers.close()
         self.pool.close()
-
-
-def eventually(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -210,7 +203,7 @@ def test_what_the_filter_refuses_is_passed_over_and_what_it_raises_is_a_failure(
 
 
 def test_partitions_are_worked_on_side_by_side_but_each_by_one_thread(broker):
-    meeting, busy, overlaps = threading.Barrier(2, timeout=10), set(), []
+    meeting, busy, overlaps = threading.Barrier(2, timeout=DEADLINE), set(), []
 
     def handler(messages):
         where = messages[0].partition
@@ -232,12 +225,12 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
 
     def handler(messages):
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(DEADLINE)
 
     broker.append("t", 0, b"1", b"2")
     handed_over = threading.Event()
     with Running(broker, handler) as running:
-        assert inside.wait(10)
+        assert inside.wait(DEADLINE)
         state = running.states[0]
         state.revoking = True
         assert running.handout.is_out([state])
@@ -245,7 +238,7 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
         running.arrivals.put(None)
         assert not handed_over.wait(0.05)
         go_on.set()
-        assert handed_over.wait(10)
+        assert handed_over.wait(DEADLINE)
         assert state.consumed == (21, broker.log("t", 0).ids[0])  # the one in work counts, the next is not begun
         assert state.position == 21
         assert running.told == [(False, ["0-0"])]
@@ -322,15 +315,15 @@ def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_ne
 
     def slow(messages):
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(DEADLINE)
 
     broker.append("t", 0, b"1", b"2")
     running = Running(broker, slow)
     with running:
-        assert inside.wait(10)
+        assert inside.wait(DEADLINE)
         running.listener.stop()
         go_on.set()
-        running.thread.join(10)
+        running.thread.join(DEADLINE)
         state = running.states[0]
         assert state.consumed == (21, broker.log("t", 0).ids[0])
         eventually(lambda: state.chunks)
@@ -342,14 +335,14 @@ def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count
 
     def hanging(messages):
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(DEADLINE)
 
     broker.append("t", 0, b"1")
     config = ConsumerConfig(stop_seconds=0.02)
     with Running(broker, hanging, config=config) as running:
-        assert inside.wait(10)
+        assert inside.wait(DEADLINE)
         running.listener.stop()
-        running.thread.join(5)
+        running.thread.join(DEADLINE)
         assert running.listener.ended.is_set()
         assert "has not returned within stop_seconds=0.02" in caplog.text
         go_on.set()
@@ -363,7 +356,7 @@ def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
 
     broker.append("t", 0, b"1")
     with Running(broker, leave) as running:
-        running.thread.join(10)
+        running.thread.join(DEADLINE)
         assert isinstance(running.error, SystemExit)
         assert running.states[0].consumed is None
 

@@ -15,6 +15,7 @@ from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import encode_attributes, encode_body
+from tests.waiting import DEADLINE
 
 P = TopicPartition("t", 0, 3)
 
@@ -135,7 +136,7 @@ def test_threads_append_and_remove_at_the_same_time(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE)
     assert sorted(bodies(store, "all")) == [b"q0", b"q1", b"q2", b"q3"]
     assert store.queues() == ["all"]
 

@@ -1,7 +1,6 @@
 """The ordered producer against brokers in memory: order within each partition, whatever happens to it."""
 
 import threading
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +25,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Put
+from tests.waiting import DEADLINE, eventually
 
 FAST = ProducerConfig(
     retry_min_seconds=0.001,
@@ -67,13 +67,6 @@ def make(cluster, tmp_path, protocol):
     yield make
     for producer in made:
         producer.close()
-
-
-def eventually(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        threading.Event().wait(0.002)
 
 
 def is_put(request):
@@ -166,7 +159,7 @@ def test_few_messages_in_front_are_waited_for_and_many_are_not(make, cluster, br
     config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=20.0)
     producer = make(config=config)
     go_on = threading.Event()
-    brokers[0].refuse = lambda request: go_on.wait(20) and None if is_put(request) else None
+    brokers[0].refuse = lambda request: go_on.wait(DEADLINE) and None if is_put(request) else None
     cluster.unregister(brokers[0])
     for number in range(3):
         producer.send("t", b"%d" % number, partition=A)

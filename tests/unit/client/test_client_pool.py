@@ -14,16 +14,10 @@ from metaq.client.waiting import Waiter
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
+from tests.waiting import DEADLINE, eventually
 
 HERE = Endpoint("127.0.0.1", 1)
 FAST = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
-
-
-def eventually(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        threading.Event().wait(0.002)
 
 
 def unreachable(endpoint, config, protocol, timeout):
@@ -43,7 +37,7 @@ def test_one_connection_is_shared(broker):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(DEADLINE)
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
     assert broker.connections == 1
@@ -69,24 +63,24 @@ def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards():
 
 def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach():
     """A connection attempt to a machine that is gone takes seconds; callers go elsewhere meanwhile."""
-    trying, give_up = threading.Event(), threading.Event()
+    trying, give_up, gave_up = threading.Event(), threading.Event(), threading.Event()
     tries = []
 
     def open_(*arguments):
         tries.append(1)
         if len(tries) > 1:
             trying.set()
-            give_up.wait(10)
+            give_up.wait(DEADLINE)
+            gave_up.set()
         return unreachable(*arguments)
 
     pool = ConnectionPool(FAST, open=open_)
     with pytest.raises(BrokerUnavailable):
         pool.connection(HERE, 3)
-    assert trying.wait(5)
-    started = time.monotonic()
+    assert trying.wait(DEADLINE)
     with pytest.raises(BrokerUnavailable, match="in the background"):
-        pool.connection(HERE, 3)
-    assert time.monotonic() - started < 1
+        pool.connection(HERE, DEADLINE)
+    assert not gave_up.is_set()
     give_up.set()
     pool.close()
 
@@ -141,7 +135,8 @@ def test_a_request_sent_for_a_caller_that_just_left_is_read_all_the_same(broker)
 
 
 def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
-    timers, done = Timers("test"), threading.Event()
+    now = 0.0
+    timers, done = Timers("test", clock=lambda: now), threading.Event()
     seen: list[str] = []
 
     def last() -> None:
@@ -153,8 +148,9 @@ def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
 
     timers.call_later(0.02, last)
     timers.call_later(0.01, fail)
-    timers.call_later(0.0, lambda: seen.append("early"))
-    assert done.wait(5)
+    timers.call_later(0.005, lambda: seen.append("early"))
+    now = 1.0
+    assert done.wait(DEADLINE)
     assert seen == ["early", "late"]
     assert "ZeroDivisionError" in caplog.text
     timers.close()

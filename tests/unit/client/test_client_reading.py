@@ -11,6 +11,7 @@ from metaq.client.reading import PartitionReader
 from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
+from tests.waiting import DEADLINE
 
 HERE = TopicPartition("t", 0, 0)
 FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
@@ -35,7 +36,7 @@ def reading(broker, start="earliest", **arguments):
 
 def take(reader, count):
     messages: list[Message] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE
     while len(messages) < count:
         assert time.monotonic() < deadline
         messages += reader.poll(timeout=0.1)

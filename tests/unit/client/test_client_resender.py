@@ -1,13 +1,13 @@
 """Emptying the queues of a local store: in order, one thread a queue, until a message fails."""
 
 import threading
-import time
 
 import pytest
 
 from metaq import LocalMessageStore, StoredMessage
 from metaq.client.producer.resender import Resender
 from metaq.protocol.errors import BrokerUnavailable
+from tests.waiting import DEADLINE, eventually
 
 NEVER = 3600.0
 
@@ -16,13 +16,6 @@ NEVER = 3600.0
 def store(tmp_path):
     with LocalMessageStore(tmp_path / "m.db") as store:
         yield store
-
-
-def eventually(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        threading.Event().wait(0.002)
 
 
 class Receiver:
@@ -40,7 +33,7 @@ class Receiver:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         self.busy.release()
-        assert self.open.wait(20)
+        assert self.open.wait(DEADLINE)
         self.at_once -= 1
         if message.body in self.refused:
             raise BrokerUnavailable(f"refused {message.body!r}")
@@ -128,12 +121,12 @@ def test_a_queue_that_is_asked_for_while_its_thread_ends_is_looked_at_again(stor
         rows = peek(queue, limit)
         if not rows and not go_on.is_set():
             nothing_left.set()
-            assert go_on.wait(20)
+            assert go_on.wait(DEADLINE)
         return rows
 
     monkeypatch.setattr(store, "peek", peek_and_wait)
     resender.trigger("q1")
-    assert nothing_left.wait(20)
+    assert nothing_left.wait(DEADLINE)
     fill(store, "q1", b"late")
     resender.trigger("q1")
     go_on.set()
@@ -144,7 +137,7 @@ def test_closing_ends_after_the_message_under_way_and_keeps_the_rest(store, rece
     receiver.open.clear()
     fill(store, "q1", b"1", b"2", b"3")
     resender = make()
-    assert receiver.busy.acquire(timeout=20)
+    assert receiver.busy.acquire(timeout=DEADLINE)
     resender.close(0.0)  # closed, but not waited for
     receiver.open.set()
     resender.close(20)

@@ -10,6 +10,7 @@ from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import LocalProtocolError, PartitionClosed, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.waiting import DEADLINE
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 COUNT = 50
@@ -47,7 +48,7 @@ def check_stored(broker, rounds):
 def test_messages_to_many_partitions_share_requests_and_get_their_results(broker, producer):
     futures = send_rounds(producer, 20)
     for future in futures:
-        result = future.result(10)
+        result = future.result(DEADLINE)
         log = broker.log(result.partition.topic, result.partition.partition)
         assert log.ids[log.starts.index(result.offset)] == result.message_id
     check_stored(broker, 20)
@@ -58,7 +59,7 @@ def test_messages_to_many_partitions_share_requests_and_get_their_results(broker
 def test_a_broker_that_does_not_take_many_gets_a_request_a_partition(broker):
     broker.takes_many = False
     with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        assert not wait(send_rounds(producer, 10), timeout=10).not_done
+        assert not wait(send_rounds(producer, 10), timeout=DEADLINE).not_done
     check_stored(broker, 10)
     assert MANY not in broker.requests
 
@@ -68,10 +69,10 @@ def test_a_closed_partition_holds_up_only_its_own_messages(broker, producer):
     closed.closed = True
     futures = send_rounds(producer, 5)
     others = [future for number, future in enumerate(futures) if number % (2 * COUNT) != 7]
-    assert not wait(others, timeout=10).not_done
+    assert not wait(others, timeout=DEADLINE).not_done
     assert not any(future.done() for number, future in enumerate(futures) if number % (2 * COUNT) == 7)
     closed.closed = False
-    assert not wait(futures, timeout=10).not_done
+    assert not wait(futures, timeout=DEADLINE).not_done
     check_stored(broker, 5)
 
 
@@ -79,14 +80,14 @@ def test_a_part_that_stays_refused_gets_the_brokers_error(broker, producer):
     broker.log("t", 7).closed = True
     futures = {
         partition: producer.send_async(
-            "t", b"x", partition=TopicPartition("t", 0, partition), timeout=2.0 if partition == 7 else 30.0
+            "t", b"x", partition=TopicPartition("t", 0, partition), timeout=2.0 if partition == 7 else DEADLINE
         )
         for partition in range(COUNT)
     }
-    error = futures[7].exception(30)
+    error = futures[7].exception(DEADLINE)
     assert isinstance(error, RequestTimedOut)
     assert str(PartitionClosed(0, 7)) in str(error)
-    assert all(future.exception(30) is None for partition, future in futures.items() if partition != 7)
+    assert all(future.exception(DEADLINE) is None for partition, future in futures.items() if partition != 7)
 
 
 def test_order_holds_while_connections_break(broker, producer):
@@ -101,7 +102,7 @@ def test_order_holds_while_connections_break(broker, producer):
     futures = send_rounds(producer, 30)
     stop.set()
     thread.join()
-    assert not wait(futures, timeout=20).not_done
+    assert not wait(futures, timeout=DEADLINE).not_done
     assert all(future.exception() is None for future in futures)
     for topic in ("t", "u"):
         for partition in range(COUNT):
@@ -120,7 +121,7 @@ def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, producer):
         return None
 
     broker.refuse = refuse
-    assert not wait(send_rounds(producer, 10), timeout=10).not_done
+    assert not wait(send_rounds(producer, 10), timeout=DEADLINE).not_done
     assert left == [0]
     check_stored(broker, 10)
 
@@ -128,7 +129,7 @@ def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, producer):
 def test_the_broker_chooses_partitions_for_a_producer_that_does_not_know_them(broker):
     with Producer.direct(f"{broker.endpoint.host}:{broker.endpoint.port}") as producer:
         futures = [producer.send_async(topic, b"x") for _ in range(100) for topic in ("t", "u")]
-        results = [future.result(10) for future in futures]
+        results = [future.result(DEADLINE) for future in futures]
     for result in results:
         log = broker.log(result.partition.topic, result.partition.partition)
         assert log.ids[log.starts.index(result.offset)] == result.message_id
@@ -149,7 +150,7 @@ def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, ei
     futures = [either.send_batch_async("t", batch, partition=here) for batch in batches]
     log = broker.log("t", 3)
     for number, future in enumerate(futures):
-        results = future.result(10)
+        results = future.result(DEADLINE)
         assert len(results) == 20
         assert [each.offset for each in results] == log.starts[number * 20 : number * 20 + 20]
         assert [each.message_id for each in results] == log.ids[number * 20 : number * 20 + 20]
@@ -158,7 +159,7 @@ def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, ei
 
 def test_batches_to_many_partitions_share_requests(broker, producer):
     futures = [producer.send_batch_async("t", [b"x", b"y"]) for _ in range(10 * COUNT)]
-    assert not wait(futures, timeout=10).not_done
+    assert not wait(futures, timeout=DEADLINE).not_done
     for partition in range(COUNT):
         assert broker.bodies("t", partition) == [b"x", b"y"] * 10
     assert MANY in broker.requests
@@ -167,7 +168,7 @@ def test_batches_to_many_partitions_share_requests(broker, producer):
 def test_large_records_are_sent_from_where_they_are(broker, producer):
     large = [bytes([number]) * 300_000 for number in range(8)]
     future = producer.send_batch_async("t", large)
-    partition = future.result(10)[0].partition.partition
+    partition = future.result(DEADLINE)[0].partition.partition
     assert broker.bodies("t", partition) == large
 
 

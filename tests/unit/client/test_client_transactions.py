@@ -20,11 +20,12 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Transaction as TextTransaction
+from tests.waiting import DEADLINE
 
 FAST = ProducerConfig(
     retry_min_seconds=0.001,
     retry_max_seconds=0.01,
-    connection=ConnectionConfig(request_timeout_seconds=0.5, reconnect_min_seconds=0.01, reconnect_max_seconds=0.05),
+    connection=ConnectionConfig(request_timeout_seconds=2.0, reconnect_min_seconds=0.01, reconnect_max_seconds=0.05),
 )
 
 
@@ -167,7 +168,7 @@ def test_a_transaction_begins_on_another_broker_when_the_first_is_down(two_broke
             with producer.transaction() as transaction:
                 transaction.send("t", b"x")
         with pytest.raises(BrokerUnavailable), producer.transaction() as transaction:
-            transaction.send("t", b"x", partition=TopicPartition("t", 0, 0), timeout=0.05)
+            transaction.send("t", b"x", partition=TopicPartition("t", 0, 0), timeout=1.0)
     assert len(everything(second)) == 4
 
 
@@ -258,7 +259,7 @@ def test_threads_may_send_in_one_transaction(broker, producer):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(DEADLINE)
     assert sorted(everything(broker)) == sorted(b"%d" % n for n in range(4) for _ in range(10))
 
 

@@ -17,7 +17,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Transaction as TextTransaction
 from metaq.protocol.transactions import parse_key, qualifier_of
 
-CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=0.3, connect_timeout_seconds=1.0))
+CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
 ONE = Xid(7, b"global\x00\xff", b"")
 TWO = Xid(-1, b"", b"branch")
 

@@ -9,8 +9,7 @@ import pytest
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.events import EventThread, PersistentTask
 from metaq.protocol.errors import CoordinationUnavailable
-
-DEADLINE = 5.0
+from tests.waiting import DEADLINE
 
 
 class NoPause(Backoff):

@@ -27,6 +27,13 @@ def test_the_first_address_that_is_not_loopback_is_chosen(
     assert local_address() == expected
 
 
+def test_a_broadcast_group_has_the_address_that_java_finds_first(monkeypatch: pytest.MonkeyPatch):
+    """Java lists interfaces by falling index: the bridge of Docker comes before the network card."""
+    monkeypatch.setattr(module, "_interface_addresses", lambda: ["127.0.0.1", "10.0.0.7", "172.17.0.1"])
+    assert broadcast_group("g") == "g-172-17-0-1"
+    assert local_address() == "10.0.0.7"  # which other hosts can reach
+
+
 def test_a_generated_consumer_id_has_the_form_of_1x_and_never_repeats():
     first, second = (new_consumer_id("g", now=lambda: 1795246640.723) for _ in range(2))
     group, _, rest = first.partition("_")

@@ -16,6 +16,7 @@ from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, partition_lag, positions_of
+from tests.waiting import DEADLINE
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
 QUERY = UUID(int=7)
@@ -87,21 +88,21 @@ def test_each_progress_is_reported_and_so_is_an_idle_query(reports):
     listener = reports.listener
     assert listener.report(str(QUERY)) is None
     listener.onQueryProgress(progress(3, json.dumps({"t": {"0-0": 20, "0-1": 5}})))
-    assert reports.came.acquire(timeout=30)
+    assert reports.came.acquire(timeout=DEADLINE)
     (report,) = reports.seen
     assert (report.query_id, report.name, report.batch) == (str(QUERY), "n", 3)
     assert report.partitions == (PartitionLag(ZERO, 20, 50, 30, 1, 1.0),)
     assert "not registered" in report.failures[ONE]
     assert listener.report(SimpleNamespace(id=QUERY)) == report
     listener.onQueryIdle(SimpleNamespace(id=QUERY))
-    assert reports.came.acquire(timeout=30)
+    assert reports.came.acquire(timeout=DEADLINE)
 
 
 def test_what_is_no_query_of_ours_is_not_asked_for(reports):
     reports.listener.onQueryProgress(progress(1, "17"))
     reports.listener.onQueryIdle(SimpleNamespace(id=QUERY))
     reports.listener.onQueryProgress(progress(2, '{"t":{"0-0":0}}'))
-    assert reports.came.acquire(timeout=30)
+    assert reports.came.acquire(timeout=DEADLINE)
     reports.listener.onQueryTerminated(SimpleNamespace(id=QUERY))
     assert [report.batch for report in reports.seen] == [2]
 
@@ -113,7 +114,7 @@ def test_a_cluster_that_does_not_answer_leaves_the_last_report(reports, caplog, 
 
     monkeypatch.setattr(reports.listener._cluster, "sources", sources)
     reports.listener.onQueryProgress(progress(1, '{"t":{"0-0":0}}'))
-    assert reports.came.acquire(timeout=30)
+    assert reports.came.acquire(timeout=DEADLINE)
     reports.listener.close()
     assert reports.listener.report(str(QUERY)) is None
     assert "is not known: gone" in caplog.text
