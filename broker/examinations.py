@@ -25,7 +25,7 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Place] | None = None
     ) -> Deferred[Place | BaseException]:
-        """What lies at a readable `offset`, or why it cannot be told; never fails. Who asks meanwhile shares the answer.
+        """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
 
         question: log.examination(offset), if the caller has it already.
         """

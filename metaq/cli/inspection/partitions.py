@@ -175,9 +175,9 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
     if state is IndexState.MISLEADING:
         effect = "consumers miss good messages" if found.misplaced else "searches by id miss messages"
-        text = f"it does not describe the records, and a start believes it: {effect}. Stop the broker and delete it: then"
+        text = f"it does not describe the records, and a start believes it: {effect}. Stop the broker and delete it:"
         level = Level.DAMAGE if found.misplaced else Level.WARNING
-        report.findings.append(Finding(level, found.file.index_path, f"{text} the next start makes it again"))
+        report.findings.append(Finding(level, found.file.index_path, f"{text} the next start makes a new one"))
 
 
 def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> None:
