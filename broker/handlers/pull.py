@@ -56,7 +56,7 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """A step needs what is not in memory, or must be searched for: take it again when `done` fires, which never fails."""
+    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
 
     done: Deferred[None]
 
