@@ -235,7 +235,9 @@ class Pull:
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
             found = self._broker.examinations.examine(log, self._request.group, next_offset)
-            return found.addCallback(partial(self._after_filter, log, next_offset)).addErrback(self._gone)
+            answer: Deferred[Bytes] = found.addCallback(partial(self._after_filter, log, next_offset))
+            answer.addErrback(self._gone)
+            return answer
         if not runs:
             return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
         return self._runs(log, runs, next_offset, parts)

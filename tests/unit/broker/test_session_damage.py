@@ -2,6 +2,7 @@
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def is_good(data):
     return len(body) == header.length and checksum(body) == header.checksum
 
 
-WAYS = {"all": {}, "tags": {"tags": ("x",)}, "filter": {"group": "g"}}
+WAYS: dict[str, dict[str, Any]] = {"all": {}, "tags": {"tags": ("x",)}, "filter": {"group": "g"}}
 
 
 @pytest.mark.parametrize("way", WAYS)

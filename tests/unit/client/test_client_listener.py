@@ -19,6 +19,7 @@ from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
+from metaq.protocol.errors import CorruptRecord
 
 FAST = ConsumerConfig(
     retry_step_seconds=0.002, retry_max_seconds=0.005, text_idle_step_ms=1, text_idle_max_ms=5, stop_seconds=5.0
@@ -32,7 +33,7 @@ class Running:
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
         self.may_work = True
-        self.damaged = []
+        self.damaged: list[CorruptRecord] = []
         self.told = []
         self.pool, self.timers, arrivals = ConnectionPool(config.connection), Timers("fetch"), Arrivals()
         self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)
