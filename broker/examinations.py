@@ -25,7 +25,7 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Place] | None = None
     ) -> Deferred[Place | BaseException]:
-        """What lies at a readable `offset`, or why it cannot be told; never fails. Who asks meanwhile shares the answer.
+        """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
 
         question: log.examination(offset), if the caller has it already.
         """
@@ -33,11 +33,12 @@ class Examinations:
         waiting = self._examined.setdefault((log, offset), [])
         waiting.append(deferred)
         if len(waiting) == 1:
-            asked: Deferred[Callable[[], Place]] = (
-                maybeDeferred(self._cold_reads.look_up, partial(log.examination, offset), group)
-                if question is None
-                else succeed(question)
-            )
+            asked: Deferred[Callable[[], Place]]
+            if question is None:
+                look_up: Callable[[], Any] = partial(self._cold_reads.look_up, partial(log.examination, offset), group)
+                asked = maybeDeferred(look_up)
+            else:
+                asked = succeed(question)
             found: Deferred[Any] = asked.addCallback(partial(self._cold_reads.run, group))
             found.addErrback(lambda failure: failure.value).addCallback(partial(self._answer, log, offset))
         return deferred

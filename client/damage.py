@@ -9,7 +9,7 @@ from .inquiry import Asked, damaged_bytes, read_raw, verified_pull
 from .lookups import max_offset
 from .values import TopicPartition
 
-__all__ = ["located", "locate_damage"]
+__all__ = ["locate_damage", "located"]
 
 
 def locate_damage(
@@ -17,8 +17,8 @@ def locate_damage(
 ) -> CorruptRecord | None:
     """The damage at byte `offset` of a partition, with its end; None if a good record is there.
 
-    Our broker searches itself, and keeps the result. Over the text protocol the bytes are read from here, up to the next
-    good record or the end: blocks for as long as that takes. Raises what inquiry.py raises.
+    Our broker searches itself, and keeps the result. Over the text protocol this reads the bytes up to the next good
+    record or the end, and blocks for as long as that takes. Raises what inquiry.py raises.
     """
     if connection.speaks_frames:
         return verified_pull(connection, partition, offset, timeout)

@@ -65,9 +65,10 @@ class TopicBrowser:
         on_damaged: OnDamaged | None = None,
         config: ConnectionConfig | None = None,
     ) -> None:
-        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds). damage: what
-        to do at stored bytes that hold no good record, "stop" (raise CorruptRecord) or "skip" (go on behind them).
-        on_damaged: called with a CorruptRecord for each damaged range.
+        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds).
+
+        damage: what to do at stored bytes that hold no good record, "stop" (raise CorruptRecord) or "skip" (go on
+        behind them). on_damaged: called with a CorruptRecord for each damaged range.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -158,7 +159,9 @@ class PartitionReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """address: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
-        begins. accept: what it returns false for is passed over. on_damaged: as of Consumer. Raises ConfigError; connects in the background.
+        begins. accept: what it returns false for is passed over. on_damaged: as of Consumer.
+
+        Raises ConfigError; connects in the background.
         """
         config = config or ConsumerConfig()
         self._endpoint = parse_address(address)

@@ -169,7 +169,7 @@ class RangeReader:
         if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
             self._check_copied(connection, partition_bounds(connection, planned.id))
             return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)], None
-        blocks = []
+        blocks: list[RecordBlock] = []
         for start, data in pulled.runs:
             if start >= planned.end:
                 break

@@ -56,9 +56,7 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """A step needs what is not in memory, or must be searched for: it is to be taken again when `done` fires, which never
-    fails.
-    """
+    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
 
     done: Deferred[None]
 
@@ -240,7 +238,9 @@ class Pull:
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
             found = self._broker.examinations.examine(log, self._request.group, next_offset)
-            return found.addCallback(partial(self._after_filter, log, next_offset)).addErrback(self._gone)
+            answer: Deferred[Bytes] = found.addCallback(partial(self._after_filter, log, next_offset))
+            answer.addErrback(self._gone)
+            return answer
         if not runs:
             return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
         return self._runs(log, runs, next_offset, parts)

@@ -56,9 +56,7 @@ class Source(Protocol):
     async def bounds(self, topic: str, partition: int) -> Bounds | None:
         """None: the master has no data of this partition."""
 
-    async def fetch(
-        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
-    ) -> Fetched:
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         """Bytes from `offset` on; one record may be larger than max_bytes where the master gives whole records.
 
         verify: what came from here was damaged, so the master shall check it, if it can.
@@ -101,9 +99,7 @@ class TextSource:
             raise PeerRefused(f"{self._peer.name} answered {answer.code} {answer.text[:200]}")
         return int(text)
 
-    async def fetch(
-        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
-    ) -> Fetched:
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         build = partial(encode_get, topic, self._group, partition, offset, max_bytes)
         answer = await self._peer.text(build, _TIMEOUT_SECONDS)
         if isinstance(answer, Value):
@@ -144,9 +140,7 @@ class FrameSource:
             raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
         return dict(frame.ext)
 
-    async def fetch(
-        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
-    ) -> Fetched:
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         wait_ms = int(_WAIT_SECONDS * 1000)
         request = PullRequest(topic, partition, offset, max_bytes, self._group, wait_ms=wait_ms, verify=verify)
         frame = await self._peer.frame(RequestCode.PULL, request.to_ext(), _WAIT_SECONDS + _TIMEOUT_SECONDS)

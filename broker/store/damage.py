@@ -103,7 +103,8 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
     length, expected, message_id, flag = HEADER.unpack_from(record)
     if length != size - HEADER_BYTES or is_blank(length, expected, message_id, flag):
         return False
-    return checksum(memoryview(record)[HEADER_BYTES:]) == expected
+    good: bool = checksum(memoryview(record)[HEADER_BYTES:]) == expected
+    return good
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Place:

@@ -31,8 +31,9 @@ class Chunk:
     They are data[start:end], where `data` is what was received and is never copied; start moves with what is handed
     out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
     where the broker skipped others (tag filter). sizes: of all records with their headers, which fill [start, end);
-    None if they are not known. damage: set if the bytes up to end_offset are damaged, and there is no record. One thread
-    at a time.
+    None if they are not known. damage: set if the bytes up to end_offset are damaged, and there is no record.
+
+    One thread at a time.
     """
 
     data: bytes

@@ -194,8 +194,8 @@ class Consumer:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
 
         What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
-        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"), ClientError
-        (closed, or called on two threads at once), and whatever on_assigned, on_revoked and on_damaged raise.
+        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
+        ClientError (closed, or called on two threads at once), and what on_assigned, on_revoked and on_damaged raise.
         """
         with self._alone():
             return self._poll(partial(self._handout.take, max_messages), timeout) or []

@@ -118,7 +118,7 @@ class Fetcher:
         self._timers.call_later(0, partial(self._pull, state, generation))
 
     def examine(self, state: PartitionState, offset: int) -> None:
-        """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker look at
+        """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
         it too. After some tries find out how far the damage goes. It comes as a chunk of its own.
         """
         generation = state.start_at(offset)

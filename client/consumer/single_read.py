@@ -18,8 +18,8 @@ def read_messages(
 ) -> list[Message]:
     """The messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
 
-    timeout: seconds (default: the connection's request timeout). Raises OffsetOutOfRange; CorruptRecord, with the end of
-    the damage, if the first record is damaged (a later one ends the list: the next read begins with it);
+    timeout: seconds (default: the connection's request timeout). Raises OffsetOutOfRange; CorruptRecord, with the end
+    of the damage, if the first record is damaged (a later one ends the list: the next read begins with it);
     BrokerUnavailable, RequestTimedOut, RequestRefused.
     """
     try:

@@ -6,8 +6,8 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.client.consumer.single_read import decode_records
 from metaq.cli.produce import line_chunks
+from metaq.client.consumer.single_read import decode_records
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, CorruptRecord

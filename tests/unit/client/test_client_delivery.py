@@ -327,7 +327,7 @@ def damage(start, end):
 
 
 def test_damage_is_reported_at_every_call_until_a_seek():
-    told = []
+    told: list[CorruptRecord] = []
     bench = Bench(damage=DamagePolicy("stop", told.append))
     bench.arrive(chunk_of(record(b"good", 1)))
     bench.arrive(damage(1024, 1050))
@@ -343,7 +343,7 @@ def test_damage_is_reported_at_every_call_until_a_seek():
 
 
 def test_damage_is_skipped_if_that_is_wanted_and_told_once(caplog):
-    told = []
+    told: list[CorruptRecord] = []
     bench = Bench(damage=DamagePolicy("skip", told.append))
     bench.arrive(damage(1000, 1024))
     bench.arrive(chunk_of(record(b"after", 5), offset=1024))

@@ -18,6 +18,7 @@ from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
+from metaq.protocol.errors import CorruptRecord
 from tests.waiting import DEADLINE, eventually
 
 FAST = ConsumerConfig(
@@ -32,7 +33,7 @@ class Running:
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
         self.may_work = True
-        self.damaged = []
+        self.damaged: list[CorruptRecord] = []
         self.told = []
         self.pool, self.timers, arrivals = ConnectionPool(config.connection), Timers("fetch"), Arrivals()
         self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)

@@ -137,7 +137,7 @@ def test_everything_but_what_is_damaged_is_read_once(broker, protocol, what, las
     starts = [*broker.append("t", 0, *(b"%d" % number * 30 for number in range(5))), broker.log("t", 0).end]
     bad = 4 if last else 2
     DAMAGES[what](broker.log("t", 0).data, *starts[bad : bad + 2])
-    told = []
+    told: list[CorruptRecord] = []
     config = replace(FAST, damage="skip")
     with reading(broker, protocol=protocol, on_damaged=told.append, config=config) as reader:
         good = [b"%d" % number * 30 for number in range(5) if number != bad]

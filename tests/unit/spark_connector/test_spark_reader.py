@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -142,10 +143,9 @@ def test_damage_is_data_loss_with_its_range_or_passed_over(now, caplog, protocol
     with brokers(100) as (master,):
         for number in bad:
             master.log("t", 0).data[number * SIZE + 50 * (number % 2)] ^= 0x40
-        read = []
+        read: list[pa.RecordBatch] = []
         with pytest.raises(CorruptRecord) as caught:
-            for batch in read_partition(ReadOptions.parse(options), planned(master)):
-                read.append(batch)
+            read.extend(read_partition(ReadOptions.parse(options), planned(master)))
         assert (caught.value.position, caught.value.end) == (bad[0] * SIZE, (bad[0] + 1) * SIZE)
         assert rows(read) == PAYLOADS[: bad[0]]
         accepting = ReadOptions.parse(options | {"failOnDataLoss": "false"})

@@ -1,6 +1,7 @@
 """Stored records as Arrow columns."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +71,7 @@ def test_a_table_of_sizes_finds_the_records_that_steps_find(payloads, limit):
 
 def test_a_size_that_is_not_the_records_is_damage_there():
     data = record(b"12") + record(b"3456")
-    found = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([22, 23]))
+    found: Any = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([22, 23]))
     assert (len(found), found.next_offset, found.damage.position) == (1, 1022, 1022)
 
 
@@ -106,7 +107,7 @@ def test_damage_is_reported_with_its_exact_offset():
 @pytest.mark.parametrize("known", [False, True])
 def test_zeros_are_no_messages(known):
     data = record(b"") * 2 + bytes(40) + record(b"")
-    found = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([20] * 5) if known else None)
+    found: Any = RecordBlock(memoryview(data), PLACE, 1000, 1 << 40, np.array([20] * 5) if known else None)
     assert (len(found), found.damage.position) == (2, 1040)
     with pytest.raises(CorruptRecord, match="zeros"):
         block(bytes(40))

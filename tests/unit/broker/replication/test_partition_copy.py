@@ -38,9 +38,7 @@ class Master:
     async def bounds(self, topic: str, partition: int) -> Bounds | None:
         return Bounds(self.first, self.end) if self.exists else None
 
-    async def fetch(
-        self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False
-    ) -> Fetched:
+    async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         self.asked.append((offset, max_bytes))
         if self.damaged is not None and (verify or self.knows_damage) and offset == self.damaged.start:
             return Fetched(damaged=self.damaged, end=self.end)

@@ -119,7 +119,7 @@ def test_a_walk_begins_where_a_reader_was(log, monkeypatch):
     partition = opened(log)
     partition.units(0, 5 * SIZE)
     look = partition.examination(7 * SIZE)
-    reads = []
+    reads: list[int] = []
     pread = log.files.pread
 
     def noted(fd, size, position):
@@ -138,9 +138,10 @@ def test_a_file_that_is_gone_or_cannot_be_read_is_an_error(log, monkeypatch):
     def fail(*_):
         raise OSError(5, "broken disk")
 
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match="cannot be read"):
+    with monkeypatch.context() as patch:
         patch.setattr(log.files, "pread", fail)
-        look()
+        with pytest.raises(StoreError, match="cannot be read"):
+            look()
     partition.remove_first(1)
     os.unlink(log.data_file(0))
     with pytest.raises(OffsetOutOfRange):
@@ -158,7 +159,7 @@ def test_an_active_segment_is_examined_as_far_as_it_is_visible(harness):
 
 def test_damage_is_said_once(harness, caplog):
     harness.append(*BODIES[:4])
-    told = []
+    told: list[Damaged] = []
     harness.log.on_damage = lambda log, found: told.append(found)
     for _ in range(3):
         harness.log.report_damage(Damaged(SIZE, 2 * SIZE))
