@@ -222,7 +222,7 @@ class TransactionSends(ABC):
         partition: TopicPartition | None = None,
         timeout: float | None = None,
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one after the other).
+        """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one by one).
 
         Arguments as for Producer.send_batch.
         """

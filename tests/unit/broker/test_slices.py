@@ -1,4 +1,4 @@
-"""Requests that take long are worked off in slices: others are served in between, and the order of everything is kept."""
+"""Requests that take long are worked off in slices: others are served in between, and every order is kept."""
 
 from collections.abc import Callable
 
