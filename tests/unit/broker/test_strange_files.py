@@ -13,7 +13,7 @@ FIRST = f"{0:020d}"
 
 @pytest.fixture
 def start(tmp_path):
-    started = []
+    started: list[Harness] = []
 
     def start():
         while started:
