@@ -96,9 +96,9 @@ class PartitionLog(LogSyncing):
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
         packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order: those
         behind the log's last time (the clock stepped back) are raised to it. All or nothing: what a failed write left
-        is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable, where there
-        only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing written,
-        if data and units do not belong together.
+        is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable, where
+        there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
+        written, if data and units do not belong together.
         """
         if self.read_only is not None:
             raise LogReadOnly(self.directory, self.read_only)
