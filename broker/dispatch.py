@@ -190,7 +190,7 @@ class Dispatcher:
         return answer
 
     def frame(self, frame: Frame, peer: str, connection: object) -> Answer:
-        """The answer to any frame but PULL, a plain SEND and those of `work`; a one-way frame's is the caller's to drop.
+        """The answer to any frame but PULL, a plain SEND and those of `work`; the caller drops that of a one-way frame.
 
         peer: numeric address of the connection's other end. connection: as for `text`.
         """

@@ -16,8 +16,7 @@ class PendingPuts:
     """Counts the bytes and wakes who waits. Lives on the reactor thread.
 
     Whoever finds it full calls `wait` and takes no more puts. When a quarter of the bound is free again all of them are
-    woken, in their order; one that finds it full by then waits again. Nobody waits for ever: what is counted is answered,
-    whether it becomes safe or fails.
+    woken, in their order, until it is full again. Nobody waits for ever: what is counted is answered, safe or failed.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:

@@ -275,7 +275,7 @@ class Session(Protocol):
             self._resume()
 
     def _work_off(self, frame: Frame, work: Work) -> None:
-        """Go on until it is done or the others are to have their turn. It is done to its end on a lost connection too."""
+        """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
         turn_end = self._seconds() + _TURN_SECONDS
         while True:
             try:

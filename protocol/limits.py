@@ -25,6 +25,7 @@ __all__ = [
     "MAX_LINE_BYTES",
     "MAX_PARTS",
     "MAX_PULL_BYTES",
+    "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
     "SLAVE_STATUS_TOPIC",
     "check_group",
@@ -57,6 +58,9 @@ MAX_PULL_BYTES = 4 << 20
 
 MAX_BATCH_RECORDS = 1 << 20
 """Most records in one send-batch frame."""
+
+MAX_TX_BATCH_RECORDS = 1 << 13
+"""Most records in one send-batch frame of a transaction, which takes them one by one."""
 
 MAX_PARTS = 1 << 14
 """Most parts in one SEND_MANY frame: each is an append of its own, whatever its size."""

@@ -66,8 +66,8 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
 def foreign_from(now_ms: int) -> int:
     """The id from which on a stored id cannot be one that a broker of ours gave up to `now_ms` (Unix milliseconds).
 
-    That is ten years ahead of the clock: a damaged or foreign record must not use up all ids that are left. A clock that
-    has lost its date is taken to be in 2026, so that a broker does not pass over its own ids.
+    That is ten years ahead of the clock: a damaged or foreign record must not use up all ids that are left. A clock
+    that has lost its date is taken to be in 2026, so that a broker does not pass over its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS

@@ -45,7 +45,9 @@ class PutRun(NamedTuple):
             yield self
             return
         for start in range(0, len(self.bodies), MOST_PUTS):
-            yield PutRun(*(column[start : start + MOST_PUTS] for column in self))
+            part = slice(start, start + MOST_PUTS)
+            numbers = self.partitions[part], self.flags[part], self.checksums[part], self.opaques[part]
+            yield PutRun(self.topics[part], *numbers, self.bodies[part])
 
     def puts(self) -> Iterator[Put]:
         """The same one by one."""

@@ -73,7 +73,9 @@ class _ManyParts:
         self._next = 0
         self._offsets = [0] * request.parts
         self._errors: dict[int, MetaqError] = {}  # of the refused parts
-        self._refused: dict[PartitionLog, MetaqError] = {}  # what follows a refused part in its partition is refused too
+        self._refused: dict[
+            PartitionLog, MetaqError
+        ] = {}  # what follows a refused part in its partition is refused too
         self._waiting: list[_Waiting] = []
 
     def work(self) -> Work:

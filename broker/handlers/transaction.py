@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
@@ -132,6 +133,9 @@ def answer_send_in_transaction(broker: Broker, frame: Frame, connection: object)
 def answer_send_batch_in_transaction(broker: Broker, frame: Frame, connection: object) -> Bytes:
     """All or nothing. Raises what is wrong with it."""
     topic, partition, count, key = SendBatchRequest.from_ext(frame.ext)
+    if count > MAX_TX_BATCH_RECORDS:
+        limit = f"at most {MAX_TX_BATCH_RECORDS} messages may be put into a transaction at once"
+        raise RemoteProtocolError(f"a batch of {count} messages is too many: {limit}")
     sizes, records = split_batch(frame.body, count)
     puts = []
     start = 0

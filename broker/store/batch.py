@@ -165,7 +165,9 @@ def _stamp(
     headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES
     if wrong.any():
-        raise RemoteProtocolError(f"record {number + int(wrong.argmax())} of the batch does not have the announced size")
+        raise RemoteProtocolError(
+            f"record {number + int(wrong.argmax())} of the batch does not have the announced size"
+        )
     intact = matching_checksums(data, starts + HEADER_BYTES, ends, headers["checksum"])
     if in_place:
         headers["id"] = ids
@@ -178,7 +180,7 @@ def _stamp(
 def stamp_in_slices(
     body: Buffer, sizes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
 ) -> Generator[None, None, StampedRecords]:
-    """As `stamp_records`, with a pause (`yield`) every few milliseconds, and without store times, which are not yet known."""
+    """As `stamp_records`, with a pause (`yield`) every few milliseconds, and without store times: not known yet."""
     data = memoryview(body)
     if data.readonly:
         data = memoryview(bytearray(body))

@@ -1,7 +1,8 @@
 """Taking old segments' files away, in a worker thread.
 
-A segment is gone as soon as its data file is: what is derived from it goes afterwards, and whatever of that stays is left
-over, never a segment. Each data file's going is synced before the next one's begins, so that a power cut leaves no gap.
+A segment is gone as soon as its data file is: what is derived from it goes afterwards, and whatever of that stays is
+left over, never a segment. Each data file's going is synced before the next one's begins, so that a power cut leaves no
+gap.
 """
 
 from __future__ import annotations

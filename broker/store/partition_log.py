@@ -97,11 +97,11 @@ class PartitionLog(LogSyncing):
         """Write whole records behind the last one and return the byte offset of the first.
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
-        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and with store times in order; those
-        behind the log's last time (the clock stepped back) are raised to it. All or nothing: what a failed
-        write left is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable,
-        where there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with
-        nothing written, if data and units do not belong together.
+        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order: those
+        behind the log's last time (the clock stepped back) are raised to it. All or nothing: what a failed write left
+        is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable, where
+        there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
+        written, if data and units do not belong together.
         """
         if self.read_only is not None:
             raise LogReadOnly(self.directory, self.read_only)
@@ -148,7 +148,7 @@ class PartitionLog(LogSyncing):
         return base
 
     def _last_stored_ms(self) -> int:
-        """Store time of the active segment's last record (Unix ms), 0 if it has none. Read once in the life of a log."""
+        """Store time of the active segment's last record (Unix ms), 0 if it has none. Read once for a log."""
         index = self._active_index
         if not len(index):
             return 0

@@ -58,7 +58,7 @@ class RetentionRuns:
         self._turns = Turns(run_in_thread, _MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed: further segments wait, so that those that cannot be come back in front."""
+        """Logs whose files are being removed; further segments wait, so that none is missing in front of them."""
         self._untidy: dict[PartitionLog, None] = {}
         """Logs with files left over."""
         self._undated: set[str] = set()

@@ -123,7 +123,7 @@ class Segment:
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """The `.meta` files of a partition directory by offset; other files are left alone.
 
-    A name that is no offset is passed over and logged: it must not keep all partitions from being served. Raises OSError.
+    A name that is no offset is passed over and logged: it must not keep all partitions from service. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):
@@ -132,7 +132,9 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
         path = os.path.join(directory, name)
         stem = name.removesuffix(DATA_SUFFIX)
         if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
-            _log.error("%s is passed over: the name before %s is no byte offset. Move the file elsewhere", path, DATA_SUFFIX)
+            _log.error(
+                "%s is passed over: the name before %s is no byte offset. Move the file elsewhere", path, DATA_SUFFIX
+            )
             continue
         status = files.status(path)
         found.append(SegmentFile(path, int(stem), status.size, status.modified_ms))

@@ -18,7 +18,7 @@ MAX_OPEN_TRANSACTIONS = 100_000
 """Transactions that may be open at once; BEGIN is refused then."""
 
 MAX_OPEN_BYTES = 256 << 20
-"""Bytes of messages in open transactions, which are held in memory; puts in transactions are refused then."""
+"""Memory of messages in open transactions (Transaction.held_bytes); puts in transactions are refused then."""
 
 
 class Registry:
@@ -72,12 +72,12 @@ class Registry:
     def add(self, transaction: Transaction) -> None:
         """One that exists already, whatever the limits say."""
         self._open[transaction.key] = transaction
-        self._bytes += transaction.size
+        self._bytes += transaction.held_bytes
         if not transaction.is_xa:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
     def make_room(self, size: int) -> None:
-        """Count `size` bytes more of messages. Raises TransactionRefused if that is too much."""
+        """Count `size` bytes of memory more for messages. Raises TransactionRefused if that is too much."""
         if self._bytes + size > MAX_OPEN_BYTES:
             raise TransactionRefused(
                 f"the open transactions have {self._bytes} bytes, at most {MAX_OPEN_BYTES} are kept: commit sooner"
@@ -90,7 +90,7 @@ class Registry:
             return
         del self._open[transaction.key]
         self.stop_timer(transaction)
-        self._bytes -= transaction.size
+        self._bytes -= transaction.held_bytes
         if not transaction.is_xa:
             mine = self._of_connection[transaction.owner]
             del mine[transaction.key]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from metaq.protocol.record import HEADER_BYTES, Buffer
 from metaq.protocol.transactions import is_xa
 
+from ..pending_puts import PUT_OVERHEAD_BYTES
 from ..reactor import Timer
 from ..store.partition_log import PartitionLog
 
@@ -72,6 +73,11 @@ class Transaction:
     @property
     def is_xa(self) -> bool:
         return is_xa(self.key)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that its messages take."""
+        return self.size + PUT_OVERHEAD_BYTES * self.messages
 
     @property
     def topics(self) -> list[str]:

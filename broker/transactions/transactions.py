@@ -23,6 +23,7 @@ from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifi
 from ..message_ids import MessageIds
 from ..metrics import Metrics
 from ..partitions import ANY, Partitions
+from ..pending_puts import PUT_OVERHEAD_BYTES
 from ..reactor import ReactorTime
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
@@ -147,7 +148,7 @@ class Transactions:
             raise TransactionRefused(self._log.failure)
         checked = [_checked(*put) for put in puts]
         size = sum(HEADER_BYTES + len(body) for *_, body in checked)
-        self._open.make_room(size)
+        self._open.make_room(size + PUT_OVERHEAD_BYTES * len(checked))
         first_id = self._message_ids.next(len(checked))
         ids = [first_id] if len(checked) == 1 else message_ids_from(first_id, len(checked)).tolist()
         for message_id, (flag, announced, found, body) in zip(ids, checked, strict=True):

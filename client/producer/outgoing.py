@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -149,6 +149,13 @@ class OutgoingBatch(Outgoing):
         self.size = int(self.sizes.sum())
         self.put: list[SendResult | None] | None = None
         self._encoded: list[Buffer] | None = None
+
+    def pieces(self, count: int) -> Iterator[OutgoingBatch]:
+        """The same messages in batches of at most `count`."""
+        for start in range(0, self.count, count):
+            stop = start + count
+            flags = self.flags if isinstance(self.flags, int) else self.flags[start:stop]
+            yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
         """Make what `encoded` returns now, on this thread, so that it is there when the partition's turn comes."""

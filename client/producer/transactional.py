@@ -12,6 +12,7 @@ from functools import partial
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer, encode_attributes
 from metaq.protocol.remoting import TransactionRequest
@@ -28,7 +29,7 @@ from ..pool import ConnectionPool
 from ..replies import frame_error, is_success, text_error, transaction_refusal
 from ..values import SendResult, TopicPartition
 from .building import build_batch, build_message
-from .outgoing import Outgoing, encode_batch
+from .outgoing import Outgoing, OutgoingBatch, encode_batch
 from .routing import Router
 
 __all__ = ["TransactionSends", "Transactional"]
@@ -143,6 +144,11 @@ class Transactional:
     def _put_frame(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
+        if outgoing.count > MAX_TX_BATCH_RECORDS:
+            assert isinstance(outgoing, OutgoingBatch)
+            pieces = outgoing.pieces(MAX_TX_BATCH_RECORDS)
+            return [result for piece in pieces for result in self._put_frame(connection, tx_key, partition, piece)]
+
         def build(opaque: int) -> Sequence[Buffer]:
             topic, number = partition.topic, partition.partition
             if type(outgoing) is Outgoing:
@@ -216,7 +222,7 @@ class TransactionSends(ABC):
         partition: TopicPartition | None = None,
         timeout: float | None = None,
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, in one frame (text protocol: one after the other).
+        """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one by one).
 
         Arguments as for Producer.send_batch.
         """

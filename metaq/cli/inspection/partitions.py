@@ -77,7 +77,13 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
             continue
         stem, where = file.removesuffix(DATA_SUFFIX), os.path.join(path, file)
         if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
-            findings.append(Finding(Level.DAMAGE, where, "the name is no byte offset: our broker passes over it, a Java broker does not start"))
+            findings.append(
+                Finding(
+                    Level.DAMAGE,
+                    where,
+                    "the name is no byte offset: our broker passes over it, a Java broker does not start",
+                )
+            )
             continue
         try:
             status = files.status(where)

@@ -1,6 +1,9 @@
 """Puts that wait for a stalled disk are bounded for all connections together; nobody else notices, nothing is lost."""
 
+from functools import partial
+
 import pytest
+from twisted.internet.task import Clock
 
 from metaq.broker.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
 from metaq.broker.store.testing import FaultyFiles
@@ -151,20 +154,8 @@ def test_a_masters_copies_are_counted_too(small):
 
 
 def test_whoever_finds_it_full_again_waits_again_in_the_same_order():
-    class Later:
-        def __init__(self):
-            self.calls = []
-
-        def callLater(self, seconds, function):  # noqa: N802
-            self.calls.append(function)
-
-        def run(self):
-            calls, self.calls = self.calls, []
-            for call in calls:
-                call()
-
-    later = Later()
-    pending = PendingPuts(100, later)
+    clock = Clock()
+    pending = PendingPuts(100, clock)
     pending.add(101)
     served = []
 
@@ -173,12 +164,12 @@ def test_whoever_finds_it_full_again_waits_again_in_the_same_order():
         pending.add(60)
 
     for name in "abc":
-        pending.wait(name, lambda name=name: take(name))
+        pending.wait(name, partial(take, name))
     pending.settle(25)
-    assert not later.calls
+    assert not clock.getDelayedCalls()
     pending.settle(76)
-    later.run()
+    clock.advance(0)
     assert (served, pending.waiting) == (["a", "b"], 1)
     pending.settle(120)
-    later.run()
+    clock.advance(0)
     assert (served, pending.waiting) == (["a", "b", "c"], 0)

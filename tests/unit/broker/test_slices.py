@@ -1,4 +1,4 @@
-"""Requests that take long are worked off in slices: others are served in between, and the order of everything is kept."""
+"""Requests that take long are worked off in slices: others are served in between, and every order is kept."""
 
 from collections.abc import Callable
 
@@ -193,7 +193,7 @@ def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends)
 def test_more_parts_than_the_limit_are_refused_with_the_limit(peer, harness):
     table = np.zeros(MAX_PARTS + 1, np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")]))
     body = table.tobytes()
-    ext = {"topics": "t", "parts": MAX_PARTS + 1, "count": MAX_PARTS + 1}
+    ext = SendManyRequest(("t",), MAX_PARTS + 1, MAX_PARTS + 1).to_ext()
     answer = peer.ask_frame(encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert str(MAX_PARTS) in answer.remark

@@ -1,4 +1,4 @@
-"""Files with impossible names or numbers beside good ones: the broker starts, serves the good ones and says what it passes over."""
+"""Files with impossible names or numbers beside good ones: the broker starts, and says what it passes over."""
 
 import pytest
 
@@ -13,7 +13,7 @@ FIRST = f"{0:020d}"
 
 @pytest.fixture
 def start(tmp_path):
-    started = []
+    started: list[Harness] = []
 
     def start():
         while started:
@@ -41,7 +41,17 @@ def place(tmp_path, name, data=RECORD):
 @pytest.mark.parametrize("data", [b"", RECORD])
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize(
-    "stem", ["9" * 20, "9" * 200, f"{(1 << 63) - 1:020d}", f"{(1 << 63) - 60:020d}", f"{MAX_OFFSET + 1:020d}", "abc", "-5", "٣"]
+    "stem",
+    [
+        "9" * 20,
+        "9" * 200,
+        f"{(1 << 63) - 1:020d}",
+        f"{(1 << 63) - 60:020d}",
+        f"{MAX_OFFSET + 1:020d}",
+        "abc",
+        "-5",
+        "٣",
+    ],
 )
 def test_a_name_that_is_no_offset_is_passed_over_and_kept(tmp_path, start, caplog, stem, beside, data):
     strange = place(tmp_path, f"t-0/{stem}.meta", data)

@@ -75,6 +75,17 @@ def test_all_messages_become_visible_at_the_end_of_the_block(broker, producer):
     assert broker.transactions.keys == []
 
 
+def test_a_batch_above_a_frames_limit_goes_in_several(broker, producer, monkeypatch):
+    monkeypatch.setattr("metaq.client.producer.transactional.MAX_TX_BATCH_RECORDS", 2)
+    bodies = [b"%d" % number for number in range(5)]
+    with producer.transaction() as transaction:
+        results = transaction.send_batch("t", bodies, partition=TopicPartition("t", 0, 1))
+    assert broker.bodies("t", 1) == bodies
+    assert [result.message_id for result in results] == broker.log("t", 1).ids
+    frames = [each for each in broker.requests if isinstance(each, Frame) and each.code == RequestCode.SEND_BATCH]
+    assert [each.ext["count"] for each in frames] in (["2", "2", "1"], [])
+
+
 def test_an_exception_in_the_block_rolls_back_and_goes_on(broker, producer):
     def fail():
         with producer.transaction() as transaction:

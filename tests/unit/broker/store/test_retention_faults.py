@@ -120,7 +120,7 @@ def test_half_a_zip_of_an_earlier_life_goes_with_the_next_segment(harness: Store
     aged(harness, [30])
     half = harness.data_file(0).with_suffix(".meta.zip.part")
     half.write_bytes(b"half")
-    other = harness.data_file(0).with_name("%020d.meta.zip.part" % 7)
+    other = harness.data_file(0).with_name(f"{7:020d}.meta.zip.part")
     other.write_bytes(b"half")
     harness.store.apply_retention()
     harness.threads.run_all()

@@ -223,3 +223,22 @@ def test_a_decision_that_was_noted_but_not_done_is_done_at_the_next_start(tmp_pa
     assert "has been heuristically committed" in Asker(again).refused(tx(XID, "COMMIT_TWO_PHASE"))
     again.broker.transactions.close()
     again.store.close()
+
+
+def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):
+    monkeypatch.setattr("metaq.broker.handlers.transaction.MAX_TX_BATCH_RECORDS", 2)
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    assert frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a", b"b"])).code == ResponseCode.SUCCESS
+    refused = frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a", b"b", b"c"]))
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "at most 2 messages" in refused.remark
+
+
+def test_tiny_messages_count_with_the_memory_they_take(frames, monkeypatch):
+    monkeypatch.setattr("metaq.broker.transactions.registry.MAX_OPEN_BYTES", 1000)
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    assert frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a"] * 3)).code == ResponseCode.SUCCESS
+    assert "commit sooner" in frames.send("TX:s:1", "t", 0, b"a").remark
+    assert frames.tx("TX:s:1", "ROLLBACK") == OK
+    assert frames.tx("TX:s:2", "BEGIN") == OK
+    assert frames(RequestCode.SEND_BATCH, *batch("TX:s:2", "t", 0, [b"a"] * 3)).code == ResponseCode.SUCCESS
