@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import wraps
+from functools import update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -25,14 +25,14 @@ T = TypeVar("T")
 def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callable[Concatenate[LogLookup, P], T]:
     """Ask again without an index that turns out to be damaged; each time one segment less has one."""
 
-    @wraps(question)
-    def ask(self: LogLookup, *arguments: P.args, **more: P.kwargs) -> T:
+    def ask(self: LogLookup, /, *arguments: P.args, **more: P.kwargs) -> T:
         while True:
             try:
                 return question(self, *arguments, **more)
             except IndexDamaged as damage:
                 self._give_up(damage)
 
+    update_wrapper(ask, question)
     return ask
 
 
@@ -51,9 +51,9 @@ class LogLookup(LogSegments):
 
     def _give_up(self, damage: IndexDamaged) -> None:
         for segment in self._segments:
-            if segment.index is not None and segment.index.path == damage.path:
-                if self.index_damaged(segment, segment.index, damage):
-                    return
+            index = segment.index
+            if index is not None and index.path == damage.path and self.index_damaged(segment, index, damage):
+                return
         raise StoreError(f"{damage}; it cannot be made again now")
 
     def segment_start(self, offset: int) -> int:
