@@ -15,7 +15,7 @@
      52    8 zero
      60    4 CRC-32 of bytes 0…59
 
-Version 1 had its units back to back, without checksums. Its checkpoint is believed; its units are not, and are made again.
+Version 1 had its units back to back, without checksums. Its checkpoint is believed; its units are made again.
 
 Store time: a record written by a Java broker has a negative message id without a date and no other time, so when its
 unit is rebuilt the time is a bound, kept as its NEGATIVE: -t means "stored at t or earlier". Searches use abs(t) and
@@ -24,7 +24,9 @@ take times as non-decreasing, which holds because the broker's message clock nev
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from struct import Struct
 from typing import NamedTuple
@@ -71,6 +73,8 @@ __all__ = [
     "write_checkpoint",
     "write_units",
 ]
+
+_log = logging.getLogger(__name__)
 
 _HEADER = Struct("<8sIIqqqqI8x")
 _HEADER_CRC = Struct("<I")
@@ -124,35 +128,42 @@ class StoredCheckpoint(NamedTuple):
 def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpoint | None:
     """What an index file promises; None if it is missing, damaged, of another segment or shorter than it says.
 
-    Of the units only those in the last block are looked at. Raises OSError.
+    Of the units only those in the last block are looked at. A file that cannot be read is damaged, for it can be made
+    again. Raises OSError if it cannot be opened, StoreError for want of memory.
     """
     try:
         fd = files.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        found = unpack_header(files.pread(fd, HEADER_BYTES, 0))
-        if found is None or found.first_offset != first_offset or found.end < first_offset or found.units < 0:
-            return None
-        if not found.units:
-            return StoredCheckpoint(found, None)
-        last = _last_unit(files, fd, path, found)
-        return None if last is None else StoredCheckpoint(found, last)
+        return _read_checkpoint(partial(_load, files, fd, path), path, first_offset)
+    except IndexDamaged as damage:
+        _log.warning("%s", damage)
+        return None
     finally:
         files.close(fd)
 
 
-def _last_unit(files: Files, fd: int, path: str, found: Checkpoint) -> Unit | None:
+def _load(files: Files, fd: int, path: str, size: int, position: int) -> bytes:
+    try:
+        return read_exactly(files, fd, size, position)
+    except OSError as error:
+        raise unreadable(path, position, error) from error
+
+
+def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset: int) -> StoredCheckpoint | None:
+    found = unpack_header(load(HEADER_BYTES, 0))
+    if found is None or found.first_offset != first_offset or found.end < first_offset or found.units < 0:
+        return None
+    if not found.units:
+        return StoredCheckpoint(found, None)
     number = found.units - 1
     if found.crc is None:
-        data = files.pread(fd, UNIT_BYTES, HEADER_BYTES + number * UNIT_BYTES)
-        return UNIT.unpack(data) if len(data) == UNIT_BYTES else None
+        unit = load(UNIT_BYTES, HEADER_BYTES + number * UNIT_BYTES)
+        return StoredCheckpoint(found, UNIT.unpack(unit)) if len(unit) == UNIT_BYTES else None
     block = block_of(number)
-    try:
-        units = read_block(partial(read_exactly, files, fd), path, block, found.units, found.crc)
-    except IndexDamaged:
-        return None
-    return UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES)
+    units = read_block(load, path, block, found.units, found.crc)
+    return StoredCheckpoint(found, UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES))
 
 
 def write_units(files: Files, path: str, stored: int, units: Buffer, crc: int = 0) -> int:

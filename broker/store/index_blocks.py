@@ -244,7 +244,8 @@ class CheckedUnits:
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
         """Number of the first of the units start … stop-1 with key(unit) >= value; the keys do not decrease."""
-        stored, held, units = self.stored, -1, b""
+        stored, held = self.stored, -1
+        units: Buffer = b""
 
         def key_of(number: int) -> int:
             nonlocal held, units

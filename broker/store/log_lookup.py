@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -40,14 +40,14 @@ T = TypeVar("T")
 def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callable[Concatenate[LogLookup, P], T]:
     """Ask again without an index that turns out to be damaged; each time one segment less has one."""
 
-    @wraps(question)
-    def ask(self: LogLookup, *arguments: P.args, **more: P.kwargs) -> T:
+    def ask(self: LogLookup, /, *arguments: P.args, **more: P.kwargs) -> T:
         while True:
             try:
                 return question(self, *arguments, **more)
             except IndexDamaged as damage:
                 self._give_up(damage)
 
+    update_wrapper(ask, question)
     return ask
 
 
@@ -58,6 +58,9 @@ class LogLookup(LogSegments):
     StoreError if that cannot be.
     """
 
+    _walked: frozenset[int] = frozenset()
+    """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
+
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
         """Do without `index` of the segment, and have another made; False if that is not possible now, or not wanted
         any more, because the segment has another index or is gone.
@@ -66,13 +69,10 @@ class LogLookup(LogSegments):
 
     def _give_up(self, damage: IndexDamaged) -> None:
         for segment in self._segments:
-            if segment.index is not None and segment.index.path == damage.path:
-                if self.index_damaged(segment, segment.index, damage):
-                    return
+            index = segment.index
+            if index is not None and index.path == damage.path and self.index_damaged(segment, index, damage):
+                return
         raise StoreError(f"{damage}; it cannot be made again now")
-
-    _walked: frozenset[int] = frozenset()
-    """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
 
     def segment_start(self, offset: int) -> int:
         """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.

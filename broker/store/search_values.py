@@ -51,10 +51,10 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """A segment as it was on the owning thread: readable up to `end`, `stored` units in the index file (their CRC-32 as of an
-    Index), then `tail`.
+    """A segment as it was on the owning thread: readable up to `end`, `stored` units in the index file (`crc` as
+    of the Index), then `tail`.
 
-    index: for the owning thread. It is None while the index is being rebuilt, as is stored. keys: as Segment.keys.
+    segment_index: for the owning thread. It and `stored` are None while the index is rebuilt. keys: as Segment.keys.
     """
 
     segment: Segment
@@ -63,7 +63,7 @@ class SegmentView(NamedTuple):
     keys_path: str
     first_offset: int
     end: int
-    index: Index | None
+    segment_index: Index | None
     stored: int | None
     crc: int
     tail: bytes

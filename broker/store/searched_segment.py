@@ -83,8 +83,8 @@ class SearchedSegment:
             return  # retention was faster
         except OSError as worse:
             error = worse
-        if isinstance(error, IndexDamaged) and self.view.index is not None:
-            self.found.damaged.append((self.view.segment, self.view.index, error))
+        if isinstance(error, IndexDamaged) and self.view.segment_index is not None:
+            self.found.damaged.append((self.view.segment, self.view.segment_index, error))
         else:
             _log.error("%s cannot be searched: %s", self.view.path, error)
         self.found.unsearched += self._size

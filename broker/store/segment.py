@@ -66,9 +66,9 @@ class SegmentFile(NamedTuple):
 class Segment:
     """A segment in use. Lives on the owning thread.
 
-    `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed` are byte offsets
-    up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks of its key file,
-    None as long as nobody has looked.
+    `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed`
+    are byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks
+    of its key file, None as long as nobody has looked.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "size", "synced")

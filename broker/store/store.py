@@ -331,7 +331,7 @@ class Store:
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Start the syncs, checkpoints and other background work whose time has come. To be called about four times a second."""
+        """Start the background work whose time has come. To be called about four times a second."""
         self._syncs.tick(self._monotonic())
         self._journal.tick()
         self._rebuilding.tick(self._monotonic())

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from struct import Struct
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, write_units
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
 from metaq.broker.store.search_values import Budget
-from metaq.broker.store.testing import FaultyFiles, ManualThreads, check_invariants
+from metaq.broker.store.testing import FaultyFiles, check_invariants
+from metaq.broker.store.unit_reader import UnitReader
+from metaq.protocol.errors import StoreError
 
 RECORDS = 300
 """Of each segment: its index has two whole blocks and one that is not finished."""
@@ -213,3 +224,307 @@ def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_pa
     assert len(positions) > 10
     for position in positions:
         check(template, tmp_path / "data", first_offset, position, 512)
+
+
+@pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("change", ["short", "cut in the middle", "empty", "unreadable"])
+def test_an_index_that_ends_early_or_cannot_be_read_costs_no_message(
+    template: Template, tmp_path, monkeypatch: pytest.MonkeyPatch, check, first_offset: int, change: str
+) -> None:  # type: ignore[no-untyped-def]
+    size = template.sizes[first_offset]
+    left = {"short": size - 1, "cut in the middle": 5000, "empty": 0, "unreadable": size}[change]
+    harness = template.copy(tmp_path / "data")
+    if check is check_running:
+        harness.open()
+        settle(harness)
+    os.truncate(harness.index_file(first_offset), left)
+    if change == "unreadable":
+        break_sectors(monkeypatch, harness.index_file(first_offset))
+    if check is check_at_rest:
+        harness.open()
+    check_all(harness, look_up_first=True)
+    harness.files.kill()
+
+
+def damage_now(harness: StoreHarness, first_offset: int) -> Path:
+    """In block 1 of an index that is in use; its path."""
+    path = harness.index_file(first_offset)
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"damaged")
+    return path
+
+
+def break_sectors(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Reads of this very file, not of one that is put in its place, fail behind its header."""
+    broken = path.stat().st_ino
+    pread, preadv = FaultyFiles.pread, FaultyFiles.preadv_nowait
+
+    def check(fd: int, position: int) -> None:
+        if position and os.fstat(fd).st_ino == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def failing_pread(self: FaultyFiles, fd: int, size: int, position: int) -> bytes:
+        check(fd, position)
+        return pread(self, fd, size, position)
+
+    def failing_preadv(self: FaultyFiles, fd: int, buffer: memoryview, position: int) -> int:
+        check(fd, position)
+        return preadv(self, fd, buffer, position)
+
+    monkeypatch.setattr(FaultyFiles, "pread", failing_pread)
+    monkeypatch.setattr(FaultyFiles, "preadv_nowait", failing_preadv)
+
+
+def test_an_index_that_somebody_deleted_is_made_again(template: Template, tmp_path: Path) -> None:
+    harness = template.copy(tmp_path / "data")
+    harness.open()
+    harness.index_file().unlink()
+    check_all(harness, look_up_first=False)
+    assert harness.index_file().exists()
+    harness.files.kill()
+
+
+def test_damage_is_told_once_and_by_its_place(
+    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = template.damage(tmp_path / "data", 0, 5000)
+    harness.open()
+    for _ in range(3):
+        read_all(harness)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"{harness.index_file()}: block 1, at byte 4096: its units do not fit its checksum; "
+        "its segment is read without an index until one is made again"
+    ]
+    harness.files.kill()
+
+
+def test_the_growing_segment_is_closed_when_its_index_is_damaged(template: Template, tmp_path: Path) -> None:
+    harness = template.copy(tmp_path / "data")
+    harness.open()
+    harness.append(b"00600")
+    damage_now(harness, RECORDS * SIZE)
+    units = harness.log.units(offset_of(400), 100)
+    assert units["offset"].tolist() == [offset_of(number) for number in range(400, 404)]
+    assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE, offset_of(601)]
+    assert harness.log.message_count == RECORDS
+    settle(harness)
+    assert harness.log.message_count == 2 * RECORDS + 1
+    check_invariants(harness.log)
+    assert harness.restart().message_count == 2 * RECORDS + 1
+    assert harness.report().checked_bytes == 0
+    check_invariants(harness.log)
+    harness.files.kill()
+
+
+def test_a_log_that_takes_no_writes_names_its_damaged_index(template: Template, tmp_path: Path) -> None:
+    harness = template.damage(tmp_path / "data", RECORDS * SIZE, 5000)
+    log = harness.open().get_or_create("t", 0)
+    log.sync_failed("the disk is gone")
+    with pytest.raises(StoreError, match=f"{harness.index_file(RECORDS * SIZE)}: block 1"):
+        log.units(offset_of(400), 100)
+    assert len(log.units(0, 100)) == 4
+    harness.files.kill()
+
+
+def test_a_growing_segment_stays_if_no_other_can_be_made(template: Template, tmp_path: Path) -> None:
+    harness = template.damage(tmp_path / "data", RECORDS * SIZE, 5000)
+    log = harness.open().get_or_create("t", 0)
+    harness.files.fail("open")
+    with pytest.raises(StoreError, match="block 1"):
+        log.units(offset_of(400), 100)
+    harness.files.heal()
+    assert log.read_only is None
+    assert len(log.units(offset_of(400), 100)) == 4
+    harness.files.kill()
+
+
+def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(template: Template, tmp_path: Path) -> None:
+    harness = template.copy(tmp_path / "data")
+    log = harness.open().get_or_create("t", 0)
+    settle(harness)
+    harness.append(b"00600")
+    log.checkpoint()  # waits for its thread, with a unit for the growing segment
+    assert len(harness.threads) == 1
+    index = damage_now(harness, RECORDS * SIZE)
+    assert len(log.units(offset_of(400), 100)) == 4
+    harness.store.tick()
+    before = index.stat().st_ino
+    harness.threads.run_one()
+    assert index.stat().st_ino == before
+    assert harness.store.unindexed_segments == 1
+    check_invariants(log)
+    settle(harness)
+    assert index.stat().st_ino != before
+    assert log.message_count == 2 * RECORDS + 1
+    check_invariants(log)
+    assert harness.kill().message_count == 2 * RECORDS + 1
+    assert harness.report().checked_bytes == 0
+    harness.files.kill()
+
+
+def test_a_job_begun_without_an_index_does_not_write_to_the_new_one(template: Template, tmp_path: Path) -> None:
+    harness = template.copy(tmp_path / "data")
+    log = harness.open().get_or_create("t", 0)
+    harness.append(b"00600")
+    damage_now(harness, RECORDS * SIZE)
+    assert len(log.units(offset_of(400), 100)) == 4  # the segment has data that no sync covers, and no index
+    assert not log.segments[1].finished
+    while len(harness.threads):
+        harness.threads.run_one()
+        check_invariants(log)
+    assert log.segments[1].finished
+    settle(harness)
+    assert harness.kill().message_count == 2 * RECORDS + 1
+    assert harness.report().checked_bytes == 0
+    check_invariants(harness.log)
+    harness.files.kill()
+
+
+def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    log = harness.log
+    other = harness.store.get_or_create("t", 1)  # two partitions wait: the journal takes what they append
+    fill_bodies = [b"%05d" % number for number in range(RECORDS)]
+    harness.append(*fill_bodies)
+    harness.threads.run_all()
+    log.checkpoint()
+    harness.threads.run_all()
+    harness.append(b"later")  # waits for the disk
+    assert (log.message_count, other.message_count) == (RECORDS, 0)
+    damage_now(harness, 0)
+    assert len(log.units(offset_of(200), 1000)) == 40
+    assert log.message_count == log.count_before(log.visible_end) == 0
+    harness.append(b"last")
+    assert log.message_count == 0
+    harness.threads.run_all()
+    assert log.message_count == 1
+    settle(harness)
+    assert log.message_count == RECORDS + 2
+    check_invariants(log)
+    assert harness.restart().message_count == RECORDS + 2
+
+
+def test_a_rebuild_that_fails_is_tried_again_later(
+    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = template.damage(tmp_path / "data", 0, 5000)
+    harness.open()
+    read_all(harness)
+    harness.files.fail("rename")
+    settle(harness)
+    assert caplog.text.count("cannot be rebuilt") == 1
+    read_all(harness)
+    harness.files.heal()
+    settle(harness)
+    assert harness.store.unindexed_segments == 1
+    harness.now += 60
+    settle(harness)
+    assert harness.store.unindexed_segments == 0
+    assert harness.log.message_count == 2 * RECORDS
+    harness.files.kill()
+
+
+def test_a_search_that_meets_damage_says_so_and_has_the_index_made_again(template: Template, tmp_path: Path) -> None:
+    harness = template.damage(tmp_path / "data", 0, 5000)
+    log = harness.open().get_or_create("t", 0)
+    view = harness.store.searching.view(log)
+    found = find_id(harness.files, [view], id_of(200), 10, Budget())
+    assert (found.matches, found.unsearched) == ([], RECORDS * SIZE)
+    harness.store.searching.take_in(found, [log])
+    assert log.segments[0].index is None
+    settle(harness)
+    again = find_id(harness.files, [view], id_of(200), 10, Budget())  # an old view; what it says is of an old index
+    harness.store.searching.take_in(again, [log])
+    assert log.segments[0].index is not None
+    found = find_id(harness.files, [harness.store.searching.view(log)], id_of(200), 10, Budget())
+    assert [match.offset for match in found.matches] == [offset_of(200)]
+    harness.files.kill()
+
+
+def test_key_building_that_meets_damage_has_the_index_made_again(template: Template, tmp_path: Path) -> None:
+    harness = template.damage(tmp_path / "data", 0, 5000)
+    keys = harness.index_file().with_suffix(".keys")
+    keys.unlink(missing_ok=True)
+    log = harness.open().get_or_create("t", 0)
+    harness.store.tick()
+    harness.threads.run_one()
+    assert log.segments[0].index is None
+    settle(harness)
+    settle(harness)
+    assert log.segments[0].index is not None
+    assert keys.exists()
+    harness.files.kill()
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.data())
+@settings(max_examples=60, deadline=None)
+def test_units_written_in_any_pieces_are_read_in_any_pieces(sizes: list[int], data: st.DataObject) -> None:
+    units = np.zeros(sum(sizes), UNIT_DTYPE)
+    units["offset"] = np.arange(len(units)) * SIZE
+    units["size"] = SIZE
+    with tempfile.TemporaryDirectory() as directory:
+        path, stored, crc = os.path.join(directory, "index"), 0, 0
+        for size in sizes:
+            crc = write_units(REAL_FILES, path, stored, units[stored : stored + size].tobytes(), crc)
+            stored += size
+        whole = os.path.join(directory, "whole")
+        assert write_units(REAL_FILES, whole, 0, units.tobytes()) == crc
+        assert Path(path).read_bytes() == Path(whole).read_bytes()
+        start = data.draw(st.integers(0, stored))
+        stop = data.draw(st.integers(start, stored))
+        with UnitReader(REAL_FILES, path, stored, crc) as reader:
+            assert reader.units(start, stop).tobytes() == units[start:stop].tobytes()
+            if start < stop:
+                assert reader.unit(start)[0] == start * SIZE
+                assert reader.starting_before(start * SIZE) == start
+                assert reader.ending_by(stop * SIZE) == stop
+        at = data.draw(st.integers(64, os.path.getsize(path) - 1))
+        Path(path).write_bytes(damaged(Path(path).read_bytes(), at))
+        with UnitReader(REAL_FILES, path, stored, crc) as reader, pytest.raises(IndexDamaged) as caught:
+            reader.units(0, stored)
+        assert caught.value.block == at // 4096
+
+
+# --- version 1 --------------------------------------------------------------------------------------------------------
+
+
+def write_version_1(path: Path) -> None:
+    """Put what a version 1 file had in the place of an index."""
+    known = read_checkpoint(REAL_FILES, str(path), int(path.stem))
+    assert known is not None
+    assert known.checkpoint.crc is not None
+    with UnitReader(REAL_FILES, str(path), known.checkpoint.units, known.checkpoint.crc) as reader:
+        units = reader.units(0, known.checkpoint.units).tobytes()
+    head = Struct("<8sIIqqqq12x").pack(b"metaqidx", 1, 32, *known.checkpoint[:4])
+    path.write_bytes(head + zlib.crc32(head).to_bytes(4, "little") + units)
+
+
+def test_indexes_of_version_1_are_believed_as_checkpoints_and_made_again(template: Template, tmp_path: Path) -> None:
+    harness = template.copy(tmp_path / "data")
+    for first in template.sizes:
+        write_version_1(harness.index_file(first))
+    harness.open()
+    assert harness.report().checked_bytes == 0
+    assert harness.store.unindexed_segments == 1
+    check_all(harness, look_up_first=True)
+    assert len(harness.log.segments) == 2
+    harness.restart()
+    assert harness.report().checked_bytes == harness.store.unindexed_segments == 0
+    check_invariants(harness.log)
+    harness.files.kill()
+
+
+def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(
+    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = template.copy(tmp_path / "data")
+    write_version_1(harness.index_file(RECORDS * SIZE))
+    file = harness.data_file(RECORDS * SIZE)
+    file.write_bytes(damaged(file.read_bytes(), 100 * SIZE + 22))
+    harness.open()
+    assert harness.log.message_count == 2 * RECORDS - 1
+    assert harness.log.visible_end == 2 * RECORDS * SIZE
+    assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
+    harness.files.kill()
