@@ -8,7 +8,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo import read_redo
+from metaq.broker.transactions.redo_reader import read_redo
 from metaq.coordination.session import ZkSession
 from tests.broker_process import Connection, RunningBroker, server_ini
 from tests.integration.java_peers import require_java
