@@ -165,7 +165,6 @@ class Checkpoints:
             return RedoPosition(-1, 0)
 
 
-
 def parse_checkpoint(data: bytes) -> RedoPosition:
     """The place that a checkpoint names. Raises ValueError for bytes that name none."""
     try:

@@ -108,7 +108,7 @@ class Following:
         self._damaged = False
 
     def damaged(self, damage: Damage) -> None:
-        """Some bytes of the file are no records. Call for a torn tail too: it ends no transaction and has no message."""
+        """Some bytes of the file are no records. A torn tail ends no transaction: its record was never written."""
         if damage.torn:
             return
         self._damaged = True

@@ -19,8 +19,8 @@ from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_st
 from .commands import Operation, StoredPut
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
-from .recovery import Logs, Replayed, replay
 from .quarantine import keep_copy, read_file
+from .recovery import Logs, Replayed, replay
 from .redo import DAMAGED_PREFIX, DIRECTORY, sealed_operation_record, sealed_put_record
 from .redo_file import RedoPosition
 from .seals import add_content
@@ -92,7 +92,9 @@ class TransactionLog:
         replayed = Replayed()
         if exists:
             self._checkpoints.open()
-            replayed = replay(files, self.directory, state.replay_from, logs, self._now_ms, partial(self._decide, state))
+            replayed = replay(
+                files, self.directory, state.replay_from, logs, self._now_ms, partial(self._decide, state)
+            )
         last = self._checkpoints.last
         saved = state.replay_from
         self._writer = RedoWriter(

@@ -32,6 +32,7 @@ from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .following import Ended, Following, Logged, LoggedBlock
 from .placing import complete, find_block, is_at, present
+from .quarantine import keep_copy
 from .redo import (
     DAMAGED_PREFIX,
     REDO_PREFIX,
@@ -42,7 +43,6 @@ from .redo import (
     numbered_files,
     sealed_operation_record,
 )
-from .quarantine import keep_copy
 from .redo_file import RedoFile, RedoPosition
 from .redo_reader import Damage, RedoReader
 from .seals import MIN_FILLER_BYTES

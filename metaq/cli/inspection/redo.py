@@ -231,7 +231,9 @@ class _Inspection:
         report, path = self._report, self._paths[logged.file]
         what = f"{logged.key} with {len(logged.puts)} messages"
         if logged.prepared and logged.damage is not None:
-            text = f"{what} is prepared, but damaged ({logged.damage}): the start rolls it back and tells its coordinator"
+            text = (
+                f"{what} is prepared, but damaged ({logged.damage}): the start rolls it back and tells its coordinator"
+            )
             report.add(Level.DAMAGE, path, text)
         elif logged.may_have_ended:
             text = f"the end of {what} may be in the damaged bytes: the start looks whether it was committed"

@@ -308,7 +308,9 @@ def test_a_state_that_names_a_file_far_behind_the_last_one_is_not_believed(tmp_p
     close(harness)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "7", '{"number":1e999,"offset":0}', '{"number":-1,"offset":0}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "7", '{"number":1e999,"offset":0}', '{"number":-1,"offset":0}', "[" * 10**5]
+)
 def test_a_damaged_checkpoint_for_java_is_reported_and_followed_by_a_right_one(tmp_path, caplog, text):
     harness = Harness(tmp_path)
     prepared(Asker(harness), XID)
