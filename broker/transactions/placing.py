@@ -62,7 +62,7 @@ class Placed:
             return whole._replace(offset=start)
         first = min(self.places.values())
         end = max(place + self._size(number) for number, place in self.places.items())
-        segment, length = self.log.extent(first, end - first)
+        _, length = self.log.extent(first, end - first)
         if length < end - first:  # over several files: 1.x cannot say that
             return whole._replace(offset=first)
         data = self.log.read_blocking(first, length)

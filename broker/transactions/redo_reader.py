@@ -1,8 +1,9 @@
 """Reading a redo file record by record, past what is damaged in it. Changes nothing; any thread; blocks.
 
-A record that is none, or whose checksum differs, is damage up to the next good record: where its own length says, or the
-next place at which a search finds one. Found so, a record counts if it has a seal, which names its place; or, one of
-Java's, if good records follow up to the end of the file. A body that looks like records is so not taken for some.
+Damage reaches from a record that cannot be read, or whose checksum differs, to the next good record. That one lies
+where the length of the bad one says, or a search finds it. A record that a search finds must have a seal, which names
+its place; one of Java's must be followed by good records up to the end of the file. So a message whose body looks like
+records is not taken for some.
 
 A record that the file ends in is a torn tail, as are zeros up to the end: the broker or the machine died while it was
 written. If its length cannot have been right before, because it contradicts the content, it is damage.
@@ -203,7 +204,7 @@ class RedoReader:
             content = content_end(head[LENGTH.size :])
         except RemoteProtocolError:
             return len(head) < LENGTH.size + 8  # cut in the size of the content
-        return content <= length <= content + _MOST_BEHIND_CONTENT
+        return bool(content <= length <= content + _MOST_BEHIND_CONTENT)
 
 
 def read_redo(files: Files, path: str) -> RedoContents:

@@ -130,7 +130,7 @@ def _padding(size: int) -> bytes:
 
 
 def open_seal(data: bytes, offset: int) -> Sealed:
-    """Check the bytes of a TxCommand whose record begins at `offset`. Raises RemoteProtocolError if they are damaged."""
+    """Check the bytes of a TxCommand whose record begins at `offset`. Raises RemoteProtocolError for damage."""
     end = command_end(data)
     command, rest = data[:end], data[end:]
     crc = record_crc(command, offset)

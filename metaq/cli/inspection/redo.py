@@ -21,6 +21,7 @@ from metaq.broker.transactions.redo import (
     RedoEntry,
     numbered_files,
 )
+from metaq.broker.transactions.redo_file import RedoPosition
 from metaq.broker.transactions.redo_reader import Damage, RedoReader
 from metaq.protocol.record import checksum
 
@@ -111,7 +112,7 @@ class _Inspection:
             text = f"{state.damage}: the start replays the whole log, and forgets decisions of operators"
             self._report.add(Level.DAMAGE, self._report.path, text)
         if state.replay_from is not None:
-            self._report.replay_from = tuple(state.replay_from)
+            self._report.replay_from = _place(state.replay_from)
         copies = [name for name in self._files.list_directory(self._report.path) if name.startswith(DAMAGED_PREFIX)]
         if copies:
             text = f"copies of what earlier starts found damaged: {', '.join(sorted(copies))}"
@@ -124,7 +125,7 @@ class _Inspection:
             if not data.strip(b"\0 \r\n"):
                 continue
             try:
-                self._report.checkpoint = tuple(parse_checkpoint(data))
+                self._report.checkpoint = _place(parse_checkpoint(data))
             except ValueError as error:
                 text = f"is no checkpoint ({error}): a Java broker begins at an older one, or at the first record"
                 self._report.add(Level.WARNING, path, text)
@@ -248,3 +249,8 @@ class _Inspection:
         if report.checkpoint is not None and (logged.file, logged.start) < report.checkpoint:
             text = f"{what} began before the checkpoint: a Java broker 1.4.6.2 forgets it at its start"
             report.add(Level.WARNING, report.path, text)
+
+
+def _place(position: RedoPosition) -> tuple[int, int]:
+    """Without names, as the report's other places are."""
+    return position.number, position.offset

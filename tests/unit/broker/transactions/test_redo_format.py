@@ -144,7 +144,7 @@ def test_a_put_comes_back_as_it_was(put):
 def test_an_operation_comes_back_as_it_was(operation):
     if operation.type.is_xa is not is_xa(operation.tx_key):
         with pytest.raises(RemoteProtocolError, match=operation.type.name):
-            decode_command(encode_operation_record(operation)[1])
+            decode_command(bytes(encode_operation_record(operation)[1]))
         return
     _, command, _ = encode_operation_record(operation)
     assert decode_command(bytes(command)) == operation
