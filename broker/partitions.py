@@ -129,6 +129,10 @@ class Partitions:
         self._learn(log)
         return log
 
+    def stored(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log of a partition that has one, whatever the configuration says."""
+        return self._store.find(topic, partition)
+
     def for_read(self, topic: str, partition: int) -> PartitionLog:
         """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
         if (topic, partition) in self._closed:

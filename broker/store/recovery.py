@@ -223,8 +223,8 @@ class _Tail:
         )
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
-        """found: at least one segment; the last that is kept becomes the one that grows. last_time_ms: store time of the
-        record before the first that is checked. Raises OSError, StoreError.
+        """found: at least one segment; the last that is kept becomes the one that grows. last_time_ms: store time of
+        the record in front of the first that is checked. Raises OSError, StoreError.
         """
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):

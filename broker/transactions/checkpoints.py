@@ -2,28 +2,40 @@
 
 1.4.6.2 writes the newest open transaction's place where the oldest one's is meant, so its checkpoints are never read
 here: ours lies in `metaq.json`, with the decisions operators have made (heuristics). Whatever a Java broker has
-appended meanwhile lies behind that place, so it stays right.
+appended meanwhile lies behind that place, so it stays right. It has a checksum over everything else in it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import simplejson
 
-from metaq.protocol.errors import StoreError
-from metaq.protocol.transactions import parse_key
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.record import checksum
+from metaq.protocol.transactions import is_xa, parse_key
 
-from ..store.files import Files, read_exactly, replace_file
+from ..store.files import Files, replace_file
+from .quarantine import read_file
 from .redo import CHECKPOINT_PREFIX, numbered_files
 from .redo_file import RedoPosition
 
-__all__ = ["STATE_NAME", "Checkpoints", "Heuristic", "SavedState", "read_state", "write_state"]
+__all__ = [
+    "STATE_NAME",
+    "Checkpoints",
+    "Heuristic",
+    "SavedState",
+    "parse_checkpoint",
+    "read_state",
+    "write_state",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +47,14 @@ Heuristic = str
 
 HEURISTICS = ("commit", "rollback", "complete")
 
+_CHECKSUM = "checksum"
+_STATE_FIELDS = {"replay_from", "heuristics", _CHECKSUM}
+_NOT_SAID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RemoteProtocolError)
+"""What comes of JSON that is none, or says something else."""
+
+
+_DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
@@ -42,35 +62,57 @@ class SavedState:
 
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
+    damage: str | None = None
+    """What is wrong with the file: then the place is not believed, and only decisions that can be read are here."""
 
 
 def read_state(files: Files, directory: str) -> SavedState:
-    """Blocks. Raises StoreError if the file is there but no state, OSError if it cannot be read."""
+    """Blocks. Raises OSError if the file is there but cannot be read."""
     path = os.path.join(directory, STATE_NAME)
-    data = _read(files, path)
+    data = read_file(files, path)
     if data is None:
         return SavedState()
     try:
         saved = simplejson.loads(data)
-        position = saved["replay_from"]
-        heuristics = {parse_key(key): decision for key, decision in saved["heuristics"].items()}
-        if None in heuristics or not set(heuristics.values()) <= set(HEURISTICS):
-            raise ValueError("a decision that is none")
-        return SavedState(RedoPosition(int(position["number"]), int(position["offset"])), heuristics)  # type: ignore[arg-type]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"{path} is damaged ({error}): move it away; the log is then replayed from its beginning, and decisions of "
-            "operators on prepared transactions are forgotten"
-        ) from error
+        if saved.keys() != _STATE_FIELDS and saved.keys() != _STATE_FIELDS - {_CHECKSUM}:  # our first releases had none
+            raise ValueError("other fields than a broker writes")
+        if _CHECKSUM in saved and saved.pop(_CHECKSUM) != _checksum(saved):
+            raise ValueError("a wrong checksum")
+        position = RedoPosition(int(saved["replay_from"]["number"]), int(saved["replay_from"]["offset"]))
+        heuristics = {_xa_key(key): decision for key, decision in saved["heuristics"].items()}
+        if min(position) < 0 or not set(heuristics.values()) <= set(HEURISTICS):
+            raise ValueError("a decision or a place that is none")
+        return SavedState(position, heuristics)
+    except _NOT_SAID as error:
+        return SavedState(None, _legible_decisions(data), f"{path} is damaged: {error}")
 
 
 def write_state(files: Files, directory: str, state: SavedState) -> None:
     """Blocks until it is on the disk. Raises OSError."""
     position = state.replay_from or RedoPosition(0, 0)
-    text = simplejson.dumps(
-        {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}, indent=1, sort_keys=True
-    )
+    saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
+    saved[_CHECKSUM] = _checksum(saved)
+    text = simplejson.dumps(saved, indent=1, sort_keys=True)
     replace_file(files, os.path.join(directory, STATE_NAME), text.encode() + b"\n")
+
+
+def _checksum(saved: Mapping[str, object]) -> int:
+    return checksum(simplejson.dumps(saved, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _xa_key(text: str) -> str:
+    key = parse_key(text)
+    if key is None or not is_xa(key):
+        raise ValueError(f"a decision about {text!r}")
+    return key
+
+
+def _legible_decisions(data: bytes) -> dict[str, Heuristic]:
+    found = {}
+    for key, decision in _DECISION.findall(data.decode("utf-8", "replace")):
+        with suppress(ValueError, RemoteProtocolError):
+            found[_xa_key(simplejson.loads(f'"{key}"'))] = decision
+    return found
 
 
 class Checkpoints:
@@ -113,23 +155,23 @@ class Checkpoints:
         return os.path.join(self._directory, f"{CHECKPOINT_PREFIX}{number}")
 
     def _parse(self, path: str) -> RedoPosition | None:
-        data = _read(self._files, path)
+        data = read_file(self._files, path)
         if not data:
             return None
         try:
-            saved: Any = simplejson.loads(data)
-            return RedoPosition(int(saved["number"]), int(saved["offset"]))
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("%s is no checkpoint: %s", path, error)
+            return parse_checkpoint(data)
+        except ValueError as error:
+            _log.warning("%s is no checkpoint: %s; a Java broker cannot begin there", path, error)
             return RedoPosition(-1, 0)
 
 
-def _read(files: Files, path: str) -> bytes | None:
+def parse_checkpoint(data: bytes) -> RedoPosition:
+    """The place that a checkpoint names. Raises ValueError for bytes that name none."""
     try:
-        fd = files.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        return read_exactly(files, fd, files.status(path).size, 0)
-    finally:
-        files.close(fd)
+        saved: Any = simplejson.loads(data)
+        position = RedoPosition(int(saved["number"]), int(saved["offset"]))
+    except _NOT_SAID as error:
+        raise ValueError(str(error)) from error
+    if min(position) < 0:
+        raise ValueError(f"the place {position}")
+    return position

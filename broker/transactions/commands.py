@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -18,11 +19,22 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.errors import InvalidName, RemoteProtocolError
+from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_topic
 from metaq.protocol.record import Buffer
-from metaq.protocol.transactions import parse_key
+from metaq.protocol.text import NO_CHECKSUM
+from metaq.protocol.transactions import is_xa, parse_key
 
-__all__ = ["Operation", "OperationType", "StoredPut", "decode_command", "encode_operation", "encode_put"]
+__all__ = [
+    "Operation",
+    "OperationType",
+    "StoredPut",
+    "command_end",
+    "content_end",
+    "decode_command",
+    "encode_operation",
+    "encode_put",
+]
 
 
 class OperationType(IntEnum):
@@ -37,6 +49,10 @@ class OperationType(IntEnum):
     @property
     def is_commit(self) -> bool:
         return self in (OperationType.XA_COMMIT, OperationType.LOCAL_COMMIT)
+
+    @property
+    def is_xa(self) -> bool:
+        return self not in (OperationType.LOCAL_COMMIT, OperationType.LOCAL_ROLLBACK)
 
 
 class StoredPut(NamedTuple):
@@ -69,6 +85,10 @@ _ENUM, _BYTES, _BOOL = FieldDescriptorProto.TYPE_ENUM, FieldDescriptorProto.TYPE
 _INT64, _INT32 = FieldDescriptorProto.TYPE_INT64, FieldDescriptorProto.TYPE_INT32
 _STRING = FieldDescriptorProto.TYPE_STRING
 _PACKAGE = "metaq.transactions"
+_BEGINNINGS = (b"\x08\x01\x12", b"\x08\x02\x12")  # cmdType, tag of cmd_content
+_FORCE = (b"\x18\x00", b"\x18\x01")
+_MAX_VARINT_BYTES = 5
+_DECIMAL = re.compile("0|-?[1-9][0-9]{0,9}", re.ASCII)
 
 
 def _schema() -> FileDescriptorProto:
@@ -151,21 +171,51 @@ def encode_operation(operation: Operation) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def command_end(data: Buffer) -> int:
+    """Where the fields of 1.x end in the bytes of a TxCommand; what follows is ours (seals.py).
+
+    Raises RemoteProtocolError unless they begin as both brokers write them: in the order of their numbers, none twice.
+    """
+    end = content_end(data)
+    if end > len(data):
+        raise RemoteProtocolError(f"TxCommand of {len(data)} bytes with content up to byte {end}")
+    force = bytes(data[end : end + 2])
+    return end + 2 if force in _FORCE else end
+
+
+def content_end(data: Buffer) -> int:
+    """Where `cmd_content` says that it ends, which may be beyond the data. Raises RemoteProtocolError."""
+    if bytes(data[:3]) not in _BEGINNINGS:
+        raise RemoteProtocolError(f"no TxCommand: {bytes(data[:8]).hex()}")
+    size = shift = 0
+    for position in range(3, 3 + _MAX_VARINT_BYTES):
+        if position >= len(data):
+            break
+        size |= (data[position] & 0x7F) << shift
+        shift += 7
+        if data[position] < 0x80:
+            return position + 1 + size
+    raise RemoteProtocolError("TxCommand with content of no size")
+
+
 def decode_command(data: bytes) -> StoredPut | Operation:
-    """The command in the bytes of a TxCommand. Raises RemoteProtocolError saying what is wrong with them."""
+    """The command in the bytes of a TxCommand that has 1.x's fields only.
+
+    Raises RemoteProtocolError saying what is wrong with them: whatever no broker writes is damage.
+    """
     command = _parse(_TxCommand, data, "TxCommand")
     if command.cmdType == _APPEND_MSG:
         append = _parse(_AppendMessage, command.cmd_content, "AppendMessageCommand")
         return _decode_put(append.message_id, append.put_command)
     operation = _parse(_TransactionOperation, command.cmd_content, "TransactionOperation")
+    kind, key = OperationType(operation.type), _key(operation.transaction_id)
     if operation.data_length < 0:
         raise RemoteProtocolError(f"attachment of {operation.data_length} bytes")
-    return Operation(
-        _key(operation.transaction_id),
-        OperationType(operation.type),
-        operation.was_prepared,
-        operation.data_length if OperationType(operation.type).is_commit else 0,
-    )
+    if operation.data_length and not kind.is_commit:
+        raise RemoteProtocolError(f"{kind.name} with an attachment of {operation.data_length} bytes")
+    if kind.is_xa is not is_xa(key) or command.force is not (kind is OperationType.XA_PREPARE):
+        raise RemoteProtocolError(f"{kind.name} of {key}, force={command.force}")
+    return Operation(key, kind, operation.was_prepared, operation.data_length)
 
 
 def _parse(kind: Any, data: bytes, name: str) -> Any:
@@ -175,22 +225,41 @@ def _parse(kind: Any, data: bytes, name: str) -> Any:
         raise RemoteProtocolError(f"no {name}: {error}") from error
     if not message.IsInitialized():
         raise RemoteProtocolError(f"{name} without its required fields")
+    if message.SerializeToString() != data or len(data) != _known_size(message):
+        raise RemoteProtocolError(f"{name} with fields that no broker writes")
     return message
+
+
+def _known_size(message: Any) -> int:
+    message.DiscardUnknownFields()
+    size: int = message.ByteSize()
+    return size
 
 
 def _decode_put(message_id: int, frame: bytes) -> StoredPut:
     # not protocol.text's parser: Java stores bodies of any size, and they must not be refused here
     line, end, body = frame.partition(b"\r\n")
-    tokens = line.decode("utf-8", "replace").split(" ")
+    try:
+        tokens = line.decode("utf-8").split(" ")
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"stored put that is no UTF-8: {line[:80]!r}") from error
     if not end or len(tokens) != 8 or tokens[0] != "put":
         raise RemoteProtocolError(f"no stored put: {frame[:80]!r}")
-    try:
-        partition, length, flag, checksum, opaque = (int(tokens[position]) for position in (2, 3, 4, 5, 7))
-    except ValueError as error:
-        raise RemoteProtocolError(f"stored put with a bad number: {line[:80]!r}") from error
-    if length != len(body) or partition < 0:
+    partition, length, flag, checksum, opaque = (_int32(tokens[position], line) for position in (2, 3, 4, 5, 7))
+    if length != len(body) or partition < 0 or checksum < NO_CHECKSUM:
         raise RemoteProtocolError(f"stored put with a body of {len(body)} bytes: {line[:80]!r}")
+    try:
+        check_topic(tokens[1])
+    except InvalidName as error:
+        raise RemoteProtocolError(f"stored put: {error}") from error
     return StoredPut(_key(tokens[6]), message_id, tokens[1], partition, flag, checksum, opaque, body)
+
+
+def _int32(token: str, line: bytes) -> int:
+    """As both brokers write it: no sign but a minus, no zeros in front."""
+    if _DECIMAL.fullmatch(token) and INT32_MIN <= (value := int(token)) <= INT32_MAX:
+        return value
+    raise RemoteProtocolError(f"stored put with the number {token!r}: {line[:80]!r}")
 
 
 def _key(text: str) -> str:

@@ -25,7 +25,7 @@ from ..store.batch import encode_puts
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
 from .commands import Operation, OperationType
-from .redo import Location, encode_locations, encode_operation_record
+from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
 from .transaction import Block, Transaction
 from .writer import RedoWriter
 
@@ -98,15 +98,16 @@ class Committer:
             self._promised[block.log] += block.size
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         attachment = encode_locations([part.location for part in parts])
-        record = encode_operation_record(Operation(transaction.key, kind, was_prepared), attachment)
-        attachment_at = self._writer.append(file, record) - len(attachment)
-        self._writer.when_written(partial(self._decided, transaction, parts, attachment_at, settled))
+        operation = Operation(transaction.key, kind, was_prepared)
+        record = sealed_operation_record(operation, file.size, transaction.messages, transaction.content, attachment)
+        record_end = self._writer.append(file, record)
+        self._writer.when_written(partial(self._decided, transaction, parts, record_end, settled))
 
     def _decided(
         self,
         transaction: Transaction,
         parts: list[EncodedBlock],
-        attachment_at: int,
+        record_end: int,
         settled: Settled,
         failure: str | None,
     ) -> None:
@@ -124,7 +125,7 @@ class Committer:
         if [part.base for part in parts] != predicted:
             assert transaction.file is not None
             attachment = encode_locations([part.location for part in parts])
-            self._writer.patch(transaction.file, attachment_at, attachment)
+            self._writer.patch(transaction.file, *attachment_patch(record_end, attachment, sealed=True))
             self._writer.flush()
         if error is not None:  # stays unsettled: the next start appends what is missing
             settled(None, error)

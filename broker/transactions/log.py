@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError, StoreError, TransactionRefused
-from metaq.protocol.record import Buffer
 
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
 from ..store.flush import RunInThread
-from .checkpoints import Checkpoints, Heuristic, SavedState, read_state, write_state
+from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, write_state
+from .commands import Operation, StoredPut
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
-from .recovery import LogFor, Replayed, replay
-from .redo import DIRECTORY
+from .quarantine import keep_copy, read_file
+from .recovery import Logs, Replayed, replay
+from .redo import DAMAGED_PREFIX, DIRECTORY, sealed_operation_record, sealed_put_record
 from .redo_file import RedoPosition
+from .seals import add_content
 from .transaction import Transaction
 from .writer import Done, RedoWriter
 
@@ -65,11 +67,11 @@ class TransactionLog:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def open(self, log_for: LogFor) -> Replayed:
+    def open(self, logs: Logs) -> Replayed:
         """Lock, read and replay what is there; see recovery.replay. Raises StoreError, ConfigError, DirectoryInUse."""
         self._lock_directory()
         try:
-            state = self._read(log_for)
+            state = self._read(logs)
         except OSError as error:
             self._unlock()
             raise StoreError(f"the transaction log {self.directory} cannot be read: {error}") from error
@@ -79,16 +81,20 @@ class TransactionLog:
         self._ticked = self._checkpointed = self._seconds()
         return state
 
-    def _read(self, log_for: LogFor) -> Replayed:
+    def _read(self, logs: Logs) -> Replayed:
         files = self._files
         exists = files.is_directory(self.directory)
         state = read_state(files, self.directory) if exists else SavedState()
+        if state.damage is not None:
+            self._keep_state(state)
         self._heuristics = dict(state.heuristics)
         self._checkpoints = Checkpoints(files, self.directory, self._config.max_checkpoints)
         replayed = Replayed()
         if exists:
             self._checkpoints.open()
-            replayed = replay(files, self.directory, state.replay_from, log_for, self._now_ms)
+            replayed = replay(
+                files, self.directory, state.replay_from, logs, self._now_ms, partial(self._decide, state)
+            )
         last = self._checkpoints.last
         saved = state.replay_from
         self._writer = RedoWriter(
@@ -107,6 +113,24 @@ class TransactionLog:
         if replayed.late:
             _log.warning("%d messages that came after their transaction was prepared are dropped", replayed.late)
         return replayed
+
+    def _keep_state(self, state: SavedState) -> None:
+        path = os.path.join(self.directory, STATE_NAME)
+        copy = keep_copy(
+            self._files, self.directory, f"{DAMAGED_PREFIX}{STATE_NAME}", read_file(self._files, path) or b""
+        )
+        _log.error(
+            "%s; the log is replayed from its beginning, and of the decisions of operators %d can be read; kept in %s",
+            state.damage,
+            len(state.heuristics),
+            copy,
+        )
+        write_state(self._files, self.directory, SavedState(None, state.heuristics))
+
+    def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
+        """Note what becomes of damaged transactions, on the disk when this returns. Raises OSError."""
+        self._heuristics.update(decisions)
+        write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
 
     def close(self) -> None:
         """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
@@ -137,11 +161,20 @@ class TransactionLog:
         """Why the log takes no more writes until the broker is restarted; None if it does."""
         return self._writer.failure
 
-    def append(self, transaction: Transaction, record: Sequence[Buffer]) -> None:
-        """Queue a record of a transaction; its first one finds it a file."""
+    def append_put(self, transaction: Transaction, put: StoredPut) -> None:
+        """Queue the record of a message; a transaction's first one finds it a file."""
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
+        record, crc = sealed_put_record(put, transaction.file.size)
+        transaction.content = add_content(transaction.content, crc)
         self._writer.append(transaction.file, record)
+
+    def append_operation(self, transaction: Transaction, operation: Operation) -> None:
+        """Queue the record of a preparation or rollback of a transaction with messages."""
+        file = transaction.file
+        assert file is not None
+        messages, content = transaction.messages, transaction.content
+        self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
     def when_written(self, done: Done) -> None:
         """Call back when what was queued is as safe as flushTxLogAtCommit says."""

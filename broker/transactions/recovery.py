@@ -1,37 +1,56 @@
 """Reading the transaction log at the start: what was committed is in the partitions, what was prepared is kept.
 
-A commit's messages are looked for where its attachment says, by CRC; then, because the broker may have died before it
-put the attachment right, behind that place by message id; if they are not there either they are appended again. Nothing
-is ever overwritten: 1.4.6.2 writes at the place it remembers, whatever lies there by then.
+A commit's messages are looked for where its attachment says; if they are not there, or not all, by message id; what
+lies nowhere is appended (placing.py). Nothing is ever overwritten: 1.4.6.2 writes at the place it remembers, whatever
+lies there by then.
 
-A record that is not complete, or is none, ends its file: the rest is copied to `damaged-redo.<n>-<offset>` and cut.
+What is damaged is never delivered (following.py says what is proven). The records around it are kept:
+
+- damaged bytes between records are replaced by a record that means nothing, at the end of the file they are cut;
+- a committed block that cannot be proven is looked for in its partition; if it is not there it is lost;
+- a prepared transaction of which a message is damaged is rolled back, as if an operator had decided so: its coordinator
+  is told until it says FORGET;
+- a transaction whose end may have been in the damaged bytes was committed if a message of it is in a partition.
+
+Whatever is lost or replaced is reported and copied to `damaged-redo.<n>-<offset>` first.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-import numpy as np
+from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.transactions import is_xa
 
-from metaq.protocol.errors import OffsetOutOfRange
-from metaq.protocol.record import checksum
-
-from ..store.files import Files, read_exactly, replace_file
+from ..store.files import Files, read_exactly, write_all
 from ..store.partition_log import PartitionLog
-from .commands import OperationType, StoredPut
-from .commit import EncodedBlock
-from .redo import REDO_PREFIX, Location, RedoEntry, RedoReader, encode_locations, numbered_files
+from .checkpoints import Heuristic
+from .commands import Operation, OperationType, StoredPut
+from .following import Ended, Following, Logged, LoggedBlock
+from .placing import complete, find_block, is_at, present
+from .quarantine import keep_copy
+from .redo import (
+    DAMAGED_PREFIX,
+    REDO_PREFIX,
+    Location,
+    RedoEntry,
+    encode_filler,
+    encode_locations,
+    numbered_files,
+    sealed_operation_record,
+)
 from .redo_file import RedoFile, RedoPosition
+from .redo_reader import Damage, RedoReader
+from .seals import MIN_FILLER_BYTES
 from .transaction import Block, State, Transaction
 
-__all__ = ["Replayed", "replay"]
+__all__ = ["Logs", "Replayed", "replay"]
 
 _log = logging.getLogger(__name__)
-
-_SEARCH_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -44,170 +63,335 @@ class Replayed:
     """Where the messages of those committed transactions end that may not be on the disk yet."""
     max_message_id: int = 0
     appended: int = 0
-    """Transactions of which at least one partition had to be completed."""
-    cut_bytes: int = 0
+    """Messages that had to be appended."""
     late: int = 0
     """Messages that a Java broker took after the preparation; it never commits them."""
 
 
-LogFor = Callable[[str, int], PartitionLog]
+class Logs(Protocol):
+    """The partitions, as a replay needs them."""
+
+    def for_replay(self, topic: str, partition: int) -> PartitionLog:
+        """The log, made if there is none. Raises InvalidName, StoreError."""
+
+    def stored(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log, None if there is none."""
+
+
+Decide = Callable[[Mapping[str, Heuristic]], None]
 
 
 def replay(
-    files: Files, directory: str, start: RedoPosition | None, log_for: LogFor, now_ms: Callable[[], int]
+    files: Files,
+    directory: str,
+    start: RedoPosition | None,
+    logs: Logs,
+    now_ms: Callable[[], int],
+    decide: Decide,
 ) -> Replayed:
     """Read all redo files from `start` on and repair the partitions. Before anything else uses them; blocks.
 
-    log_for(topic, partition): the log, made if there is none. Raises OSError, StoreError.
+    decide: is told what becomes of prepared transactions that cannot be committed, before anything of them is removed;
+    it notes that on the disk. Raises OSError, StoreError.
     """
-    run = _Replay(files, directory, log_for, now_ms)
-    for number, path in numbered_files(files, directory, REDO_PREFIX).items():
-        if start is None or number >= start.number:
-            run.read_file(number, path, start.offset if start is not None and number == start.number else 0)
-        else:  # everything in it is settled; the broker stopped before it was deleted
-            run.result.files.append(RedoFile(number, path, files.status(path).size, exists=True))
-    return run.result
+    return _Replay(files, directory, logs, now_ms).run(start, decide)
+
+
+class _OldFile:
+    """What the replay has found out about one file. lost: ranges of bytes that are to be kept."""
+
+    def __init__(self, file: RedoFile) -> None:
+        self.file = file
+        self.size = 0
+        self.gaps: list[Damage] = []
+        self.tail: Damage | None = None
+        self.lost: list[tuple[int, int]] = []
+        self.ends: list[Buffer] = []
+        """Records that are to follow the last good one."""
+
+    def damaged(self, damage: Damage, size: int) -> None:
+        """size: of the file in bytes."""
+        if damage.end == size:
+            self.tail = damage
+        else:
+            self.gaps.append(damage)
+        self.lost.append((damage.start, damage.end))
 
 
 class _Replay:
-    def __init__(self, files: Files, directory: str, log_for: LogFor, now_ms: Callable[[], int]) -> None:
+    def __init__(self, files: Files, directory: str, logs: Logs, now_ms: Callable[[], int]) -> None:
         self.result = Replayed()
         self._files = files
         self._directory = directory
-        self._log_for = log_for
+        self._logs = logs
         self._now_ms = now_ms
-        self._puts: dict[Transaction, list[StoredPut]] = {}  # of transactions whose end has not been read
+        self._following = Following(now_ms)
+        self._old: dict[int, _OldFile] = {}
+        self._appended_to: dict[PartitionLog, None] = {}
 
-    def read_file(self, number: int, path: str, start: int) -> None:
+    def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
+        paths = numbered_files(self._files, self._directory, REDO_PREFIX)
+        if start is not None and paths and start.number > max(paths) + 1:
+            _log.error("%s: there is no file %d for a replay to begin in: all is read", self._directory, start.number)
+            start = None
+        for number, path in paths.items():
+            if start is None or number >= start.number:
+                self._read_file(number, path, start.offset if start is not None and number == start.number else 0)
+            else:  # everything in it is settled; the broker stopped before it was deleted
+                size = self._files.status(path).size
+                self.result.files.append(RedoFile(number, path, size, exists=True))
+        decisions = self._judge_open()
+        if decisions:
+            decide(decisions)
+        for old in self._old.values():
+            self._repair(old)
+        for log in self._appended_to:
+            log.flusher.finish()  # nobody sees a part of a block before the rest
+        self.result.max_message_id = self._following.max_message_id
+        self.result.late = self._following.late
+        return self.result
+
+    def _read_file(self, number: int, path: str, start: int) -> None:
         file = RedoFile(number, path, exists=True)
+        old = _OldFile(file)
+        self._following.begin_file(number)
         reader = RedoReader(self._files, path, start)
-        for entry in reader:
-            self._apply(file, entry)
-            file.size = reader.end
+        for part in reader.parts():
+            if isinstance(part, RedoEntry):
+                self._take(old, part)
+                file.size = part.end
+            elif start and part.start == start:
+                break
+            else:
+                old.damaged(part, reader.size)
+                self._following.damaged(part)
         if start and reader.end == start != reader.size:
             _log.warning("%s: no record begins at byte %d: replayed from its beginning", path, start)
-            self.read_file(number, path, 0)
+            self._read_file(number, path, 0)
             return
-        file.size = reader.end
-        if reader.problem is not None:
-            self._cut(path, reader)
+        file.size, old.size = reader.end, reader.size
         if not file.unsettled:
             file.busy_from = file.size
+        self._old[number] = old
         self.result.files.append(file)
-        for transaction in [each for each in self._puts if each.file is file and each.state is State.PREPARED]:
-            self._load(transaction)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def _apply(self, file: RedoFile, entry: RedoEntry) -> None:
-        command = entry.command
-        if isinstance(command, StoredPut):
-            self._put(file, entry, command)
+    def _take(self, old: _OldFile, entry: RedoEntry) -> None:
+        ended = self._following.take(entry)
+        key = entry.command.tx_key
+        if ended is None:
+            if key not in self.result.transactions:
+                transaction = self.result.transactions[key] = Transaction(key)
+                transaction.file = old.file
+                old.file.size = entry.offset
+                old.file.hold(transaction)
             return
-        transaction = self.result.transactions.get(command.tx_key)
-        if transaction is None:
-            return  # it began before the place where the replay did: settled
-        if command.type is OperationType.XA_PREPARE:
-            transaction.state = State.PREPARED
-            return
-        del self.result.transactions[command.tx_key]
-        puts = self._puts.pop(transaction)
-        if command.type.is_commit:
-            self._commit(file, entry, transaction, puts)
-        else:
-            file.unsettled.pop(transaction)
-
-    def _put(self, file: RedoFile, entry: RedoEntry, put: StoredPut) -> None:
-        self.result.max_message_id = max(self.result.max_message_id, put.message_id)
-        transaction = self.result.transactions.get(put.tx_key)
-        if transaction is None:
-            transaction = self.result.transactions[put.tx_key] = Transaction(put.tx_key)
-            transaction.file = file
-            file.size = entry.offset
-            file.hold(transaction)
-            self._puts[transaction] = []
-        if transaction.state is State.PREPARED:
-            self.result.late += 1
-            return
-        self._puts[transaction].append(put)
-
-    def _load(self, transaction: Transaction) -> None:
-        """Give a prepared transaction its messages."""
-        for put in self._puts.pop(transaction):
-            log = self._log_for(put.topic, put.partition)
-            transaction.add(log, put.message_id, put.flag, checksum(put.body), put.body)
+        ending = self.result.transactions.pop(key, None)
+        if ended.operation.type.is_commit:
+            self._commit(old, ended, ending)
+        elif ending is not None:
+            _holder(ending).unsettled.pop(ending)
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _commit(self, file: RedoFile, entry: RedoEntry, transaction: Transaction, puts: list[StoredPut]) -> None:
-        self._puts[transaction] = puts
-        self._load(transaction)
-        known = {location.store: location for location in entry.locations}
-        found = {block.store: self._complete(block, known.get(block.store)) for block in transaction.finish()}
-        ends = [(log, location.offset + location.size) for log, location in found.values()]
+    def _commit(self, old: _OldFile, ended: Ended, transaction: Transaction | None) -> None:
+        entry = ended.entry
+        found = {block.store: self._place(old, ended, block) for block in ended.blocks}
+        placed = {store: each for store, each in found.items() if each is not None}
+        if transaction is not None:
+            self._settle(transaction, placed.values())
+        right = tuple(placed[each.store][1] if each.store in placed else each for each in entry.locations)
+        if entry.attachment_problem is not None:
+            right = self._whole_attachment(old, ended, right, [location for _, location in placed.values()])
+        if right != entry.locations or entry.attachment_problem is not None:
+            old.file.patches.append(entry.patch(right))
+
+    def _whole_attachment(
+        self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
+    ) -> tuple[Location, ...]:
+        """What a damaged attachment has to say; reports the damage."""
+        entry, path = ended.entry, old.file.path
+        if right == entry.locations and len(placed) == len(right):
+            _log.warning("%s: %s at byte %d, but right places", path, entry.attachment_problem, entry.offset)
+            return right
+        _log.error(
+            "%s: %s at byte %d: the messages of %s were looked for by their ids",
+            path,
+            entry.attachment_problem,
+            entry.offset,
+            ended.operation.tx_key,
+        )
+        old.lost.append((entry.offset, entry.end))
+        fits = len(encode_locations(placed)) == ended.operation.attachment_bytes
+        return tuple(placed) if fits else right
+
+    def _settle(self, transaction: Transaction, placed: Iterable[tuple[PartitionLog, Location]]) -> None:
+        ends = [(log, location.offset + location.size) for log, location in placed]
         if all(log.synced_end >= end for log, end in ends):
-            file.unsettled.pop(transaction)
+            _holder(transaction).unsettled.pop(transaction)
         else:
             self.result.committed[transaction] = ends
-        right = tuple(found[each.store][1] if each.store in found else each for each in entry.locations)
-        if right != entry.locations:
-            file.patches.append((entry.attachment_offset, encode_locations(right)))
 
-    def _complete(self, block: Block, location: Location | None) -> tuple[PartitionLog, Location]:
-        """Where a block lies, appended if it lies nowhere."""
-        log = block.log
-        encoded = EncodedBlock(block, log.end_offset, self._now_ms())
-        if location is not None and location.offset + location.size <= log.first_offset:
-            return log, location  # retention has removed it
-        if location is not None and _is_at(encoded, location.offset):
-            return log, encoded.location._replace(offset=location.offset)
-        for offset in _places(log, block.ids[0], log.end_offset if location is None else location.offset):
-            if _is_at(encoded, offset):
-                return log, encoded.location._replace(offset=offset)
-        log.append(encoded.data, encoded.units)
-        self.result.appended += 1
-        _log.warning(
-            "%s: %d committed messages (%d bytes) were not there: appended at %d",
-            log.directory,
-            len(block.ids),
-            encoded.size,
-            encoded.base,
+    def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> tuple[PartitionLog, Location] | None:
+        """Where the messages of a commit lie in one partition; None if they are lost, which is reported."""
+        believed = ended.entry.attachment_problem is None
+        if block.proven:
+            log = self._logs.for_replay(block.topic, block.partition)
+            return log, self._complete(_block(log, block.puts), block.location, believed=believed)
+        stored = self._logs.stored(block.topic, block.partition)
+        location = None if stored is None else self._find_damaged(stored, block, believed=believed)
+        if stored is not None and location is not None:
+            _log.warning(
+                "%s: the messages of %s for %s are damaged; they are in the partition at byte %d, and good there",
+                old.file.path,
+                ended.operation.tx_key,
+                block.store,
+                location.offset,
+            )
+            return stored, location
+        start = ended.entry.offset if ended.transaction is None else ended.transaction.start
+        old.lost.append((start, ended.entry.end))
+        _log.error(
+            "%s: messages of the committed transaction %s are lost: those for %s are damaged between byte %d and %d "
+            "(%d of them can be read), and they are not in the partition",
+            old.file.path,
+            ended.operation.tx_key,
+            block.store,
+            start,
+            ended.entry.end,
+            len(block.puts),
         )
-        return log, encoded.location
+        return None
+
+    def _find_damaged(self, log: PartitionLog, block: LoggedBlock, *, believed: bool) -> Location | None:
+        location = block.location
+        if location is None:
+            return None
+        if (believed and location.offset < log.first_offset) or is_at(log, location):
+            return location
+        return find_block(_block(log, block.puts), location, self._now_ms()) if block.puts else None
+
+    def _complete(self, block: Block, location: Location | None, *, believed: bool) -> Location:
+        found, appended = complete(block, location, self._now_ms(), believed=believed)
+        if appended:
+            self.result.appended += appended
+            self._appended_to[block.log] = None
+        return found
+
+    # --- transactions without an end ----------------------------------------------------------------------------------
+
+    def _judge_open(self) -> dict[str, Heuristic]:
+        """Give the prepared ones their messages; what is decided of those that cannot be committed."""
+        decisions = {}
+        for logged in list(self._following.open.values()):
+            old = self._old[logged.file]
+            transaction = self.result.transactions[logged.key]
+            there = self._present(logged) if logged.may_have_ended else 0
+            if there and logged.damage is None and logged.suspect is None:
+                del self.result.transactions[logged.key]
+                self._complete_commit(old, logged, transaction)
+                continue
+            if logged.prepared:
+                transaction.state = State.PREPARED
+            if logged.prepared and logged.damage is None:
+                self._load(logged, transaction)
+            elif logged.prepared:
+                decisions[logged.key] = "complete" if there else "rollback"
+                self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
+            elif logged.may_have_ended:
+                self._report(old, logged, "rolled back: if it was prepared or committed, damage hides it", there)
+        return decisions
+
+    def _present(self, logged: Logged) -> int:
+        return sum(
+            present(_block(log, puts), self._now_ms())
+            for (topic, partition), puts in logged.by_partition().items()
+            if (log := self._logs.stored(topic, partition)) is not None
+        )
+
+    def _complete_commit(self, old: _OldFile, logged: Logged, transaction: Transaction) -> None:
+        """Its commit was damaged, but messages are in a partition, which they never are before a commit."""
+        placed = []
+        for (topic, partition), puts in logged.by_partition().items():
+            log = self._logs.for_replay(topic, partition)
+            placed.append((log, self._complete(_block(log, puts), None, believed=False)))
+        kind = OperationType.XA_COMMIT if is_xa(logged.key) else OperationType.LOCAL_COMMIT
+        attachment = encode_locations([location for _, location in placed])
+        operation = Operation(logged.key, kind, logged.prepared)
+        record = sealed_operation_record(operation, old.file.size, len(logged.puts), logged.content, attachment)
+        old.ends += record
+        old.file.size += sum(map(len, record))
+        self._settle(transaction, placed)
+        _log.error(
+            "%s: the end of %s is damaged; messages of it are in the partitions, so it was committed: it is complete",
+            old.file.path,
+            logged.key,
+        )
+
+    def _load(self, logged: Logged, transaction: Transaction) -> None:
+        transaction.content = logged.content
+        for put in logged.puts:
+            log = self._logs.for_replay(put.topic, put.partition)
+            transaction.add(log, put.message_id, put.flag, checksum(put.body), put.body)
+
+    def _report(self, old: _OldFile, logged: Logged, text: str, there: int) -> None:
+        old.lost.append((logged.start, logged.end))
+        _log.error(
+            "%s: transaction %s between byte %d and %d (%d messages can be read, %d of them are in the partitions): %s",
+            old.file.path,
+            logged.key,
+            logged.start,
+            logged.end,
+            len(logged.puts),
+            there,
+            text,
+        )
 
     # --- damage -------------------------------------------------------------------------------------------------------
 
-    def _cut(self, path: str, reader: RedoReader) -> None:
-        cut = reader.size - reader.end
-        self.result.cut_bytes += cut
-        copy = os.path.join(self._directory, f"damaged-{os.path.basename(path)}-{reader.end}")
-        _log.error("%s: %d bytes cut at byte %d: %s; they are kept in %s", path, cut, reader.end, reader.problem, copy)
+    def _repair(self, old: _OldFile) -> None:
+        """Keep a copy of what is damaged, and make the file readable to its end, for Java brokers too."""
+        if not old.lost and not old.ends:
+            return
+        path = old.file.path
         fd = self._files.open(path, os.O_RDWR)
         try:
-            replace_file(self._files, copy, read_exactly(self._files, fd, cut, reader.end))
-            self._files.truncate(fd, reader.end)
+            if old.lost:
+                start = min(each for each, _ in old.lost)
+                data = read_exactly(self._files, fd, max(end for _, end in old.lost) - start, start)
+                name = f"{DAMAGED_PREFIX}{os.path.basename(path)}-{start}"
+                self._report_damage(old, keep_copy(self._files, self._directory, name, data))
+            if old.ends:
+                write_all(self._files, fd, old.ends, old.file.size - sum(map(len, old.ends)))
+            if old.size > old.file.size:
+                self._files.truncate(fd, old.file.size)
+            for gap in old.gaps:
+                if gap.end - gap.start >= MIN_FILLER_BYTES:
+                    write_all(self._files, fd, [encode_filler(gap.end - gap.start)], gap.start)
             self._files.fdatasync(fd)
         finally:
             self._files.close(fd)
 
+    def _report_damage(self, old: _OldFile, copy: str) -> None:
+        path = old.file.path
+        for gap in old.gaps:
+            size = gap.end - gap.start
+            _log.error("%s: %d bytes at byte %d are damaged: %s; they are kept in %s", path, size, *gap[::2], copy)
+        if old.tail is not None:
+            start, end, cause, _ = old.tail
+            _log.error("%s: %d bytes cut at byte %d: %s; they are kept in %s", path, end - start, start, cause, copy)
+        if not old.gaps and old.tail is None:
+            _log.error("%s: what is damaged is kept in %s", path, copy)
 
-def _is_at(block: EncodedBlock, offset: int) -> bool:
-    """Whether exactly this block lies there."""
-    log = block.log
-    if not log.first_offset <= offset <= log.visible_end - block.size:
-        return False
-    try:
-        return checksum(log.read_blocking(offset, block.size)) == block.checksum
-    except OffsetOutOfRange:
-        return False
+
+def _holder(transaction: Transaction) -> RedoFile:
+    assert transaction.file is not None
+    return transaction.file
 
 
-def _places(log: PartitionLog, message_id: int, after: int) -> Iterator[int]:
-    """Byte offsets of the records with this id, from the segment on that has the byte `after`."""
-    position = log.segment_start(min(max(after, log.first_offset), max(log.first_offset, log.visible_end - 1)))
-    while position < log.visible_end:
-        units = log.units(position, _SEARCH_BYTES)
-        if not len(units):
-            return
-        yield from units["offset"][np.flatnonzero(units["id"] == message_id)].tolist()
-        position = int(units["offset"][-1]) + int(units["size"][-1])
+def _block(log: PartitionLog, puts: Sequence[StoredPut]) -> Block:
+    block = Block(log)
+    for put in puts:
+        block.add(put.message_id, put.flag, checksum(put.body), put.body)
+    return block

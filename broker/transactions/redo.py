@@ -1,47 +1,54 @@
-"""Records of 1.x's transaction log, `<dataLogPath>/transactions/redo.<n>` (storage.md §7), and a read-only reader.
+"""Records of 1.x's transaction log, `<dataLogPath>/transactions/redo.<n>` (storage.md §7).
 
     record     length n u32 | n bytes TxCommand | attachment of a commit          big-endian, back to back
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
-The attachment says where the commit's messages lie in the partition logs.
+The attachment says where the commit's messages lie in the partition logs. TxCommand has our checksums behind 1.x's
+fields (seals.py); redo_reader.py reads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.record import Buffer
 
-from ..store.files import Files, read_exactly
-from .commands import Operation, StoredPut, decode_command, encode_operation, encode_put
+from ..store.files import Files
+from .commands import Operation, StoredPut, encode_operation, encode_put
+from .seals import ATTACHMENT_SEAL_BYTES, Seal, attachment_seal, filler_command, seal_operation, seal_put
 
 __all__ = [
     "CHECKPOINT_PREFIX",
+    "DAMAGED_PREFIX",
     "DIRECTORY",
     "REDO_PREFIX",
     "Location",
-    "RedoContents",
     "RedoEntry",
-    "RedoReader",
+    "attachment_patch",
+    "decode_locations",
+    "encode_filler",
     "encode_locations",
     "encode_operation_record",
     "encode_put_record",
     "numbered_files",
-    "read_redo",
+    "sealed_operation_record",
+    "sealed_put_record",
 ]
 
 DIRECTORY = "transactions"
 """Below dataLogPath."""
 REDO_PREFIX = "redo."
 CHECKPOINT_PREFIX = "checkpoint."
+DAMAGED_PREFIX = "damaged-"
+"""Of copies of what a start could not read."""
 
-_LENGTH = Struct(">i")
+LENGTH = Struct(">i")
+"""In front of each record."""
 _LOCATION = Struct(">qiii")
-_CHUNK_BYTES = 1 << 20
 
 
 class Location(NamedTuple):
@@ -55,51 +62,82 @@ class Location(NamedTuple):
 
 
 class RedoEntry(NamedTuple):
-    """One record. `offset` and `size`: bytes in the file, attachment included."""
+    """One record. `offset` and `size`: bytes in the file, attachment included. crc: see seals.record_crc."""
 
     offset: int
     size: int
     command: StoredPut | Operation
+    crc: int
+    seal: Seal | None
+    """None: of a Java broker, or of an old one of ours."""
     locations: tuple[Location, ...] = ()
     """Of a commit."""
+    attachment_problem: str | None = None
+    """Why the locations are not to be trusted."""
 
     @property
-    def attachment_offset(self) -> int:
-        """Where in the file the attachment of a commit begins."""
-        attached = self.command.attachment_bytes if isinstance(self.command, Operation) else 0
-        return self.offset + self.size - attached
+    def end(self) -> int:
+        """Where in the file the next record begins."""
+        return self.offset + self.size
+
+    def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
+        """Where in the file to write what, so that the commit names other places; names and their order stay."""
+        return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
 
-class RedoContents(NamedTuple):
-    """A whole file: its records, where the last good one ends, its size in bytes, and why reading stopped before it."""
-
-    entries: list[RedoEntry]
-    end: int
-    size: int
-    problem: str | None
-    """None if the file ends with its last record."""
+def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
+    """Where in the file to write what, for a commit record that ends at `end` to have another attachment."""
+    data = attachment_seal(attachment)[-ATTACHMENT_SEAL_BYTES:] + attachment if sealed else attachment
+    return end - len(data), data
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def encode_put_record(put: StoredPut) -> list[Buffer]:
-    """The bytes of a message's record, in buffers."""
+    """The bytes of a message's record as a Java broker writes it, in buffers."""
     command = encode_put(put)
-    return [_LENGTH.pack(len(command)), command]
+    return [LENGTH.pack(len(command)), command]
 
 
 def encode_operation_record(operation: Operation, attachment: bytes = b"") -> list[Buffer]:
-    """The bytes of a record that tells what became of a transaction, in buffers; the attachment is the last one."""
+    """The bytes of a Java broker's record that tells what became of a transaction; the attachment is the last one."""
     command = encode_operation(operation._replace(attachment_bytes=len(attachment)))
-    return [_LENGTH.pack(len(command)), command, attachment]
+    return [LENGTH.pack(len(command)), command, attachment]
+
+
+def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
+    """The bytes of a message's record that is to lie at `offset` of its file, in buffers, and its crc."""
+    command = encode_put(put)
+    seal, crc = seal_put(command, offset)
+    return [LENGTH.pack(len(command) + len(seal)), command, seal], crc
+
+
+def sealed_operation_record(
+    operation: Operation, offset: int, messages: int, content: int, attachment: bytes = b""
+) -> list[Buffer]:
+    """The bytes of a record at `offset` that tells what became of a transaction; the attachment is the last one.
+
+    messages, content: of the transaction, see seals.py.
+    """
+    command = encode_operation(operation._replace(attachment_bytes=len(attachment)))
+    seal = seal_operation(command, offset, messages, content)
+    if attachment:
+        seal += attachment_seal(attachment)
+    return [LENGTH.pack(len(command) + len(seal)), command, seal, attachment]
+
+
+def encode_filler(size: int) -> bytes:
+    """A record of `size` bytes, at least seals.MIN_FILLER_BYTES, that means nothing to either broker."""
+    command = filler_command(size)
+    return LENGTH.pack(len(command)) + command
 
 
 def encode_locations(locations: Sequence[Location]) -> bytes:
     """A commit's attachment; its length depends only on the names."""
     parts = []
     for store, offset, size, checksum in locations:
-        name = store.encode("utf-8")
+        name = store.encode("utf-8", "surrogateescape")
         parts += [_LOCATION.pack(offset, size, checksum, len(name)), name]
     return b"".join(parts)
 
@@ -117,75 +155,13 @@ def decode_locations(data: bytes) -> tuple[Location, ...]:
         offset, size, checksum, length = _LOCATION.unpack_from(data, position)
         position += _LOCATION.size
         name = data[position : position + length]
-        if not 0 <= length == len(name):
+        if not 0 < length == len(name):
             raise RemoteProtocolError(f"attachment with a name of {length} bytes")
-        found.append(Location(name.decode("utf-8", "replace"), offset, size, checksum))
+        if offset < 0 or size <= 0 or checksum < 0:
+            raise RemoteProtocolError(f"attachment with {size} bytes at {offset}")
+        found.append(Location(name.decode("utf-8", "surrogateescape"), offset, size, checksum))
         position += length
     return tuple(found)
-
-
-class RedoReader:
-    """Reads one file from `start` on, record by record, without changing it. Any thread; blocks.
-
-    Iterate once; then `end` is where the last good record ends, `size` the file's size and `problem` says why reading
-    stopped before it, None if it did not. `first_at`: whether a whole record begins at `start`. Raises OSError.
-    """
-
-    def __init__(self, files: Files, path: str, start: int = 0) -> None:
-        self.end = start
-        self.size = 0
-        self.problem: str | None = None
-        self._files = files
-        self._path = path
-        self._buffer = b""
-        self._buffer_start = start
-
-    def __iter__(self) -> Iterator[RedoEntry]:
-        fd = self._files.open(self._path, os.O_RDONLY)
-        try:
-            self.size = self._files.status(self._path).size
-            while self.end < self.size:
-                entry = self._next(fd)
-                if entry is None:
-                    return
-                self.end += entry.size
-                yield entry
-        finally:
-            self._files.close(fd)
-
-    def _next(self, fd: int) -> RedoEntry | None:
-        try:
-            return self._record(fd, self.end)
-        except RemoteProtocolError as error:
-            self.problem = str(error)
-            return None
-
-    def _record(self, fd: int, start: int) -> RedoEntry:
-        (length,) = _LENGTH.unpack(self._bytes(fd, start, _LENGTH.size))
-        if length <= 0:
-            raise RemoteProtocolError(f"record of {length} bytes")
-        command = decode_command(self._bytes(fd, start + _LENGTH.size, length))
-        attachment = start + _LENGTH.size + length
-        if not isinstance(command, Operation) or not command.attachment_bytes:
-            return RedoEntry(start, attachment - start, command)
-        data = self._bytes(fd, attachment, command.attachment_bytes)
-        return RedoEntry(start, attachment + len(data) - start, command, decode_locations(data))
-
-    def _bytes(self, fd: int, start: int, size: int) -> bytes:
-        if start + size > self.size:
-            raise RemoteProtocolError("a record that is not complete")
-        position = start - self._buffer_start
-        if position < 0 or position + size > len(self._buffer):
-            self._buffer = read_exactly(self._files, fd, max(size, _CHUNK_BYTES), start)
-            self._buffer_start, position = start, 0
-        return self._buffer[position : position + size]
-
-
-def read_redo(files: Files, path: str) -> RedoContents:
-    """All records of one file. Any thread; blocks. Raises OSError if it cannot be read."""
-    reader = RedoReader(files, path)
-    entries = list(reader)
-    return RedoContents(entries, reader.end, reader.size, reader.problem)
 
 
 def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:

@@ -54,7 +54,7 @@ class Block:
 class Transaction:
     """Lives on the reactor thread. owner: the connection of a local transaction, None for XA."""
 
-    __slots__ = ("blocks", "file", "key", "messages", "owner", "prepared_at_ms", "size", "state", "timer")
+    __slots__ = ("blocks", "content", "file", "key", "messages", "owner", "prepared_at_ms", "size", "state", "timer")
 
     def __init__(self, key: str, owner: object = None) -> None:
         self.key = key
@@ -64,6 +64,8 @@ class Transaction:
         self.file: RedoFile | None = None
         """Where its records go; None until the first message."""
         self.messages = 0
+        self.content = 0
+        """Of its messages' records in the log: see seals.add_content."""
         self.size = 0
         """Bytes of all its records."""
         self.prepared_at_ms: int | None = None

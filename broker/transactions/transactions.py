@@ -29,7 +29,6 @@ from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
-from .redo import encode_operation_record, encode_put_record
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, log_failed
 from .registry import Registry
 from .transaction import State, Transaction
@@ -87,7 +86,7 @@ class Transactions:
 
         Raises StoreError, ConfigError, DirectoryInUse.
         """
-        recovered = self._log.open(self._partitions.for_replay)
+        recovered = self._log.open(self._partitions)
         self._message_ids.begin_above(recovered.max_message_id)
         for transaction in recovered.transactions.values():
             if transaction.state is not State.PREPARED:
@@ -153,7 +152,7 @@ class Transactions:
         ids = [first_id] if len(checked) == 1 else message_ids_from(first_id, len(checked)).tolist()
         for message_id, (flag, announced, found, body) in zip(ids, checked, strict=True):
             stored = StoredPut(key, message_id, topic, partition, flag, announced, opaque, body)
-            self._log.append(transaction, encode_put_record(stored))
+            self._log.append_put(transaction, stored)
             transaction.add(log, message_id, flag, found, body)
         self._metrics.put(topic, len(checked), size - len(checked) * HEADER_BYTES)
         return first_id
@@ -172,7 +171,7 @@ class Transactions:
         transaction.state = State.PREPARED
         self._open.stop_timer(transaction)
         operation = Operation(transaction.key, OperationType.XA_PREPARE, was_prepared=False)
-        self._log.append(transaction, encode_operation_record(operation))
+        self._log.append_operation(transaction, operation)
         deferred: Deferred[XaVote] = Deferred()
         self._log.when_written(partial(self._prepared, transaction, deferred))
         return deferred
@@ -318,7 +317,7 @@ class Transactions:
         if transaction.file is None:
             return None
         kind = OperationType.XA_ROLLBACK if transaction.is_xa else OperationType.LOCAL_ROLLBACK
-        self._log.append(transaction, encode_operation_record(Operation(transaction.key, kind, was_prepared=False)))
+        self._log.append_operation(transaction, Operation(transaction.key, kind, was_prepared=False))
         self._log.settle(transaction)
         deferred: Deferred[None] = Deferred()
 

@@ -14,7 +14,8 @@ import click
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.journal_format import read_journal
-from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, RedoReader, numbered_files
+from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, numbered_files
+from metaq.broker.transactions.redo_reader import RedoReader
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.limits import INT32_MAX
 

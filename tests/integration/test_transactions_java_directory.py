@@ -8,7 +8,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo import read_redo
+from metaq.broker.transactions.redo_reader import read_redo
 from metaq.coordination.session import ZkSession
 from tests.broker_process import Connection, RunningBroker, server_ini
 from tests.integration.java_peers import require_java
@@ -69,4 +69,36 @@ def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_t
         ok(connection, tx(PREPARED[1], "COMMIT_TWO_PHASE"))
         after = bodies(connection, "t", 0)
         assert sorted(after) == sorted([*before, f"{PREPARED[3]} a".encode(), f"{PREPARED[1]} a".encode()])
+        assert ours.stop() == 0
+
+
+@pytest.mark.parametrize("size", [10, 3_000])
+def test_java_reads_past_what_stands_where_damage_was(chroot: str, tmp_path: Path, size: int) -> None:
+    """A Java broker cuts its log at the first record that it cannot read; a start of ours leaves none."""
+    data = tmp_path / "data"
+    ini = server_ini(data, {"t": "numPartitions=2", "u": "numPartitions=1"}, unflush_threshold=1)
+    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+        prepare(connection, PREPARED[0])
+        ok(connection, tx(COMMITTED, "BEGIN"), tx_put(COMMITTED, "t", 0, bytes(range(1, 11)) * (size // 10)))
+        ok(connection, tx(COMMITTED, "PREPARE"))
+        prepare(connection, PREPARED[1])
+        ours.kill()
+    path = data / "transactions" / "redo.1"
+    damaged = path.read_bytes().replace(bytes(range(1, 11)), bytes(10), 1)
+    path.write_bytes(damaged)
+    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+        assert sorted(recover(connection)) == sorted([*PREPARED[:2], COMMITTED])
+        assert connection.ask(tx(COMMITTED, "COMMIT_TWO_PHASE")).text.startswith("XAException:code=6,")
+        ok(connection, tx(COMMITTED, "FORGET"))
+        assert ours.stop() == 0
+    assert read_redo(REAL_FILES, str(path)).problem is None
+    kept = len(path.read_bytes())
+    with java(tmp_path / "java", chroot, data) as broker, Connection(broker.port) as connection:
+        assert sorted(recover(connection)) == PREPARED[:2]
+        ok(connection, tx(PREPARED[1], "COMMIT_TWO_PHASE"))
+        broker.kill()
+    assert len(path.read_bytes()) > kept
+    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+        assert recover(connection) == PREPARED[:1]
+        assert bodies(connection, "t", 0) == [f"{PREPARED[1]} a".encode()]
         assert ours.stop() == 0

@@ -121,3 +121,35 @@ def verify(connection: Connection, committed: set[str]) -> None:
         lost = committed - set(names)
         assert not lost, f"{len(lost)} acknowledged transactions are lost"
     assert set(found[0]) == set(found[1]), "a transaction is in one partition only"
+
+
+BODY_BYTES = 256 << 10
+BLOCK = [bytes([number]) * BODY_BYTES for number in range(32)]
+LARGE_ROUNDS = 5
+
+
+def test_a_large_block_is_there_once_when_the_broker_is_killed_while_it_is_written(tmp_path: Path) -> None:
+    """Whole records of it are at the end of the partition then."""
+    ini = server_ini(tmp_path / "data", TOPICS)
+    for number in range(LARGE_ROUNDS):
+        key = f"TX:s:{number}"
+        with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+            verify_large(bodies(connection, "fast", 0), number)
+            ok(connection, tx(key, "BEGIN"), *(tx_put(key, "fast", 0, body + b"%d" % number) for body in BLOCK))
+            before = data_bytes(tmp_path)
+            connection.send(tx(key, "COMMIT_ONE_PHASE"))
+            deadline = time.monotonic() + 60
+            while data_bytes(tmp_path) == before:  # without a sleep: the write takes milliseconds
+                assert time.monotonic() < deadline
+            broker.kill()
+    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        verify_large(bodies(connection, "fast", 0), LARGE_ROUNDS)
+        assert broker.stop() == 0
+
+
+def data_bytes(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in (tmp_path / "data" / "fast-0").glob("*.meta"))
+
+
+def verify_large(found: list[bytes], rounds: int) -> None:
+    assert found == [body + b"%d" % number for number in range(rounds) for body in BLOCK]

@@ -38,9 +38,10 @@ def bodies(connection: Connection, topic: str, partition: int) -> list[bytes]:
     found: list[bytes] = []
     offset = 0
     while isinstance(answer := connection.ask(encode_get(topic, "g", partition, offset, 1 << 20, 1)), Value):
-        for header in iter_headers(answer.data):
+        headers = list(iter_headers(answer.data))
+        for header in headers:
             body = bytes(answer.data[header.end - header.length : header.end])
             assert checksum(body) == header.checksum
             found.append(body)
-        offset += len(answer.data)
+        offset += headers[-1].end  # the last record may be cut
     return found

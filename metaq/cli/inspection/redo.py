@@ -1,9 +1,9 @@
-"""The transaction log below a data directory: records, open and prepared transactions, torn tails, checkpoints."""
+"""The transaction log below a data directory: records, damage, open and prepared transactions, checkpoints."""
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,18 @@ from pathlib import Path
 
 from metaq.broker.store.files import Files, read_exactly
 from metaq.broker.store.segment import SegmentFile
-from metaq.broker.transactions.commands import OperationType, StoredPut
+from metaq.broker.transactions.checkpoints import parse_checkpoint, read_state
+from metaq.broker.transactions.following import Ended, Following, Logged, LoggedBlock
 from metaq.broker.transactions.redo import (
     CHECKPOINT_PREFIX,
+    DAMAGED_PREFIX,
     REDO_PREFIX,
     Location,
     RedoEntry,
-    RedoReader,
     numbered_files,
 )
+from metaq.broker.transactions.redo_file import RedoPosition
+from metaq.broker.transactions.redo_reader import Damage, RedoReader
 from metaq.protocol.record import checksum
 
 from .findings import Finding, Level
@@ -42,7 +45,7 @@ class RedoFile:
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """One without an end. first: number of the file and byte of its first record."""
+    """One without an end. first: number of the file and byte of its first record. bytes: of the messages' bodies."""
 
     key: str
     first: tuple[int, int]
@@ -53,113 +56,201 @@ class PendingTransaction:
 
 @dataclass(slots=True)
 class RedoReport:
-    """What is in the transaction log. checkpoint: where a replay begins, (number of the file, byte)."""
+    """What is in the transaction log.
+
+    replay_from: where a broker of ours begins its replay, (number of the file, byte); None: at the first record.
+    checkpoint: where a Java broker begins.
+    """
 
     path: str
     files: list[RedoFile] = field(default_factory=list)
     pending: dict[str, PendingTransaction] = field(default_factory=dict)
     committed: int = 0
     rolled_back: int = 0
+    replay_from: tuple[int, int] | None = None
     checkpoint: tuple[int, int] | None = None
     findings: list[Finding] = field(default_factory=list)
+
+    def add(self, level: Level, place: str, text: str) -> None:
+        self.findings.append(Finding(level, place, text))
 
 
 def inspect_redo(files: Files, directory: Path, logs: Logs, *, in_use: bool) -> RedoReport:
     """Read all redo files. What cannot be read becomes a finding."""
     report = RedoReport(str(directory))
-    replayed: Counter[str] = Counter()
     try:
-        report.checkpoint = _checkpoint(files, report)
-        for number, path in numbered_files(files, str(directory), REDO_PREFIX).items():
-            for entry in _read_file(files, path, report, in_use):
-                _count(report, number, entry)
-                if not _before((number, entry.offset), report.checkpoint):
-                    replayed.update(each.store for each in entry.locations if not _is_written(files, logs, each))
+        _Inspection(files, logs, report, in_use=in_use).run()
     except OSError as error:
         level = Level.NOTE if in_use and isinstance(error, FileNotFoundError) else Level.DAMAGE
-        report.findings.append(Finding(level, error.filename or str(directory), f"cannot be read: {error.strerror}"))
-    _judge(report, replayed, in_use)
+        report.add(level, error.filename or str(directory), f"cannot be read: {error.strerror}")
     return report
 
 
-def _read_file(files: Files, path: str, report: RedoReport, in_use: bool) -> list[RedoEntry]:
-    reader = RedoReader(files, path)
-    entries = list(reader)
-    tail = reader.size - reader.end
-    report.files.append(RedoFile(path, len(entries), reader.size, tail))
-    if reader.problem:
-        level = Level.NOTE if in_use else Level.WARNING
-        text = f"a torn tail of {tail} bytes at {reader.end} ({reader.problem}): cut at the start"
-        report.findings.append(Finding(level, path, text))
-    return entries
+class _Inspection:
+    def __init__(self, files: Files, logs: Logs, report: RedoReport, *, in_use: bool) -> None:
+        self._files = files
+        self._logs = logs
+        self._report = report
+        self._in_use = in_use
+        self._following = Following(lambda: int(time.time() * 1000))
+        self._paths: dict[int, str] = {}
+        self._replayed: Counter[str] = Counter()
 
+    def run(self) -> None:
+        self._state()
+        self._checkpoint()
+        self._paths = numbered_files(self._files, self._report.path, REDO_PREFIX)
+        for number in self._paths:
+            self._read_file(number)
+        self._judge()
 
-def _count(report: RedoReport, number: int, entry: RedoEntry) -> None:
-    command = entry.command
-    key = command.tx_key
-    pending = report.pending.get(key) or PendingTransaction(key, (number, entry.offset))
-    if isinstance(command, StoredPut):
-        pending.messages += 1
-        pending.bytes += len(command.body)
-    elif command.type is OperationType.XA_PREPARE:
-        pending.prepared = True
-    else:
-        report.pending.pop(key, None)
-        report.committed += command.type.is_commit
-        report.rolled_back += not command.type.is_commit
-        return
-    report.pending[key] = pending
+    # --- where a replay begins ----------------------------------------------------------------------------------------
 
+    def _state(self) -> None:
+        state = read_state(self._files, self._report.path)
+        if state.damage is not None:
+            text = f"{state.damage}: the start replays the whole log, and forgets decisions of operators"
+            self._report.add(Level.DAMAGE, self._report.path, text)
+        if state.replay_from is not None:
+            self._report.replay_from = _place(state.replay_from)
+        copies = [name for name in self._files.list_directory(self._report.path) if name.startswith(DAMAGED_PREFIX)]
+        if copies:
+            text = f"copies of what earlier starts found damaged: {', '.join(sorted(copies))}"
+            self._report.add(Level.NOTE, self._report.path, text)
 
-def _is_written(files: Files, logs: Logs, location: Location) -> bool:
-    """Whether a commit's messages are in the partition. What retention has taken counts as written."""
-    segments = logs.get(location.store, ())
-    if segments and location.offset < segments[0].first_offset:
-        return True
-    for segment in segments:
-        if segment.first_offset <= location.offset and location.offset + location.size <= segment.end:
-            fd = files.open(segment.path, os.O_RDONLY)
+    def _checkpoint(self) -> None:
+        """The newest that is not empty."""
+        for path in numbered_files(self._files, self._report.path, CHECKPOINT_PREFIX).values():
+            data = Path(path).read_bytes()
+            if not data.strip(b"\0 \r\n"):
+                continue
             try:
-                data = read_exactly(files, fd, location.size, location.offset - segment.first_offset)
-            finally:
-                files.close(fd)
-            return checksum(data) == location.checksum
-    return False
+                self._report.checkpoint = _place(parse_checkpoint(data))
+            except ValueError as error:
+                text = f"is no checkpoint ({error}): a Java broker begins at an older one, or at the first record"
+                self._report.add(Level.WARNING, path, text)
 
+    def _settled(self, number: int, offset: int) -> bool:
+        """Whether no start of ours reads this place any more."""
+        start = self._report.replay_from
+        return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
 
-def _checkpoint(files: Files, report: RedoReport) -> tuple[int, int] | None:
-    """The newest that is not empty."""
-    found = None
-    for path in numbered_files(files, report.path, CHECKPOINT_PREFIX).values():
-        text = Path(path).read_bytes()
-        if not text.strip(b"\0 \r\n"):
-            continue
-        try:
-            value = json.loads(text)
-            found = int(value["number"]), int(value["offset"])
-        except (ValueError, KeyError, TypeError):
-            text_ = "is no checkpoint: the replay begins at an older one, or at the first record"
-            report.findings.append(Finding(Level.WARNING, path, text_))
-    return found
+    # --- records ------------------------------------------------------------------------------------------------------
 
+    def _read_file(self, number: int) -> None:
+        path = self._paths[number]
+        reader = RedoReader(self._files, path)
+        self._following.begin_file(number)
+        entries = 0
+        for part in reader.parts():
+            if isinstance(part, Damage):
+                self._damaged(number, part, reader.size)
+                continue
+            entries += 1
+            ended = self._following.take(part)
+            if part.attachment_problem is not None:
+                self._attachment(number, part)
+            if ended is not None:
+                self._ended(number, ended)
+        self._report.files.append(RedoFile(path, entries, reader.size, reader.size - reader.end))
 
-def _before(place: tuple[int, int], checkpoint: tuple[int, int] | None) -> bool:
-    return checkpoint is not None and place < checkpoint
+    def _damaged(self, number: int, damage: Damage, size: int) -> None:
+        self._following.damaged(damage)
+        path, count = self._paths[number], damage.end - damage.start
+        if damage.torn or (self._in_use and damage.end == size):
+            level = Level.NOTE if self._in_use else Level.WARNING
+            text = f"a torn tail of {count} bytes at {damage.start} ({damage.cause}): cut at the start"
+        elif self._settled(number, damage.start):
+            level = Level.WARNING
+            text = f"{count} bytes at byte {damage.start} are damaged ({damage.cause}); no start reads them any more"
+        else:
+            level = Level.DAMAGE
+            text = f"{count} bytes at byte {damage.start} are damaged: {damage.cause}"
+        self._report.add(level, path, text)
 
+    def _attachment(self, number: int, entry: RedoEntry) -> None:
+        right = entry.locations and all(map(self._is_written, entry.locations))
+        level = Level.WARNING if right or self._settled(number, entry.offset) else Level.DAMAGE
+        follows = "but right places" if right else "the start looks for the messages by their ids"
+        text = f"{entry.attachment_problem} of the commit of {entry.command.tx_key} at byte {entry.offset}: {follows}"
+        self._report.add(level, self._paths[number], text)
 
-def _judge(report: RedoReport, replayed: Counter[str], in_use: bool) -> None:
-    for pending in report.pending.values():
-        what = f"{pending.key} with {pending.messages} messages"
-        if not pending.prepared:
-            if not in_use:
-                text = f"the open transaction {what} is rolled back at the start"
-                report.findings.append(Finding(Level.WARNING, report.path, text))
-            continue
-        report.findings.append(Finding(Level.NOTE, report.path, f"{what} is prepared and waits for its coordinator"))
-        if _before(pending.first, report.checkpoint):
+    def _ended(self, number: int, ended: Ended) -> None:
+        if not ended.operation.type.is_commit:
+            self._report.rolled_back += 1
+            return
+        self._report.committed += 1
+        for block in ended.blocks:
+            there = block.location is not None and self._is_written(block.location)
+            if not block.proven:
+                self._unproven(number, ended, block, there=there)
+            elif not there and not self._settled(number, ended.entry.offset):
+                self._replayed[block.store] += 1
+
+    def _unproven(self, number: int, ended: Ended, block: LoggedBlock, *, there: bool) -> None:
+        key, at = ended.operation.tx_key, ended.entry.offset
+        text = f"the messages of {key} for {block.store}, committed at byte {at}, are damaged"
+        if there:
+            self._report.add(Level.WARNING, self._paths[number], f"{text}; they are in the partition, and good there")
+        elif self._settled(number, at):
+            self._report.add(Level.WARNING, self._paths[number], f"{text}; no start reads them any more")
+        else:
+            where = "they are not where the log names them: unless they lie elsewhere in the partition they are lost"
+            self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
+
+    def _is_written(self, location: Location) -> bool:
+        """Whether a commit's messages are in the partition. What retention has taken counts as written."""
+        segments = self._logs.get(location.store, ())
+        if segments and location.offset < segments[0].first_offset:
+            return True
+        for segment in segments:
+            if segment.first_offset <= location.offset and location.offset + location.size <= segment.end:
+                fd = self._files.open(segment.path, os.O_RDONLY)
+                try:
+                    data = read_exactly(self._files, fd, location.size, location.offset - segment.first_offset)
+                finally:
+                    self._files.close(fd)
+                return checksum(data) == location.checksum
+        return False
+
+    # --- what is left -------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        for logged in self._following.open.values():
+            size = sum(len(put.body) for put in logged.puts)
+            first = (logged.file, logged.start)
+            pending = PendingTransaction(logged.key, first, logged.prepared, len(logged.puts), size)
+            self._report.pending[logged.key] = pending
+            if not self._settled(*first):
+                self._judge_open(logged)
+        if not self._in_use:
+            for store, count in sorted(self._replayed.items()):
+                text = f"{count} commits to {store} are not where the log names them: the start writes what is missing"
+                self._report.add(Level.WARNING, self._report.path, text)
+
+    def _judge_open(self, logged: Logged) -> None:
+        report, path = self._report, self._paths[logged.file]
+        what = f"{logged.key} with {len(logged.puts)} messages"
+        if logged.prepared and logged.damage is not None:
+            text = (
+                f"{what} is prepared, but damaged ({logged.damage}): the start rolls it back and tells its coordinator"
+            )
+            report.add(Level.DAMAGE, path, text)
+        elif logged.may_have_ended:
+            text = f"the end of {what} may be in the damaged bytes: the start looks whether it was committed"
+            report.add(Level.DAMAGE, path, text)
+        elif not logged.prepared:
+            if not self._in_use:
+                report.add(Level.WARNING, report.path, f"the open transaction {what} is rolled back at the start")
+            return
+        if not logged.prepared:
+            return
+        report.add(Level.NOTE, report.path, f"{what} is prepared and waits for its coordinator")
+        if report.checkpoint is not None and (logged.file, logged.start) < report.checkpoint:
             text = f"{what} began before the checkpoint: a Java broker 1.4.6.2 forgets it at its start"
-            report.findings.append(Finding(Level.WARNING, report.path, text))
-    if not in_use:
-        for store, count in sorted(replayed.items()):
-            text = f"{count} commits to {store} are not in its log: the start writes their messages again"
-            report.findings.append(Finding(Level.WARNING, report.path, text))
+            report.add(Level.WARNING, report.path, text)
+
+
+def _place(position: RedoPosition) -> tuple[int, int]:
+    """Without names, as the report's other places are."""
+    return position.number, position.offset

@@ -13,6 +13,7 @@ from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import read_checkpoint, replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
 from metaq.broker.store.unit_reader import UnitReader
+from metaq.broker.transactions.checkpoints import SavedState, write_state
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
     Location,
@@ -20,6 +21,7 @@ from metaq.broker.transactions.redo import (
     encode_operation_record,
     encode_put_record,
 )
+from metaq.broker.transactions.redo_file import RedoPosition
 from metaq.cli.app import run
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record
 
@@ -324,7 +326,7 @@ def operation(key, kind, attachment=b""):
 
 
 def test_the_transaction_log_is_read(check):
-    written = record(b"committed")
+    written = record(b"in a transaction")
     there = Location("t-0", 0, len(written), checksum(written))
     xid = "XID:1:00ff:01:tm"
     write(check.data / "t-0" / SEGMENT, written)
@@ -343,9 +345,12 @@ def test_the_transaction_log_is_read(check):
     behind_the_prepared = len(b"".join(redo[:7]))
     write(check.data / "transactions" / "checkpoint.1", b"")
     write(check.data / "transactions" / "checkpoint.2", b'{"offset":%d,"number":1}' % behind_the_prepared)
+    before_the_prepared = len(b"".join(redo[:6]))
+    state = SavedState(RedoPosition(1, before_the_prepared))
+    write_state(REAL_FILES, str(check.data / "transactions"), state)
     found = check()["transactions"]
     assert (found["committed"], found["rolled_back"]) == (2, 1)
-    assert found["checkpoint"] == [1, behind_the_prepared]
+    assert (found["checkpoint"], found["replay_from"]) == ([1, behind_the_prepared], [1, before_the_prepared])
     assert found["files"][0]["tail_bytes"] == 3
     assert [(each["key"], each["prepared"], each["messages"]) for each in found["pending"]] == [
         (xid, True, 2),
@@ -355,9 +360,11 @@ def test_the_transaction_log_is_read(check):
     assert any("forgets it" in text for text in warnings)
     assert any("rolled back at the start" in text for text in warnings)
     assert any("torn tail of 3 bytes" in text for text in warnings)
-    assert not any("writes their messages again" in text for text in warnings)  # before the checkpoint
-    (check.data / "transactions" / "checkpoint.2").unlink()
-    assert "1 commits to t-0 are not in its log: the start writes their messages again" in said(check(), "warning")
+    assert not any("writes what is missing" in text for text in warnings)  # before the place where a replay begins
+    (check.data / "transactions" / "metaq.json").unlink()
+    missing = "1 commits to t-0 are not where the log names them: the start writes what is missing"
+    assert missing in said(check(), "warning")
+    assert not check()["damaged"]
 
 
 def test_a_transaction_log_elsewhere(check, tmp_path):

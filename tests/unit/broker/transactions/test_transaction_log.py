@@ -7,7 +7,7 @@ import pytest
 
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.testing import FaultyFiles
-from metaq.broker.transactions.redo import read_redo
+from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.errors import ConfigError, StoreError
 from metaq.protocol.record import checksum
 from tests.unit.broker.harness import Harness, put
@@ -243,13 +243,86 @@ def test_a_place_where_no_record_begins_is_not_believed(tmp_path):
         close(harness)
 
 
-def test_a_damaged_state_stops_the_start_and_says_what_to_do(tmp_path):
+def decided(tmp_path):
+    """A broker with a prepared transaction and an operator's decision on another; the bytes of metaq.json."""
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    prepared(ask, XIDS[0], XIDS[1])
+    harness.broker.transactions.complete(XIDS[1], "rollback")
+    close(harness)
+    return (transactions_directory(tmp_path) / "metaq.json").read_bytes()
+
+
+def recovered(harness):
+    return sorted(Asker(harness).ok(tx("null", "RECOVER")).split("\r\n"))
+
+
+@pytest.mark.parametrize("text", [b"{}", b"", b"\xff\xfe", b"[" * 100_000, b"null", b'{"replay_from": 1e999}'])
+def test_a_damaged_state_is_kept_and_the_log_replayed_from_its_beginning(tmp_path, caplog, text):
+    decided(tmp_path)
+    directory = transactions_directory(tmp_path)
+    (directory / "metaq.json").write_bytes(text)
+    with caplog.at_level(logging.ERROR):
+        harness = Harness(tmp_path)
+    assert "metaq.json is damaged" in caplog.text
+    assert (directory / "damaged-metaq.json").read_bytes() == text
+    assert recovered(harness) == XIDS[:1]
+    close(harness)
+
+
+def test_each_damaged_byte_of_the_state_is_found_and_costs_no_transaction(tmp_path, caplog):
+    whole = decided(tmp_path)
+    directory = transactions_directory(tmp_path)
+    log = (directory / "redo.1").read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        (directory / "metaq.json").write_bytes(damaged)
+        (directory / "redo.1").write_bytes(log)
+        caplog.clear()
+        harness = Harness(tmp_path)
+        if damaged.translate(None, b" \n") != whole.translate(None, b" \n"):
+            assert "metaq.json is damaged" in caplog.text, position
+        assert XIDS[0] in recovered(harness), position
+        harness.store.close()
+
+
+def test_a_state_of_an_older_release_has_no_checksum(tmp_path, caplog):
+    saved = json.loads(decided(tmp_path))
+    assert saved.pop("checksum")
+    path = transactions_directory(tmp_path) / "metaq.json"
+    path.write_text(json.dumps(saved))
+    harness = Harness(tmp_path)
+    assert "damaged" not in caplog.text
+    assert recovered(harness) == XIDS[:2]
+    close(harness)
+
+
+def test_a_state_that_names_a_file_far_behind_the_last_one_is_not_believed(tmp_path, caplog):
+    decided(tmp_path)
+    path = transactions_directory(tmp_path) / "metaq.json"
+    path.write_text(json.dumps({"replay_from": {"number": 10**30, "offset": 0}, "heuristics": {}}))
+    harness = Harness(tmp_path)
+    assert recovered(harness) == XIDS[:1]
+    assert "no file" in caplog.text
+    close(harness)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "7", '{"number":1e999,"offset":0}', '{"number":-1,"offset":0}', "[" * 10**5]
+)
+def test_a_damaged_checkpoint_for_java_is_reported_and_followed_by_a_right_one(tmp_path, caplog, text):
     harness = Harness(tmp_path)
     prepared(Asker(harness), XID)
     close(harness)
-    (transactions_directory(tmp_path) / "metaq.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"metaq\.json is damaged .*move it away"):
-        Harness(tmp_path)
+    directory = transactions_directory(tmp_path)
+    newest = max(int(each.name.rpartition(".")[2]) for each in directory.glob("checkpoint.*"))
+    (directory / f"checkpoint.{newest}").write_text(text)
+    harness = Harness(tmp_path)
+    assert "is no checkpoint" in caplog.text
+    assert Asker(harness).ok(tx("null", "RECOVER")) == XID
+    close(harness)
+    assert json.loads((directory / f"checkpoint.{newest + 1}").read_text()) == {"number": 1, "offset": 0}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

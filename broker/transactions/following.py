@@ -1,0 +1,220 @@
+"""What the records of the transaction log say, one after the other, and how much of it is proven.
+
+A commit of ours proves all of its messages at once: it counts them and has a checksum of their records (seals.py). One
+of a Java broker proves them by partition: size and checksum of the bytes that they make there. A preparation of ours
+proves its messages as a commit does; Java's proves nothing, so there what can be told is told: bodies that do not match
+their producers' checksums, impossible ids, damage before it that may have been one of its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from isal.isal_zlib import crc32
+
+from metaq.protocol.record import HEADER_BYTES, checksum
+from metaq.protocol.text import NO_CHECKSUM
+
+from ..store.batch import encode_puts
+from ..store.scan import id_time_ms
+from .commands import Operation, OperationType, StoredPut
+from .redo import Location, RedoEntry
+from .redo_reader import Damage
+from .seals import Seal, add_content
+
+__all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
+
+_FUTURE_MS = 10 * 365 * 86_400_000
+"""No clock is ahead by so much: an id with such a time is damaged."""
+
+
+@dataclass(slots=True)
+class Logged:
+    """A transaction as the log tells it. Places are bytes in its file, which is number `file`."""
+
+    key: str
+    file: int
+    start: int
+    """Where its first record begins."""
+    end: int
+    """Where its last record so far ends."""
+    puts: list[StoredPut] = field(default_factory=list)
+    content: int = 0
+    """See seals.add_content."""
+    prepared: bool = False
+    damage: str | None = None
+    """Why a prepared one cannot be committed."""
+    suspect: str | None = None
+    """What may be wrong with its messages, unless something proves them."""
+    may_have_ended: bool = False
+    """There is damage behind its first message that may have been its end, or its preparation."""
+
+    def by_partition(self) -> dict[tuple[str, int], list[StoredPut]]:
+        """Its messages by topic and partition."""
+        found: dict[tuple[str, int], list[StoredPut]] = {}
+        for put in self.puts:
+            found.setdefault((put.topic, put.partition), []).append(put)
+        return found
+
+
+@dataclass(slots=True)
+class LoggedBlock:
+    """The messages that a commit has for one partition. proven: they are what was committed, and all of it."""
+
+    topic: str
+    partition: int
+    puts: list[StoredPut]
+    proven: bool
+    location: Location | None
+    """Where the record says they are."""
+
+    @property
+    def store(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(slots=True)
+class Ended:
+    """A commit or rollback. transaction: None if no record of it was found before."""
+
+    entry: RedoEntry
+    transaction: Logged | None
+    blocks: list[LoggedBlock] = field(default_factory=list)
+    """Of a commit."""
+
+    @property
+    def operation(self) -> Operation:
+        assert isinstance(self.entry.command, Operation)
+        return self.entry.command
+
+
+class Following:
+    """Takes the records of all files in their order. `open` are the transactions without an end, by key."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.open: dict[str, Logged] = {}
+        self.late = 0
+        """Messages that a Java broker took after the preparation; it never commits them."""
+        self.max_message_id = 0
+        """Of messages that can be believed; 0 if there is none."""
+        self._now_ms = now_ms
+        self._file = 0
+        self._damaged = False  # in this file
+
+    def begin_file(self, number: int) -> None:
+        """What follows is of this file."""
+        self._file = number
+        self._damaged = False
+
+    def damaged(self, damage: Damage) -> None:
+        """Some bytes of the file are no records. A torn tail ends no transaction: its record was never written."""
+        if damage.torn:
+            return
+        self._damaged = True
+        for each in self.open.values():
+            if each.file == self._file:
+                each.may_have_ended = True
+
+    def take(self, entry: RedoEntry) -> Ended | None:
+        """The next record; what has ended by it."""
+        command = entry.command
+        if isinstance(command, StoredPut):
+            self._put(entry, command)
+            return None
+        transaction = self.open.get(command.tx_key)
+        if command.type is OperationType.XA_PREPARE:
+            self._prepare(entry, transaction)
+            return None
+        if transaction is not None:
+            del self.open[command.tx_key]
+            transaction.end = entry.end
+        blocks = _blocks(entry, transaction) if command.type.is_commit else []
+        if transaction is not None and all(block.proven for block in blocks):
+            self._believe(transaction.puts)
+        return Ended(entry, transaction, blocks)
+
+    def _put(self, entry: RedoEntry, put: StoredPut) -> None:
+        transaction = self.open.get(put.tx_key)
+        if transaction is None:
+            transaction = self.open[put.tx_key] = Logged(put.tx_key, self._file, entry.offset, entry.end)
+        if transaction.prepared:
+            self.late += 1
+            return
+        transaction.puts.append(put)
+        transaction.content = add_content(transaction.content, entry.crc)
+        transaction.end = entry.end
+        if entry.seal is not None:
+            self.max_message_id = max(self.max_message_id, put.message_id)
+        elif (doubt := self._doubt(put)) is not None:
+            transaction.suspect = f"{doubt} at byte {entry.offset}"
+
+    def _doubt(self, put: StoredPut) -> str | None:
+        """What is wrong with a message that has no seal, as far as can be told."""
+        if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
+            return "a body with a wrong checksum"
+        if put.message_id > 0 and id_time_ms(put.message_id) > self._now_ms() + _FUTURE_MS:
+            return f"the impossible message id {put.message_id}"
+        return None
+
+    def _prepare(self, entry: RedoEntry, transaction: Logged | None) -> None:
+        key = entry.command.tx_key
+        if transaction is None:
+            transaction = self.open[key] = Logged(key, self._file, entry.offset, entry.end)
+            transaction.suspect = "no message of it"
+        transaction.prepared = True
+        transaction.may_have_ended = False
+        transaction.end = entry.end
+        if entry.seal is not None:
+            transaction.damage = None if _is_whole(transaction, entry.seal) else _missing(transaction, entry.seal)
+        elif transaction.suspect is None and self._damaged:
+            transaction.damage = "damage before its preparation, which may have been one of its messages"
+        else:
+            transaction.damage = transaction.suspect
+        if transaction.damage is None:
+            self._believe(transaction.puts)
+
+    def _believe(self, puts: Sequence[StoredPut]) -> None:
+        self.max_message_id = max([self.max_message_id, *(put.message_id for put in puts)])
+
+
+def _is_whole(transaction: Logged, seal: Seal) -> bool:
+    return (len(transaction.puts), transaction.content) == (seal.messages, seal.content)
+
+
+def _missing(transaction: Logged, seal: Seal) -> str:
+    found = len(transaction.puts)
+    if found != seal.messages:
+        return f"{found} of its {seal.messages} messages"
+    return f"{found} messages that are not those that were prepared"
+
+
+def _blocks(entry: RedoEntry, transaction: Logged | None) -> list[LoggedBlock]:
+    """What the commit has to be in which partition, those first of which there are messages."""
+    puts = {} if transaction is None else transaction.by_partition()
+    places = {each.store: each for each in entry.locations}
+    whole = entry.seal is not None and transaction is not None and _is_whole(transaction, entry.seal)
+    blocks = []
+    for (topic, partition), of_store in puts.items():
+        place = places.pop(f"{topic}-{partition}", None)
+        proven = whole or (place is not None and _makes(of_store, place))
+        blocks.append(LoggedBlock(topic, partition, of_store, proven, place))
+    if whole:
+        return blocks  # whatever else the attachment names is damaged
+    for place in places.values():
+        topic, _, number = place.store.rpartition("-")
+        if number.isascii() and number.isdecimal():
+            blocks.append(LoggedBlock(topic, int(number), [], proven=False, location=place))
+    return blocks
+
+
+def _makes(puts: Sequence[StoredPut], location: Location) -> bool:
+    """Whether these messages make the bytes whose checksum the attachment has."""
+    if sum(HEADER_BYTES + len(put.body) for put in puts) != location.size:
+        return False
+    records = [(put.flag, checksum(put.body), put.body) for put in puts]
+    data, _ = encode_puts(records, 0, [put.message_id for put in puts], 0)
+    crc = 0
+    for buffer in data:
+        crc = crc32(buffer, crc)
+    return crc & 0x7FFFFFFF == location.checksum

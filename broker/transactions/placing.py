@@ -1,0 +1,198 @@
+"""Where the messages of a committed block lie in their partition, and appending those that lie nowhere.
+
+A broker that dies may leave the block at the place that its record names, at another one, in part, or not at all. Each
+message is looked for by its id and compared byte for byte; what is missing is appended, in order. So a part at the end
+of the log is continued, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from metaq.protocol.errors import OffsetOutOfRange
+from metaq.protocol.record import HEADER_BYTES, checksum
+
+from ..store.partition_log import PartitionLog
+from .commit import EncodedBlock
+from .redo import Location
+from .transaction import Block
+
+__all__ = ["Placed", "complete", "find_block", "is_at", "present"]
+
+_log = logging.getLogger(__name__)
+
+_SEARCH_BYTES = 64 << 20
+
+
+class Placed:
+    """Where the records of a block lie: byte offsets by number of the record; the others are missing."""
+
+    def __init__(self, block: Block, now_ms: int) -> None:
+        self.block = block
+        self.log = block.log
+        self.encoded = EncodedBlock(block, block.log.end_offset, now_ms)
+        self.places: dict[int, int] = {}
+        self._bytes = memoryview(b"".join(self.encoded.data))
+        sizes = [HEADER_BYTES + len(body) for *_, body in block.puts]
+        self._bounds = [0, *accumulate(sizes)]
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the records that lie nowhere, ascending."""
+        return [number for number in range(len(self.block.ids)) if number not in self.places]
+
+    def look(self, after: int | None) -> None:
+        """Find the records. after: a byte offset before which they cannot lie; only ids of Java brokers need it."""
+        for run in _runs(self._matches(after), self._bounds):
+            self._take(run)
+
+    def starts(self) -> list[int]:
+        """Byte offsets at which the block begins if its records that were found lie together."""
+        return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
+
+    def location(self) -> Location:
+        """Where they lie, all of them: one range, as 1.x has it; with what lies between them if they are scattered."""
+        whole = self.encoded.location
+        start = self.places[0]
+        if all(self.places[number] - start == bound for number, bound in enumerate(self._bounds[:-1])):
+            return whole._replace(offset=start)
+        first = min(self.places.values())
+        end = max(place + self._size(number) for number, place in self.places.items())
+        _, length = self.log.extent(first, end - first)
+        if length < end - first:  # over several files: 1.x cannot say that
+            return whole._replace(offset=first)
+        data = self.log.read_blocking(first, length)
+        return whole._replace(offset=first, size=length, checksum=checksum(data))
+
+    def append_missing(self, now_ms: int) -> int:
+        """Append what lies nowhere; how many messages that were. Raises StoreError."""
+        missing = self.missing
+        if not missing:
+            return 0
+        rest = Block(self.log)
+        for number in missing:
+            rest.add(self.block.ids[number], *self.block.puts[number])
+        encoded = EncodedBlock(rest, self.log.end_offset, now_ms)
+        position = self.log.append(encoded.data, encoded.units)
+        for number in missing:
+            self.places[number] = position
+            position += self._size(number)
+        return len(missing)
+
+    def _size(self, number: int) -> int:
+        return self._bounds[number + 1] - self._bounds[number]
+
+    def _matches(self, after: int | None) -> Iterator[tuple[int, int]]:
+        """(byte offset, number of the record) of readable records with the ids and sizes of the block's, in order."""
+        numbers = {message_id: number for number, message_id in enumerate(self.block.ids)}
+        ids = np.array(self.block.ids, np.int64)
+        lowest = int(ids.min())
+        start = self.log.first_offset
+        if lowest <= 0 and after is not None:
+            start = self.log.segment_start(min(max(after, start), max(start, self.log.visible_end - 1)))
+        for segment in list(self.log.segments):
+            # ids grow: what was closed before the messages got theirs is not read
+            if segment.end <= start or (segment.index is not None and 0 < segment.index.max_id < lowest):
+                continue
+            position, end = segment.first_offset, min(segment.end, self.log.visible_end)
+            while position < end:
+                units = self.log.units(position, _SEARCH_BYTES)
+                if not len(units):
+                    break
+                for unit in units[np.isin(units["id"], ids)].tolist():
+                    number = numbers[unit[1]]
+                    if unit[3] == self._size(number):
+                        yield unit[0], number
+                position = int(units["offset"][-1]) + int(units["size"][-1])
+
+    def _take(self, run: Sequence[tuple[int, int]]) -> None:
+        """Note those records of a run, back to back in the block and in the log, whose bytes are the block's."""
+        offset, first = run[0]
+        last = run[-1][1]
+        expected = self._bytes[self._bounds[first] : self._bounds[last + 1]]
+        if self.log.read_blocking(offset, len(expected)) == expected:
+            if len(run) == len(self.block.ids):  # whole and in order: better than parts found before
+                self.places.clear()
+            for place, number in run:
+                self.places.setdefault(number, place)
+        elif len(run) > 1:
+            for each in run:
+                self._take([each])
+
+
+def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    run: list[tuple[int, int]] = []
+    for offset, number in matches:
+        if run:
+            before, last = run[-1]
+            if number != last + 1 or offset != before + bounds[last + 1] - bounds[last]:
+                yield run
+                run = []
+        run.append((offset, number))
+    if run:
+        yield run
+
+
+def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[Location, int]:
+    """Where a committed block lies and how many of its messages had to be appended.
+
+    hint: where its record says. believed: whether it says what was written there; then what is below the log's start
+    was removed by retention. Raises StoreError.
+    """
+    log = block.log
+    if hint is not None and believed and hint.offset < log.first_offset:
+        return hint, 0
+    placed = Placed(block, now_ms)
+    if hint is not None and is_at(log, placed.encoded.location._replace(offset=hint.offset)):
+        return placed.encoded.location._replace(offset=hint.offset), 0
+    placed.look(hint.offset if hint is not None and believed else None)
+    found = len(placed.places)
+    appended = placed.append_missing(now_ms)
+    if appended:
+        _log.warning(
+            "%s: %d of %d committed messages were not there: appended up to byte %d",
+            log.directory,
+            appended,
+            found + appended,
+            log.end_offset,
+        )
+    return placed.location(), appended
+
+
+def is_at(log: PartitionLog, location: Location) -> bool:
+    """Whether bytes with this size and checksum lie there."""
+    if not log.first_offset <= location.offset <= log.visible_end - location.size:
+        return False
+    try:
+        data = log.read_blocking(location.offset, location.size)
+    except OffsetOutOfRange:
+        return False
+    return len(data) == location.size and checksum(data) == location.checksum
+
+
+def present(block: Block, now_ms: int) -> int:
+    """How many of a block's messages are in their partition."""
+    placed = Placed(block, now_ms)
+    placed.look(None)
+    return len(placed.places)
+
+
+def find_block(block: Block, location: Location, now_ms: int) -> Location | None:
+    """Where the bytes of a damaged block lie, of which only some messages can be read; None if they lie nowhere.
+
+    location: has their size and checksum.
+    """
+    lost = location.size - block.size
+    if lost < 0:
+        return None
+    placed = Placed(block, now_ms)
+    placed.look(None)
+    for start in placed.starts():  # the damaged messages may be the first ones, or later ones
+        for found in (location._replace(offset=start), location._replace(offset=start - lost)):
+            if is_at(block.log, found):
+                return found
+    return None

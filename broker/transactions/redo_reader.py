@@ -1,0 +1,214 @@
+"""Reading a redo file record by record, past what is damaged in it. Changes nothing; any thread; blocks.
+
+Damage reaches from a record that cannot be read, or whose checksum differs, to the next good record. That one lies
+where the length of the bad one says, or a search finds it. A record that a search finds must have a seal, which names
+its place; one of Java's must be followed by good records up to the end of the file. So a message whose body looks like
+records is not taken for some.
+
+A record that the file ends in is a torn tail, as are zeros up to the end: the broker or the machine died while it was
+written. If its length cannot have been right before, because it contradicts the content, it is damage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from metaq.protocol.errors import RemoteProtocolError
+
+from ..store.files import Files, read_exactly
+from ..store.scan import is_zero
+from .commands import Operation, content_end, decode_command
+from .redo import LENGTH, RedoEntry, decode_locations
+from .seals import attachment_seal, is_filler, open_seal
+
+__all__ = ["Damage", "RedoContents", "RedoReader", "read_redo"]
+
+_CHUNK_BYTES = 1 << 20
+_SEARCH_READ_BYTES = 1 << 30
+"""After so many bytes of would-be records a search gives up: the rest of the file counts as damaged."""
+_COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
+_MOST_BEHIND_CONTENT = 2 + 14 + 5
+"""`force`, the seal and the attachment's checksum."""
+
+
+class Damage(NamedTuple):
+    """Bytes [start, end) of a file that are no good records, and why. torn: the last record, which was not written."""
+
+    start: int
+    end: int
+    cause: str
+    torn: bool = False
+
+
+class RedoContents(NamedTuple):
+    """A whole file: its records, where the last good one ends, its size in bytes, and what is damaged."""
+
+    entries: list[RedoEntry]
+    end: int
+    size: int
+    damages: list[Damage]
+
+    @property
+    def problem(self) -> str | None:
+        """None if everything could be read."""
+        return self.damages[0].cause if self.damages else None
+
+
+class _Incomplete(RemoteProtocolError):
+    """The file ends before the record does."""
+
+
+class RedoReader:
+    """Reads one file from `start` on. Raises OSError.
+
+    Iterate once, over the records or, by `parts`, over records and damage in their order; then `end` is where the last
+    good record ends, `size` the file's size, and `damages` all damage.
+    """
+
+    def __init__(self, files: Files, path: str, start: int = 0) -> None:
+        self.end = start
+        self.size = 0
+        self.damages: list[Damage] = []
+        self._files = files
+        self._path = path
+        self._fd = -1
+        self._buffer = b""
+        self._buffer_start = start
+        self._budget = _SEARCH_READ_BYTES
+
+    def __iter__(self) -> Iterator[RedoEntry]:
+        return (part for part in self.parts() if isinstance(part, RedoEntry))
+
+    def parts(self) -> Iterator[RedoEntry | Damage]:
+        """Records, and between them what is damaged. A filler, which stands where damage was, is left out."""
+        self._fd = self._files.open(self._path, os.O_RDONLY)
+        try:
+            self.size = self._files.status(self._path).size
+            position = self.end
+            while position < self.size:
+                part = self._part(position)
+                position = part.end
+                if isinstance(part, Damage):
+                    self.damages.append(part)
+                else:
+                    self.end = position
+                    if part.seal is None and isinstance(part.command, Operation) and is_filler(part.command):
+                        continue
+                yield part
+        finally:
+            self._files.close(self._fd)
+
+    def _part(self, start: int) -> RedoEntry | Damage:
+        try:
+            return self._record(start)
+        except RemoteProtocolError as error:
+            cause, incomplete = str(error), isinstance(error, _Incomplete)
+        end = self._next_good(start)
+        torn = end == self.size and (
+            self._may_be_torn(start) if incomplete else is_zero(self._files, self._fd, start, end)
+        )
+        return Damage(start, end, cause, torn)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def _record(self, start: int) -> RedoEntry:
+        (length,) = LENGTH.unpack(self._bytes(start, LENGTH.size))
+        if length <= 0:
+            raise RemoteProtocolError(f"record of {length} bytes")
+        sealed = open_seal(self._bytes(start + LENGTH.size, length), start)
+        command = decode_command(sealed.command)
+        end = start + LENGTH.size + length
+        entry = RedoEntry(start, end - start, command, sealed.crc, sealed.seal)
+        if not isinstance(command, Operation) or not command.attachment_bytes:
+            return entry
+        data = self._bytes(end, command.attachment_bytes)
+        entry = entry._replace(size=entry.size + len(data))
+        if sealed.seal is None:
+            return entry._replace(locations=decode_locations(data))
+        problem = None
+        if sealed.seal.attachment != int.from_bytes(attachment_seal(data)[1:], "little"):
+            problem = "an attachment with a wrong checksum"
+        try:
+            return entry._replace(locations=decode_locations(data), attachment_problem=problem)
+        except RemoteProtocolError as error:
+            return entry._replace(attachment_problem=str(error))
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        if start + size > self.size:
+            raise _Incomplete("a record that is not complete")
+        position = start - self._buffer_start
+        if position < 0 or position + size > len(self._buffer):
+            self._buffer = read_exactly(self._files, self._fd, max(size, _CHUNK_BYTES), start)
+            self._buffer_start, position = start, 0
+        data = self._buffer[position : position + size]
+        if len(data) < size:
+            raise _Incomplete("a record that is not complete")  # the file has become shorter
+        return data
+
+    # --- damage -------------------------------------------------------------------------------------------------------
+
+    def _next_good(self, start: int) -> int:
+        """Where the first good record behind the bad one at `start` begins; the file's size if there is none."""
+        announced = self._announced_end(start)
+        if announced is not None and announced < self.size and self._counts(announced, chain=False):
+            return announced
+        position = start + 1
+        while position < self.size and self._budget > 0:
+            window = read_exactly(self._files, self._fd, _CHUNK_BYTES, position)
+            for match in _COMMAND.finditer(window, LENGTH.size):
+                candidate = position + match.start() - LENGTH.size
+                if self._counts(candidate, chain=True):
+                    return candidate
+                if self._budget <= 0:
+                    return self.size
+            if len(window) < _CHUNK_BYTES:
+                break
+            position += len(window) - LENGTH.size - 2  # a match may lie across two windows
+        return self.size
+
+    def _announced_end(self, start: int) -> int | None:
+        try:
+            (length,) = LENGTH.unpack(self._bytes(start, LENGTH.size))
+        except _Incomplete:
+            return None
+        return start + LENGTH.size + int(length) if length > 0 else None
+
+    def _counts(self, start: int, *, chain: bool) -> bool:
+        """Whether the record there is good; chain: and, without a seal, all that follow are."""
+        position = start
+        while True:
+            try:
+                entry = self._record(position)
+            except RemoteProtocolError:
+                self._budget -= min(self.size - position, LENGTH.size + self._announced_size(position))
+                return False
+            self._budget -= entry.size
+            position = entry.end
+            if entry.seal is not None or not chain or position == self.size:
+                return True
+
+    def _announced_size(self, start: int) -> int:
+        end = self._announced_end(start)
+        return 0 if end is None or end > self.size else end - start
+
+    def _may_be_torn(self, start: int) -> bool:
+        """Whether the length of the last record, which is not all there, can be what was written."""
+        head = read_exactly(self._files, self._fd, LENGTH.size + 8, start)
+        if len(head) <= LENGTH.size + 3:
+            return True
+        (length,) = LENGTH.unpack_from(head)
+        try:
+            content = content_end(head[LENGTH.size :])
+        except RemoteProtocolError:
+            return len(head) < LENGTH.size + 8  # cut in the size of the content
+        return bool(content <= length <= content + _MOST_BEHIND_CONTENT)
+
+
+def read_redo(files: Files, path: str) -> RedoContents:
+    """All records of one file. Any thread; blocks. Raises OSError if it cannot be read."""
+    reader = RedoReader(files, path)
+    entries = list(reader)
+    return RedoContents(entries, reader.end, reader.size, reader.damages)

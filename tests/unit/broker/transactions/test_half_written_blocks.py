@@ -1,0 +1,140 @@
+"""A committed block of which a part is in its partition when the broker starts: the part is continued, not repeated."""
+
+import pytest
+
+from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.testing import FaultyFiles
+from metaq.broker.transactions.redo_reader import read_redo
+from metaq.protocol.record import HEADER_BYTES, encode_record
+from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
+
+MESSAGES = [b"one", b"", b"three" * 9, b"four", b"five!"]
+BLOCK = sum(HEADER_BYTES + len(body) for body in MESSAGES)
+BEFORE = b"before"
+
+
+def data_file(tmp_path, topic):
+    return tmp_path / "data" / f"{topic}-0" / f"{0:020d}.meta"
+
+
+def killed_after_a_commit(tmp_path, topic):
+    """The bytes of the block; the broker is gone without having settled anything."""
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(put(topic, 0, BEFORE), tx(XID, "BEGIN"))
+    ask.ok(*(tx_put(XID, topic, 0, body) for body in MESSAGES), tx(XID, "COMMIT_ONE_PHASE"))
+    block = data_file(tmp_path, topic).read_bytes()[HEADER_BYTES + len(BEFORE) :]
+    assert len(block) == BLOCK
+    files.kill()
+    (tmp_path / "data" / "transactions" / "metaq.json").unlink(missing_ok=True)
+    for path in (tmp_path / "data" / "metaqjournal").glob("*"):
+        path.unlink()
+    return block
+
+
+def leave(tmp_path, topic, data):
+    """The partition has this behind its first message, and no index."""
+    path = data_file(tmp_path, topic)
+    path.write_bytes(path.read_bytes()[: HEADER_BYTES + len(BEFORE)] + data)
+    path.with_suffix(".index").unlink(missing_ok=True)
+
+
+def started(tmp_path, topic, files=REAL_FILES):
+    """What consumers see first, before any worker thread has run, and the harness."""
+    harness = Harness(tmp_path, files=files)
+    return bodies(harness, topic, 0), harness
+
+
+def stop(harness):
+    harness.threads.run()
+    harness.broker.transactions.close()
+    harness.store.close()
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("left", range(0, BLOCK + 1, 3))
+def test_what_is_there_of_a_block_is_continued(tmp_path, topic, left):
+    block = killed_after_a_commit(tmp_path, topic)
+    leave(tmp_path, topic, block[:left])
+    for _ in range(2):
+        seen, harness = started(tmp_path, topic)
+        assert seen == [BEFORE, *MESSAGES]
+        harness.store.close()  # as if killed: nothing is settled
+    (location,) = read_redo(REAL_FILES, str(tmp_path / "data" / "transactions" / "redo.1")).entries[-1].locations
+    assert (location.offset, location.size) == (HEADER_BYTES + len(BEFORE), BLOCK)
+
+
+@pytest.mark.parametrize("kept", range(len(MESSAGES) + 1))
+def test_what_is_missing_follows_at_the_end_if_others_lie_behind_the_part(tmp_path, kept):
+    block = killed_after_a_commit(tmp_path, "t")
+    part = b"".join(_records(block)[:kept])
+    leave(tmp_path, "t", part + encode_record(b"other", -7, 0))
+    for _ in range(3):
+        seen, harness = started(tmp_path, "t")
+        assert seen == [BEFORE, *MESSAGES[:kept], b"other", *MESSAGES[kept:]]
+        (harness.store.close if _ else lambda harness=harness: stop(harness))()
+        (tmp_path / "data" / "transactions" / "metaq.json").unlink(missing_ok=True)
+
+
+def test_a_block_that_an_earlier_broker_has_appended_again_is_left_as_it_is(tmp_path):
+    block = killed_after_a_commit(tmp_path, "t")
+    records = _records(block)
+    leave(tmp_path, "t", b"".join(records[:2]) + block)
+    seen, harness = started(tmp_path, "t")
+    assert seen == [BEFORE, *MESSAGES[:2], *MESSAGES]
+    stop(harness)
+
+
+@pytest.mark.parametrize("scattered", [[1, 3], [4, 0], [2], [3, 2, 1, 0]])
+def test_each_message_is_there_once_whatever_lies_there(tmp_path, scattered):
+    block = killed_after_a_commit(tmp_path, "t")
+    records = _records(block)
+    leave(tmp_path, "t", b"".join(records[number] + encode_record(b"other", -7, 0) for number in scattered))
+    for _ in range(2):
+        seen, harness = started(tmp_path, "t")
+        assert sorted(body for body in seen if body not in (BEFORE, b"other")) == sorted(MESSAGES)
+        missing = [body for number, body in enumerate(MESSAGES) if number not in scattered]
+        assert seen[1 + 2 * len(scattered) :] == missing
+        harness.store.close()
+
+
+def test_a_record_with_the_id_of_a_message_and_other_bytes_is_not_taken_for_it(tmp_path):
+    block = killed_after_a_commit(tmp_path, "t")
+    message_id = int.from_bytes(block[8:16], "big")
+    leave(tmp_path, "t", encode_record(b"ono", message_id, 0))
+    seen, harness = started(tmp_path, "t")
+    assert seen == [BEFORE, b"ono", *MESSAGES]
+    stop(harness)
+
+
+def test_a_part_in_a_segment_before_the_place_that_the_record_names(tmp_path):
+    """The record names the place that was foreseen; after a power cut the block may lie before it, segments ago."""
+    killed_after_a_commit(tmp_path, "t")
+    directory = tmp_path / "data" / "t-0"
+    end = HEADER_BYTES + len(BEFORE) + BLOCK
+    path = tmp_path / "data" / "transactions" / "redo.1"
+    foreseen = (HEADER_BYTES + len(BEFORE)).to_bytes(8, "big")
+    data = path.read_bytes()
+    assert data.count(foreseen) == 1
+    (directory / f"{end:020d}.meta").write_bytes(encode_record(b"later", -8, 0))
+    at = data.index(foreseen)
+    attachment = end.to_bytes(8, "big") + data[at + 8 :]
+    path.write_bytes(_reattached(data[:at], attachment))
+    seen, harness = started(tmp_path, "t")
+    assert seen == [BEFORE, *MESSAGES, b"later"]
+    stop(harness)
+
+
+def _reattached(record, attachment):
+    return record + attachment
+
+
+def _records(block):
+    found, position = [], 0
+    for body in MESSAGES:
+        end = position + HEADER_BYTES + len(body)
+        found.append(block[position:end])
+        position = end
+    return found
