@@ -13,9 +13,9 @@ from bench.processes import Server
 from bench.server_ini import Topics
 from metaq import Producer
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from tests.integration.client_cluster import eventually
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Broker, Side, running_side
+from tests.waiting import eventually
 
 FILTER = """
 def even(group, message):

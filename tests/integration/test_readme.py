@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.integration.cli_helpers import eventually
 from tests.integration.doc_examples import ROOT, all_blocks
 from tests.integration.installation import Environment, copy_of_the_sources
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 BLOCKS = all_blocks("README.md")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import read_checkpoint
 from metaq.broker.store.journal_format import read_journal
-from metaq.broker.transactions.redo import read_redo
+from metaq.broker.transactions.redo_reader import read_redo
 from metaq.cli.inspection import Options, inspect_directory
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame

@@ -271,8 +271,10 @@ def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, l
     harness.append(*[b"%05d" % number for number in range(300)])
     harness.store.close()
     path = str(harness.index_file(0))
-    known = read_checkpoint(REAL_FILES, path, 0).checkpoint
-    with UnitReader(REAL_FILES, path, known.units, known.crc) as reader:
+    stored = read_checkpoint(REAL_FILES, path, 0)
+    assert stored is not None
+    known = stored.checkpoint
+    with UnitReader(REAL_FILES, path, known.units, known.crc or 0) as reader:
         units = reader.units(0, known.units).copy()
     units[field][7] += 1
     replace_index(REAL_FILES, path, units, 0, known.end)

@@ -210,7 +210,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
 
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_flipped_bit_in_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_flipped_bit_in_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:
     positions = list(some_positions(template.sizes[first_offset]))
     assert len(positions) > 30
     for position in positions:
@@ -219,7 +219,7 @@ def test_a_flipped_bit_in_an_index_costs_no_message(template: Template, tmp_path
 
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:
     positions = list(range(0, template.sizes[first_offset], 512))
     assert len(positions) > 10
     for position in positions:
@@ -231,7 +231,7 @@ def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_pa
 @pytest.mark.parametrize("change", ["short", "cut in the middle", "empty", "unreadable"])
 def test_an_index_that_ends_early_or_cannot_be_read_costs_no_message(
     template: Template, tmp_path, monkeypatch: pytest.MonkeyPatch, check, first_offset: int, change: str
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     size = template.sizes[first_offset]
     left = {"short": size - 1, "cut in the middle": 5000, "empty": 0, "unreadable": size}[change]
     harness = template.copy(tmp_path / "data")
