@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from importlib.metadata import distribution
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.integration.installation import Environment
 
 pytestmark = pytest.mark.timeout(900)
 FOLDERS = ("protocol", "coordination", "broker", "client", "spark_connector")
+PACKAGES = sysconfig.get_path("purelib")
 IMPORT_ALL = """
 import importlib, json, sys
 found, failed = {}, {}
@@ -61,15 +62,16 @@ def import_all(python: str, wheel: Path, cwd: Path) -> tuple[dict[str, str], dic
 
 
 def is_editable() -> bool:
-    """Whether metaq is installed in place."""
-    said = distribution("metaq").read_text("direct_url.json")
-    return bool(json.loads(said or "{}").get("dir_info", {}).get("editable"))
+    """Whether metaq is installed in place. The checkout's metaq.egg-info is no installation, and it does not say."""
+    (installed,) = metadata.distributions(name="metaq", path=[PACKAGES])
+    said = json.loads(installed.read_text("direct_url.json") or "{}")
+    return bool(said.get("dir_info", {}).get("editable"))
 
 
 def test_metaq_comes_from_the_installation_in_every_process(tmp_path):
     if "METAQ_DIST" in os.environ:  # `make test` says that this is the environment of the wheel
         assert not is_editable()
-    packages = Path(sysconfig.get_path("purelib"), "metaq")
+    packages = Path(PACKAGES, "metaq")
     expected = [ROOT / "metaq", ROOT / "broker"] if is_editable() else [packages, packages / "broker"]
     here = [sys.modules["metaq"].__file__, *subprocess.check_output([sys.executable, "-c", WHERE]).decode().split()]
     for cwd in (ROOT, tmp_path):
@@ -96,7 +98,7 @@ def test_every_module_can_be_imported_away_from_the_sources(distributions, tmp_p
     found, failed = import_all(sys.executable, wheel, tmp_path)
     assert failed == {}
     assert len(found) >= 250
-    top = ROOT if is_editable() else Path(sysconfig.get_path("purelib"))
+    top = ROOT if is_editable() else Path(PACKAGES)
     assert all(Path(file).is_relative_to(top) for file in found.values())
 
 
