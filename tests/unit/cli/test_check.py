@@ -10,9 +10,8 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import StoreHarness
-from metaq.broker.store.index import read_checkpoint, replace_index
+from metaq.broker.store.index import replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
-from metaq.broker.store.unit_reader import UnitReader
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
     Location,
@@ -211,13 +210,11 @@ def test_an_index_of_other_records_is_told_apart_from_a_damaged_one(check):
     check.data.mkdir()
     harness = StoreHarness(check.data)
     harness.append(*[b"%05d" % number for number in range(300)])
-    harness.store.close()
     path = str(harness.index_file(0))
-    known = read_checkpoint(REAL_FILES, path, 0).checkpoint
-    with UnitReader(REAL_FILES, path, known.units, known.crc) as reader:
-        units = reader.units(0, known.units).copy()
+    units = harness.log.units(0, 1 << 20).copy()
     units["id"][7] += 1
-    replace_index(REAL_FILES, path, units, 0, known.end)
+    harness.store.close()
+    replace_index(REAL_FILES, path, units, 0, harness.log.end_offset)
     report = check()
     assert the_partition(report)["index"] == {"different": 1}
     assert any("not those of the records" in text for text in said(report, "warning"))
