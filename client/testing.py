@@ -249,6 +249,16 @@ class FakeBroker:
         self._run_there(lambda: offsets.extend(log.append(body, self._new_id(), flag) for body in payloads))
         return offsets
 
+    def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
+        """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""
+        log = self._log(topic, partition)
+
+        def store() -> None:
+            log.append(payload, self._new_id(), 0)
+            log.data[-1] ^= 1
+
+        self._run_there(store)
+
     def log(self, topic: str, partition: int) -> MemoryLog:
         """The partition's log (made if it is not there yet)."""
         return self._log(topic, partition)

@@ -305,17 +305,22 @@ class Index(CheckedUnits):
         stop = min(len(self), start + max_count)
         chunks: list[UnitArray] = []
         size = _CHUNK_UNITS
+        probing = True
         while start < stop:
             chunk = self.units(start, min(stop, first_of(block_of(start + size) + 1)))  # blocks are read whole
             ends = chunk["offset"] + chunk["size"]
             fitting = int(np.searchsorted(ends, offset, "right"))
+            if fitting == len(chunk) < stop - start:
+                # what is left has about as many as its bytes say; a little more, so that the next read is the last
+                bytes_read = int(ends[-1]) - int(chunk["offset"][0])
+                size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
+                if probing:  # to read the first few again costs less than to join them to the others
+                    probing, size = False, size + len(chunk)
+                    continue
             chunks.append(chunk[:fitting])
             start += fitting
             if fitting < len(chunk):
                 break
-            # what is left has about as many as its bytes say; a little more, so that the next read is the last
-            bytes_read = int(ends[-1]) - int(chunk["offset"][0])
-            size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
         # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
         found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join([each.data for each in chunks]), UNIT_DTYPE)
         if len(found):

@@ -17,6 +17,7 @@ number tells also a block that is in the wrong place.
 from __future__ import annotations
 
 import errno
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
 from struct import Struct
@@ -190,7 +191,7 @@ def _time(unit: Unit) -> int:
     return abs(unit[2])
 
 
-class CheckedUnits:
+class CheckedUnits(ABC):
     """The units of one segment: `stored` of them in a file, checked whenever they are read, the others in memory.
 
     crc: CRC-32 of those in the file's last block, if that is not complete. Searches cost O(log n) reads of a block.
@@ -204,17 +205,17 @@ class CheckedUnits:
         self.stored = stored
         self.crc = crc
 
+    @abstractmethod
     def __len__(self) -> int:
         """Number of units."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _load(self, size: int, position: int) -> Buffer:
         """Bytes of the file, fewer only at its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _unstored(self, number: int) -> Unit:
         """Unit `number` >= stored, from memory."""
-        raise NotImplementedError
 
     def unit(self, number: int) -> Unit:
         """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial, update_wrapper
@@ -51,7 +52,7 @@ def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callabl
     return ask
 
 
-class LogLookup(LogSegments):
+class LogLookup(LogSegments, ABC):
     """Adds the look-ups to the readable log. Owning thread.
 
     A damaged index is given up (`index_damaged`), and the question answered as for a segment that has none. Raises
@@ -61,11 +62,11 @@ class LogLookup(LogSegments):
     _walked: frozenset[int] = frozenset()
     """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
 
+    @abstractmethod
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
         """Do without `index` of the segment, and have another made; False if that is not possible now, or not wanted
-        any more, because the segment has another index or is gone.
+        any more, because the segment has another index or is gone. Raises StoreError if no other segment can go on.
         """
-        raise NotImplementedError
 
     def _give_up(self, damage: IndexDamaged) -> None:
         for segment in self._segments:

@@ -32,6 +32,7 @@ from metaq.protocol.record import (
     checksum,
     encode_attributes,
     encode_body,
+    is_blank,
     iter_headers,
     payload_start,
 )
@@ -413,8 +414,8 @@ def _take(
     position = 0
     while position + HEADER_BYTES <= len(data):
         size = sizes.pop(0) if sizes is not None else None
-        header = next(iter_headers(data[position:]), None)
-        if header is None or (size is not None and header.end != size):
+        header = next(iter_headers(data[position:], stored=False), None)
+        if header is None or is_blank(*header[1:]) or (size is not None and header.end != size):
             consumed.damage.append(f"wrong length at {offset + position}")
             return (offset + position, True) if not verify else (offset + position + (size or len(data)), False)
         content = data[position + HEADER_BYTES : position + header.end]

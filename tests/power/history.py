@@ -75,7 +75,7 @@ class PartitionHistory:
         seen: set[str] = set()
         end = 0
         found: dict[int, str] = {}
-        for header in iter_headers(data):
+        for header in iter_headers(data, stored=False):
             offset = first_offset + header.start
             body = data[header.end - header.length : header.end]
             if header.checksum != checksum(body):

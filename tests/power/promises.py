@@ -25,7 +25,7 @@ def read_names(partition: str, data: bytes) -> list[str]:
     """The names of the messages in a partition's bytes. Raises Broken for bytes that are no messages of ours."""
     names = []
     end = 0
-    for header in iter_headers(data):
+    for header in iter_headers(data, stored=False):
         body = data[header.end - header.length : header.end]
         if header.checksum != checksum(body):
             raise Broken(f"{partition}: the message at {header.start} is damaged")

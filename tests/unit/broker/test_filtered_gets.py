@@ -320,7 +320,9 @@ def test_a_member_that_pulls_frames_takes_the_place_over(harness):
 def test_a_pull_inside_a_record_is_led_to_the_records_start(harness):
     fill(harness, "Ls" * 100)
     peer = harness.connect()
-    frame = peer.ask_frame(pull("orders", 0, 40 * RECORD + 3, group="large"))
+    peer.send(pull("orders", 0, 40 * RECORD + 3, group="large"))
+    harness.threads.run()
+    (frame,) = peer.frames()
     assert frame.code == ResponseCode.PULL_OFFSET_MOVED
     assert PullReply.from_ext(frame.ext).next_offset == 40 * RECORD
 

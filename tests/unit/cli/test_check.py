@@ -10,9 +10,8 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import StoreHarness
-from metaq.broker.store.index import read_checkpoint, replace_index
+from metaq.broker.store.index import replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
-from metaq.broker.store.unit_reader import UnitReader
 from metaq.broker.transactions.checkpoints import SavedState, write_state
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
 from metaq.broker.transactions.redo import (
@@ -269,15 +268,11 @@ def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, l
     check.data.mkdir()
     harness = StoreHarness(check.data)
     harness.append(*[b"%05d" % number for number in range(300)])
-    harness.store.close()
     path = str(harness.index_file(0))
-    stored = read_checkpoint(REAL_FILES, path, 0)
-    assert stored is not None
-    known = stored.checkpoint
-    with UnitReader(REAL_FILES, path, known.units, known.crc or 0) as reader:
-        units = reader.units(0, known.units).copy()
+    units = harness.log.units(0, 1 << 20).copy()
     units[field][7] += 1
-    replace_index(REAL_FILES, path, units, 0, known.end)
+    harness.store.close()
+    replace_index(REAL_FILES, path, units, 0, harness.log.end_offset)
     report = check()
     assert the_partition(report)["index"] == {"misleading": 1}
     assert any(effect in text for text in said(report, level))

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -193,6 +193,7 @@ def check_running(template: Template, place: Path, first_offset: int, position: 
         harness.files.kill()
 
 
+Check = Callable[..., None]
 CHECKS = (check_at_rest, check_running)
 
 
@@ -208,9 +209,25 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     return Template(tmp_path_factory.mktemp("filled"), clean=True)
 
 
+def test_no_flipped_bit_of_an_index_is_taken_for_good(template: Template, tmp_path: Path) -> None:
+    path = template.copy(tmp_path / "data").index_file()
+    good = path.read_bytes()
+    for position in range(len(good)):
+        path.write_bytes(damaged(good, position))
+        found = read_checkpoint(REAL_FILES, str(path), 0)
+        if found is not None:
+            assert position >= 64, "the header"
+            with UnitReader(REAL_FILES, str(path), RECORDS, found.checkpoint.crc or 0) as reader:
+                with pytest.raises(IndexDamaged) as caught:
+                    reader.units(0, RECORDS)
+                assert caught.value.block == position // 4096 < 2, "the last block is looked at by read_checkpoint"
+
+
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_flipped_bit_in_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:
+def test_a_flipped_bit_in_an_index_costs_no_message(
+    template: Template, tmp_path: Path, check: Check, first_offset: int
+) -> None:
     positions = list(some_positions(template.sizes[first_offset]))
     assert len(positions) > 30
     for position in positions:
@@ -219,7 +236,9 @@ def test_a_flipped_bit_in_an_index_costs_no_message(template: Template, tmp_path
 
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_path, check, first_offset: int) -> None:
+def test_a_zeroed_sector_of_an_index_costs_no_message(
+    template: Template, tmp_path: Path, check: Check, first_offset: int
+) -> None:
     positions = list(range(0, template.sizes[first_offset], 512))
     assert len(positions) > 10
     for position in positions:
@@ -230,7 +249,7 @@ def test_a_zeroed_sector_of_an_index_costs_no_message(template: Template, tmp_pa
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("change", ["short", "cut in the middle", "empty", "unreadable"])
 def test_an_index_that_ends_early_or_cannot_be_read_costs_no_message(
-    template: Template, tmp_path, monkeypatch: pytest.MonkeyPatch, check, first_offset: int, change: str
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check, first_offset: int, change: str
 ) -> None:
     size = template.sizes[first_offset]
     left = {"short": size - 1, "cut in the middle": 5000, "empty": 0, "unreadable": size}[change]
