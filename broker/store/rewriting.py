@@ -18,9 +18,11 @@ from metaq.protocol.record import Buffer
 from .file_systems import FileSystems
 from .files import Files, read_exactly, write_all
 
-__all__ = ["PageCacheSync", "Rewriter"]
+__all__ = ["PageCacheSync", "Rewriter", "secure_file"]
 
 _log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 4 << 20
 
 
 class PageCacheSync:
@@ -50,6 +52,8 @@ class Rewriter:
         """fd: open for reading and writing. sync: PageCacheSync."""
         self.rewritten_bytes = 0
         """Bytes that the disk did not have."""
+        self.wrote = False
+        """Whether the file needs a sync."""
         self._files = files
         self._path = path
         self._fd = fd
@@ -80,6 +84,7 @@ class Rewriter:
             if read_exactly(self._files, self._fd, len(cached), position) == cached:
                 return
             self.rewritten_bytes += len(cached)
+        self.wrote = True
         write_all(self._files, self._fd, [cached], position)
 
     def _drop(self, position: int, size: int) -> bool:
@@ -91,3 +96,21 @@ class Rewriter:
             return True
         _log.info("%s: the page cache keeps bytes [%d, %d), which were written again", self._path, position, end)
         return False
+
+
+def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
+    """Have the disk keep all of a file that reads give; the number of bytes that it did not have. Blocks.
+
+    sync: PageCacheSync. Raises OSError.
+    """
+    fd = files.open(path, os.O_RDWR)
+    try:
+        rewriter = Rewriter(files, path, fd, sync)
+        size = files.status(path).size
+        for position in range(0, size, _CHUNK_BYTES):
+            rewriter.secure(position, rewriter.pread(fd, min(_CHUNK_BYTES, size - position), position))
+        if rewriter.wrote:
+            files.fdatasync(fd)
+        return rewriter.rewritten_bytes
+    finally:
+        files.close(fd)

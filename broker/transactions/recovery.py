@@ -26,8 +26,10 @@ from typing import Protocol
 from metaq.protocol.record import Buffer, checksum
 from metaq.protocol.transactions import is_xa
 
+from ..store.file_systems import FileSystems
 from ..store.files import Files, read_exactly, write_all
 from ..store.partition_log import PartitionLog
+from ..store.rewriting import PageCacheSync, secure_file
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .following import Ended, Following, Logged, LoggedBlock
@@ -134,6 +136,7 @@ class _Replay:
         if start is not None and paths and start.number > max(paths) + 1:
             _log.error("%s: there is no file %d for a replay to begin in: all is read", self._directory, start.number)
             start = None
+        self._secure([path for number, path in paths.items() if start is None or number >= start.number])
         for number, path in paths.items():
             if start is None or number >= start.number:
                 self._read_file(number, path, start.offset if start is not None and number == start.number else 0)
@@ -150,6 +153,17 @@ class _Replay:
         self.result.max_message_id = self._following.max_message_id
         self.result.late = self._following.late
         return self.result
+
+    def _secure(self, paths: Sequence[str]) -> None:
+        """Believe of these files only what the disk has, or has got now: a failed sync leaves it in the page cache."""
+        file_systems = FileSystems(self._files)
+        try:
+            sync = PageCacheSync(file_systems, [self._directory])
+            for path in paths:
+                if written := secure_file(self._files, path, sync):
+                    _log.warning("%s: %d bytes that the disk had not got were written again", path, written)
+        finally:
+            file_systems.close()
 
     def _read_file(self, number: int, path: str, start: int) -> None:
         file = RedoFile(number, path, exists=True)

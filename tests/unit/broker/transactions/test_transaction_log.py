@@ -533,3 +533,24 @@ def test_a_partition_that_fails_under_a_decided_commit_gets_the_rest_at_the_next
     again = Harness(tmp_path)
     assert (bodies(again, "t", 0), bodies(again, "t", 1)) == ([b"plain", b"a"], [b"b"])
     close(again)
+
+
+def test_what_the_page_cache_has_of_the_log_is_written_again_and_synced_at_a_start(tmp_path, monkeypatch):
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    prepared(Asker(harness), XID)
+    files.kill()
+    synced = []
+    sync = FaultyFiles.fdatasync
+
+    def remember(files, fd):
+        synced.append(files._paths[fd])
+        sync(files, fd)
+
+    monkeypatch.setattr(FaultyFiles, "fdatasync", remember)
+    again = FaultyFiles()
+    again.cached = True
+    harness = Harness(tmp_path, files=again)
+    assert str(transactions_directory(tmp_path) / "redo.1") in synced
+    assert recovered(harness)
+    close(harness)
