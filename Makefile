@@ -1,5 +1,5 @@
 # Everything a developer or a CI machine does. Needs Python 3.11 or newer; a Java 17 runtime for ZooKeeper and Spark;
-# a JDK 17 and Maven only for the tests and benchmarks against the Java metaq 1.4.6.2.
+# a JDK 17 and Maven only for the tests and benchmarks against the Java metaq 1.4.6.2; gcc for the power-cut tests.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

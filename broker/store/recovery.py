@@ -46,6 +46,7 @@ __all__ = [
     "RebuiltIndex",
     "Recovered",
     "RecoveryReport",
+    "first_unsafe",
     "rebuild_index",
     "recover_partition",
     "trusted_checkpoint",
@@ -165,6 +166,11 @@ def _last_time(stored: StoredCheckpoint | None) -> int:
 def _names(directory: str) -> tuple[str, ...]:
     """Directories to sync so that a partition's new segments keep their names."""
     return directory, os.path.dirname(directory)
+
+
+def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
+    """Number of the first of a partition's segments (at least one) that a start checks and may cut. Raises OSError."""
+    return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:

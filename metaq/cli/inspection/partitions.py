@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from metaq.broker.store.files import Files
+from metaq.broker.store.recovery import first_unsafe
 from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, MAX_OFFSET, SegmentFile
 
 from .findings import Finding, Level
@@ -97,17 +98,21 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
         tuple(segments),
         sum(file.endswith(_ARCHIVE_SUFFIXES) for file in names),
         tuple(os.path.join(path, file) for file in names if _QUARANTINE in file),
-        (*findings, *_joints(segments), *_orphans(path, names)),
+        (*findings, *_joints(files, segments), *_orphans(path, names)),
     )
 
 
-def _joints(segments: Sequence[SegmentFile]) -> list[Finding]:
+def _joints(files: Files, segments: Sequence[SegmentFile]) -> list[Finding]:
     found = []
-    for before, after in pairwise(segments):
+    for number, (before, after) in enumerate(pairwise(segments)):
         if before.end != after.first_offset:
-            what = "gap" if before.end < after.first_offset else "overlap"
+            gap = before.end < after.first_offset
             size = abs(after.first_offset - before.end)
-            text = f"{what} of {size} bytes: the segment before it ends at {before.end}; no broker starts with it"
+            effect = "no broker starts with it"
+            if gap and number >= first_unsafe(files, segments):
+                effect = "the start of ours sets the later segments aside, a Java broker does not start"
+            what = "gap" if gap else "overlap"
+            text = f"{what} of {size} bytes: the segment before it ends at {before.end}; {effect}"
             found.append(Finding(Level.DAMAGE, after.path, text))
     return found
 
@@ -139,7 +144,8 @@ def inspect_partition(
         findings=list(listed.findings),
     )
     oversized = 0
-    for segment in segments:
+    unsafe = first_unsafe(files, segments) if segments else 0
+    for number, segment in enumerate(segments):
         last = segment is segments[-1]
         try:
             found = inspect_segment(files, segment, last=last, fast=fast, limit=limit, advance=advance)
@@ -151,7 +157,7 @@ def inspect_partition(
             report.records = None
             continue
         oversized += found.oversized
-        _add(report, found, last, in_use)
+        _add(report, found, last, number >= unsafe, in_use)
         _add_keys(report, segment, keys)
     if oversized:
         text = f"{oversized} records are larger than {limit} bytes: 1.x consumers with that maxTransferSize stop there"
@@ -162,7 +168,8 @@ def inspect_partition(
     return report
 
 
-def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool) -> None:
+def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
+    """unsafe: the next start checks the segment, and may cut the partition there."""
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
     report.checked_bytes += found.file.size - found.checked_from
@@ -174,8 +181,8 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, in_use: bool
     report.index[state.value] = report.index.get(state.value, 0) + 1
     # what a start believes stays as it is: it neither cuts damage there nor sets it aside
     for each in found.bad:
-        judged, promised = last and each.start >= found.trusted_end, each.start < found.promised_end
-        report.findings.append(_bad_finding(found.file, each, judged, promised, in_use))
+        judged, promised = unsafe and each.start >= found.trusted_end, each.start < found.promised_end
+        report.findings.append(_bad_finding(found.file, each, last, judged, promised, in_use))
     if state is IndexState.WRONG:
         text = "it does not describe its segment: it is made again at the next start"
         report.findings.append(Finding(Level.WARNING, found.file.index_path, text))
@@ -197,13 +204,13 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
         report.findings.append(Finding(Level.WARNING, file.keys_path, text))
 
 
-def _bad_finding(file: SegmentFile, bad: BadRange, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """judged: a start checks these bytes, at the end of the partition, and repairs what it can. promised: records were
-    there, and synced.
+def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
+    """last: in the partition's last segment. judged: a start checks these bytes and cuts the partition there.
+    promised: records were there, and synced.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"
-    at_end = judged and bad.end == file.end
+    at_end = last and judged and bad.end == file.end
     if at_end and promised:
         text = f"{size} damaged bytes {where} had been good and synced: their messages are lost"
         return Finding(Level.DAMAGE, file.path, text if in_use else f"{text}, the start cuts the log there")

@@ -293,6 +293,27 @@ def test_damage_in_a_segment_does_not_make_its_index_look_wrong(check):
     assert the_partition(report)["index"] == {"ok": 3}
 
 
+@pytest.mark.parametrize("kept", [0, 30], ids=["gap", "hole"])
+def test_a_hole_behind_the_newest_checkpoint_is_what_the_start_cuts_at(check, kept):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.max_segment_size = 30
+    for number in range(3):
+        harness.append(b"%010d" % number)
+    harness.files.kill()
+    harness.data_file(30).write_bytes(bytes(kept))
+    found = said(check(), "damage")
+    if kept:
+        assert found == [
+            "30 zero bytes [30, 60): the start sets everything from there on aside and cuts the log; "
+            "a Java broker gives them as 1 empty messages"
+        ]
+    else:
+        assert "the start of ours sets the later segments aside" in found[0]
+    log = StoreHarness(check.data).log
+    assert (log.end_offset, log.message_count) == (30, 1)
+
+
 def test_what_only_the_journal_has_is_told(check):
     check.data.mkdir()
     harness = StoreHarness(check.data)
