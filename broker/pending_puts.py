@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .reactor import ReactorTime
+from .store.flush import call_safely
 
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
@@ -62,4 +63,4 @@ class PendingPuts:
                 return  # `settle` wakes the others
             resume = self._waiting.pop(who, None)
             if resume is not None:
-                resume()
+                call_safely(resume)

@@ -119,6 +119,8 @@ class Places:
     """All that is remembered. An owner stands for a connection and is compared by identity."""
 
     def __init__(self) -> None:
+        self.filtered: set[tuple[str, str]] = set()
+        """(topic, group) of those that have had a filter since the broker's start: as many as configurations name."""
         self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last at the end
         self._owned: dict[object, set[Key]] = {}
         self._detailed: OrderedDict[Key, None] = OrderedDict()  # those whose answers have details, in the same order

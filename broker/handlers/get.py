@@ -48,6 +48,8 @@ def answer_get(broker: Broker, get: Get, connection: object) -> Answer:
         filter_ = broker.filters.find(get.topic, get.group)
     except FilterUnavailable as error:
         return _failed(broker, get, error) if readable else _miss(broker, log, get)
+    if filter_ is not None:
+        broker.places.filtered.add((get.topic, get.group))
     if filter_ is not None or len(broker.places):
         key = get.topic, get.partition, get.group
         found = broker.places.find(connection, key, get.offset)
@@ -64,19 +66,22 @@ def answer_get(broker: Broker, get: Get, connection: object) -> Answer:
 
 def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
     """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
-    end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
-    if len(data) == size < end <= get.max_size:
-        whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
-        return whole.addCallbacks(partial(_from_a_record, broker, log, get), partial(_gone, broker, log, get))
-    return _from_a_record(broker, log, get, data)
+    if len(data) == size < get.max_size:
+        end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
+        if size < end <= get.max_size:
+            whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
+            return whole.addCallbacks(partial(_unfiltered, broker, log, get), partial(_gone, broker, log, get))
+    return _unfiltered(broker, log, get, data)
 
 
-def _from_a_record(broker: Broker, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """The answer if a record begins at the request's offset, else the way to the start of the one that has this byte.
+def _unfiltered(broker: Broker, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
+    """The bytes as they are, from the midst of a record too, as 1.x gives them.
 
-    An offset inside a record comes from a time when the group had a filter; without the right start of a record a Java
-    client may wait for its end for ever. Damaged data are the client's to find.
+    If the group had a filter since the broker's start, the answer is the way to the record's start: without it a Java
+    client may wait for the end of what it takes for a record for ever. Damaged data are the client's to find.
     """
+    if (get.topic, get.group) not in broker.places.filtered:
+        return _value(get, data)
     end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
     if HEADER_BYTES <= end <= len(data):
         body = memoryview(data)[HEADER_BYTES:end]

@@ -119,6 +119,8 @@ class Pull:
         if isinstance(self._place, BaseException):
             raise self._place
         damaged = log.damage.at(self._offset) if len(log.damage) else None
+        if damaged is None and isinstance(self._place, Damaged) and self._place.start <= self._offset < self._place.end:
+            damaged = self._place  # looked at for this pull, and not remembered: there are too many ranges
         if damaged is not None:
             return self._damaged(log, damaged)
         if self._request.verify and self._place is None:

@@ -65,10 +65,16 @@ class DamagedRanges:
         return Damaged(self._starts[number], self._ends[number])
 
     def add(self, found: Damaged) -> bool:
-        """Remember a range, those that begin in it included; False if its first byte is in one that is known."""
-        if self.at(found.start) is not None:
-            return False
-        first, last = bisect_right(self._starts, found.start), bisect_left(self._starts, found.end)
+        """Remember a range, those that begin in it included; False if it lies in one that is known.
+
+        One that begins in a known range and goes on behind it makes that longer.
+        """
+        known = self.at(found.start)
+        if known is not None:
+            if found.end <= known.end:
+                return False
+            found = Damaged(known.start, found.end)
+        first, last = bisect_left(self._starts, found.start), bisect_left(self._starts, found.end)
         self._ends[first:last] = [max(found.end, *self._ends[first:last])] if last > first else [found.end]
         self._starts[first:last] = [found.start]
         if len(self._starts) > _MAX_RANGES:

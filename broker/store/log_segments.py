@@ -12,7 +12,7 @@ from metaq.protocol.record import Buffer
 
 from .damage import Damaged, DamagedRanges
 from .files import OpenFiles, read_exactly
-from .index import Index
+from .index import Index, IndexDamaged
 from .segment import Segment
 
 __all__ = ["LogSegments"]
@@ -193,7 +193,10 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
     if index.max_id < limit:
         return index.max_id
     largest = 0
-    for start in range(0, len(index), _UNITS_READ):
-        ids = index.units(start, min(len(index), start + _UNITS_READ))["id"]
-        largest = max(largest, int(ids[ids < limit].max(initial=0)))
+    try:
+        for start in range(0, len(index), _UNITS_READ):
+            ids = index.units(start, min(len(index), start + _UNITS_READ))["id"]
+            largest = max(largest, int(ids[ids < limit].max(initial=0)))
+    except IndexDamaged as damage:  # whoever reads there has it made again; a start must not fail for it
+        _log.warning("%s: ids behind it do not count", damage)
     return largest

@@ -154,7 +154,7 @@ class PartitionLog(LogSyncing):
             return 0
         try:
             return abs(index.unit(len(index) - 1)[2])
-        except (OSError, MetaqError) as error:  # costs searches by time some order, and is no reason to refuse a put
+        except (OSError, MetaqError, IndexDamaged) as error:  # costs searches by time some order, but refuses no put
             _log.warning("%s: the store time of the last message is unknown: %s", self.directory, error)
             return 0
 

@@ -315,10 +315,12 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
     if found is None or found.checkpoint.end > file.end:
         return None
     end = found.checkpoint.end
+    # an index that was made again covers damage at its end, behind the last unit; its checksum vouches for that
+    may_end_earlier = found.checkpoint.crc is not None
     if found.last_unit is None:
-        return found.checkpoint if end == file.first_offset else None
+        return found.checkpoint if end == file.first_offset or may_end_earlier else None
     offset, message_id, _, size, _ = found.last_unit
-    if offset + size != end:
+    if offset + size != end and not (may_end_earlier and offset + size < end):
         return None
     fd = files.open(file.path, os.O_RDONLY)
     try:
@@ -339,6 +341,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     """
     if known is not None and known.crc is None:
         units = np.concatenate([_covered_units(open_files.files, file, known), units])
+        order_times(units)
         known = None
     stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)

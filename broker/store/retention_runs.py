@@ -14,6 +14,7 @@ from metaq.protocol.message_id import EPOCH_MS
 from .discard import Discarded, discard
 from .files import Files
 from .flush import RunInThread
+from .index import IndexDamaged
 from .partition_log import PartitionLog
 from .retention import Action, DeletePolicy, SegmentAge, count_excess, count_expired
 from .segment import Segment
@@ -149,7 +150,7 @@ class RetentionRuns:
         index = segment.index
         try:
             stored_ms = abs(index.unit(len(index) - 1)[2]) if index else modified_ms
-        except (OSError, MetaqError) as error:
+        except (OSError, MetaqError, IndexDamaged) as error:
             _log.warning("%s: the store time of the last message is unknown: %s", segment.index_path, error)
             stored_ms = modified_ms
         if EPOCH_MS <= stored_ms <= now_ms + _SKEW_MS:

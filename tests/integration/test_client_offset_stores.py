@@ -126,6 +126,11 @@ def test_the_file_of_broadcast_consumers_is_written_as_java_writes_it(brokers, p
     assert LocalOffsetStore(path).load(consumer.group, "t", "0-0") == Offset(last.id, last.next_offset)
 
 
+def stored_offset(path):
+    """The largest in a file of broadcast consumers."""
+    return max(entry["offset"] for entries in json.loads(path.read_text()).values() for entry in entries)
+
+
 def test_a_java_broadcast_consumer_goes_on_where_ours_stopped_and_ours_where_it_did(brokers, producer, tmp_path):
     """They share the group of the host and the file, one after the other."""
     require_java()
@@ -139,6 +144,7 @@ def test_a_java_broadcast_consumer_goes_on_where_ours_stopped_and_ours_where_it_
     with Application(brokers.connect, home / "client.log") as java:
         java.subscribe("g", "t", factory="broadcast", max_delay=100)
         assert java.payloads("g", 1) == [b"3"]
+        eventually(lambda: stored_offset(path) == 3 * 21, what="the offset behind the third message in Java's file")
         java.unsubscribe("g")
     assert len(json.loads(path.read_text())) == 1  # one group: both made its name in the same way
     producer.send("t", b"4", partition=HERE)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,14 @@ class FailingDisk:
         _run("umount", str(self.path))
 
     def fill(self) -> None:
-        with self._filler.open("wb") as filler:
-            while True:
-                try:
-                    filler.write(bytes(1 << 16))
-                    filler.flush()
-                except OSError:
-                    return
+        filler = os.open(self._filler, os.O_WRONLY | os.O_CREAT)
+        try:
+            with suppress(OSError):
+                while os.write(filler, bytes(1 << 16)):
+                    pass
+            assert os.statvfs(self._backing).f_bavail == 0
+        finally:
+            os.close(filler)
 
     def free(self) -> None:
         self._filler.unlink()

@@ -258,11 +258,12 @@ def test_after_a_reconnect_an_offset_inside_a_record_is_led_to_the_records_start
 @pytest.mark.parametrize("is_filtered", [True, False])
 def test_in_a_segment_without_an_index_the_record_is_walked_to(tmp_path, is_filtered):
     harness = Harness(tmp_path, system="maxSegmentSize=500", topics=TOPICS)
-    if not is_filtered:
-        reload(harness, "")
     peer = harness.connect()
     for body in bodies("Ls" * 100):
         peer.ask(put("orders", 0, body))
+    if not is_filtered:
+        JavaClient(harness).fetch()
+        reload(harness, "")
     log_of(harness).segments[1].index = None
     client = JavaClient(harness, offset=20 * RECORD + 7 * RECORD + 3)
     client.fetch()

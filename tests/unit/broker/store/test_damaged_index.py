@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, write_units
@@ -26,6 +27,7 @@ from metaq.broker.store.search_values import Budget
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.broker.store.unit_reader import UnitReader
 from metaq.protocol.errors import StoreError
+from metaq.protocol.record import checksum
 
 RECORDS = 300
 """Of each segment: its index has two whole blocks and one that is not finished."""
@@ -547,3 +549,43 @@ def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(
     assert harness.log.visible_end == 2 * RECORDS * SIZE
     assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
     harness.files.kill()
+
+
+def test_puts_go_on_behind_a_damaged_end_of_the_index_and_ids_are_still_known(harness: StoreHarness) -> None:
+    harness.append(*[b"%05d" % number for number in range(300)])
+    harness.restart()
+    path = harness.index_file()
+    path.write_bytes(damaged(path.read_bytes(), 2 * 4096 + 64))
+    assert harness.store.max_message_id == harness.next_id - 1
+    data, units = encode_puts(
+        [(0, checksum(b"goes on"), b"goes on")], harness.log.end_offset, [harness.next_id], NOW_MS
+    )
+    harness.log.append(data, units)
+    assert harness.bodies()[-1] == b"goes on"
+
+
+def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    harness.max_segment_size = 2000
+    while len(harness.log.segments) == 1:
+        harness.append(b"x" * 100)
+    harness.now += 1000  # a checkpoint is due
+    settle(harness)
+    closed = harness.log.segments[0]
+    end = harness.log.end_offset
+    harness.append(*[b"acknowledged"] * 5)
+    harness.threads.run_all()
+    data = harness.data_file(0)
+    data.write_bytes(damaged(data.read_bytes(), closed.size - 3))
+    path = harness.index_file(0)
+    path.write_bytes(damaged(path.read_bytes(), 100))
+    harness.log.count_before(closed.end - 1)
+    for _ in range(3):
+        harness.store.tick()
+        harness.threads.run_all()
+    assert closed.index is not None
+    log = harness.kill()
+    assert harness.report().cut_at is None
+    assert not harness.report().set_aside
+    assert log.end_offset == end + 5 * 32
+    assert log.segments[0].index is not None
