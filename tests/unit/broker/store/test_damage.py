@@ -177,7 +177,8 @@ def test_what_retention_takes_is_forgotten(log):
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5))))
 def test_a_byte_is_known_once_it_was_in_a_range(found):
-    ranges, expected = DamagedRanges(), set()
+    ranges = DamagedRanges()
+    expected: set[int] = set()
     for start, size in found:
         of_range = set(range(start, start + size))
         new = ranges.add(Damaged(start, start + size))
