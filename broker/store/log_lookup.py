@@ -19,13 +19,10 @@ from .damage import Damaged, Place, place_by_units, place_by_walking
 from .files import Files
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .log_segments import LogSegments
-from .scan import find_record, scan_units
+from .scan import scan_units
 from .segment import Segment
 
 __all__ = ["LogLookup"]
-
-_WALKED_RECORDS = 1 << 16
-"""Records looked at together on the way to one."""
 
 _EXAMINED_UNITS = 1 << 12
 """Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
@@ -160,8 +157,9 @@ class LogLookup(LogSegments, ABC):
         StoreError.
         """
         segment, _ = self.extent(offset, 1)
-        walk = partial(_walk, size=segment.size, target=offset - segment.first_offset)
-        return segment.first_offset + self._look(segment, walk)
+        first = segment.first_offset
+        walk = partial(place_by_walking, first_offset=first, start=first, end=segment.end, offset=offset)
+        return self._look(segment, walk).start
 
     def _segment_of(self, offset: int) -> Segment:
         return self._segments[max(0, bisect_right(self._starts, offset) - 1)]
@@ -265,21 +263,3 @@ def _without_gap(units: UnitArray) -> UnitArray:
         return units
     joined = units["offset"][1:] == units["offset"][:-1] + units["size"][:-1]
     return units[: int(np.argmin(joined)) + 1]
-
-
-def _walk(files: Files, fd: int, size: int, target: int) -> int:
-    """Position in the file of the record, or of the damage, that has the byte at `target`."""
-    position = 0
-    while position < target:
-        scan = scan_units(files, fd, position, size, 0, max_records=_WALKED_RECORDS)
-        if scan.end > target:
-            starts = scan.units["offset"]
-            return int(starts[np.searchsorted(starts, target, "right") - 1])
-        if not len(scan.units):
-            good = find_record(files, fd, position, size)
-            if good is None or good > target:
-                return position
-            position = good
-        else:
-            position = scan.end
-    return position
