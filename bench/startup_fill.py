@@ -23,7 +23,6 @@ REBUILT_TOPIC = "closed"
 """Has one partition with many closed segments."""
 CLOSED_SEGMENT_BYTES = 64 << 20
 
-_NOW_MS = 1_800_000_000_000
 _FIRST_ID = 1 << 60
 _WORKERS = 16
 _BATCH_BYTES = 256 << 10
@@ -89,7 +88,7 @@ def _append(store: Store, threads: _Threads, topic: str, partitions: int, bytes_
             log = store.get_or_create(topic, partition)
             ids = np.arange(next_id, next_id + count, dtype=np.int64)
             next_id += count
-            data, units = stamp_batch(bytearray(batch), sizes, log.end_offset, ids, _NOW_MS)
+            data, units = stamp_batch(bytearray(batch), sizes, log.end_offset, ids)
             log.append((data,), units)
             if not partition % _TICK_EVERY:
                 store.tick()

@@ -273,7 +273,8 @@ class BrokerRegistration:
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
         """Create the nodes, at once if none exists; one of another payload or session is made anew.
 
-        Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5).
+        Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5). That
+        is one transaction, so that no client sees the topic without its broker in between.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
         if not creations or self._session.nodes.write_atomically(session_id, creations) is None:
@@ -282,8 +283,13 @@ class BrokerRegistration:
         existing = [path for path, failure in zip(wanted, failures, strict=True) if _is(failure, NodeExistsError)]
         nodes = zip(existing, self._session.nodes.get_many(existing), strict=True)
         stale = [path for path, node in nodes if not node or node.owner != session_id or node.data != wanted[path]]
-        anew = [write for path in stale for write in (delete(path), create_ephemeral(path, wanted[path]))]
-        self._write(session_id, anew, NoNodeError)
+        for start in range(0, len(stale), _ATOMIC_NODES // 2):
+            self._make_anew(session_id, {path: wanted[path] for path in stale[start : start + _ATOMIC_NODES // 2]})
+
+    def _make_anew(self, session_id: int, wanted: dict[str, bytes]) -> None:
+        anew = [write for path, data in wanted.items() for write in (delete(path), create_ephemeral(path, data))]
+        if self._session.nodes.write_atomically(session_id, anew) is not None:
+            self._write(session_id, anew, NoNodeError)  # one of them ended with its session in this moment
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ __all__ = [
     "message_id",
     "message_ids_from",
     "store_time_ms",
+    "store_times_ms",
 ]
 
 EPOCH_MS = 1303895660503
@@ -77,3 +78,8 @@ def foreign_from(now_ms: int) -> int:
 def store_time_ms(message_id: int) -> int | None:
     """Wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no date)."""
     return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
+
+
+def store_times_ms(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The same of many ids, all of them ours: int64 as they are."""
+    return (ids >> TIME_SHIFT) + EPOCH_MS

@@ -123,10 +123,9 @@ class PutGroup:
 
     def commit(self) -> Answer:
         """Append everything, once per partition. All answers, in the order of the puts, when all may be given."""
-        now_ms = self._broker.now_ms()
         batches = [batch for batch in self._batches.values() if batch.puts]
         store = self._broker.store
-        errors = store.append_many([self._encoded(batch, now_ms) for batch in batches])
+        errors = store.append_many([self._encoded(batch) for batch in batches])
         for batch, error in zip(batches, errors, strict=True):
             batch.error = error
         if self._broker.sync_slave is None:
@@ -135,13 +134,13 @@ class PutGroup:
             waiting = [batch for batch in batches if batch.error is None]
         return self._answer_when_safe(waiting) if waiting else self._answers()
 
-    def _encoded(self, batch: _Batch, now_ms: int) -> tuple[PartitionLog, list[Buffer], bytes]:
+    def _encoded(self, batch: _Batch) -> tuple[PartitionLog, list[Buffer], bytes]:
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._broker.message_ids.next(count)
         batch.ids = (first_id,) if count == 1 else message_ids_from(first_id, count).tolist()
         batch.base = log.end_offset
-        data, units = encode_puts(puts, batch.base, batch.ids, now_ms)
+        data, units = encode_puts(puts, batch.base, batch.ids)
         size = sum(map(len, data))
         batch.end = batch.base + size
         self._broker.metrics.put(log.topic, count, size - count * HEADER_BYTES)

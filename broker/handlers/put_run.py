@@ -110,7 +110,7 @@ class _Appending:
         run = self._run
         bodies = list(map(run.bodies.__getitem__, order.tolist()))
         flags, crcs = np.array(run.flags)[order], np.array(run.checksums)[order]
-        return stamp_puts(flags, crcs, bodies, self._ids[order], self._broker.now_ms())
+        return stamp_puts(flags, crcs, bodies, self._ids[order])
 
     def _answer_when_visible(self, waiting: list[tuple[PartitionLog, int]]) -> Deferred[Bytes]:
         deferred: Deferred[Bytes] = Deferred()

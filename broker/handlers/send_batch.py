@@ -51,7 +51,6 @@ def _append(
         log = _log(broker, request.topic, partition, chosen)
     data, units = stamped.data, stamped.units
     units["offset"] += log.end_offset
-    units["time_ms"] = broker.now_ms()
     base = log.append((data,), units.view(np.uint8).data)
     answer = answer_frame(frame.opaque, SendReply(first_id, partition, base).to_ext())
     end = base + len(data)

@@ -121,7 +121,6 @@ class _ManyParts:
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
             units["offset"] += np.repeat(np.array(self._offsets[first:last]) - byte_starts, counts)
-            units["time_ms"] = self._broker.now_ms()
             packed = units.view(np.uint8).data
             places = zip(logs, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
             for number, (log, start, end, byte_start, byte_end) in enumerate(places, first):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
 from metaq.protocol.limits import INT32_MAX
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
@@ -48,12 +49,12 @@ SLICE_ATTRIBUTES = 1 << 10
 
 
 def encode_puts(
-    puts: Sequence[tuple[int, int, Buffer]], base_offset: int, ids: Sequence[int], now_ms: int
+    puts: Sequence[tuple[int, int, Buffer]], base_offset: int, ids: Sequence[int], now_ms: int | None = None
 ) -> tuple[list[Buffer], bytes]:
     """Records and packed index units for single puts, to be given to PartitionLog.append.
 
     puts: (flag, checksum, body), the checksum (31 bits) already verified or computed. ids: one message id for each.
-    base_offset: the log's end_offset. now_ms: store time, Unix ms. Bodies are not copied.
+    base_offset: the log's end_offset. now_ms: store time, Unix ms; None if our own ids say it. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -65,7 +66,8 @@ def encode_puts(
         if length:
             buffers.append(body)
         tag = tag_hash_of_body(body, flag) if flag & 1 else 0
-        units.append(UNIT.pack(offset, message_id, now_ms, size, tag))
+        time_ms = (message_id >> TIME_SHIFT) + EPOCH_MS if now_ms is None else now_ms
+        units.append(UNIT.pack(offset, message_id, time_ms, size, tag))
         offset += size
     return buffers, b"".join(units)
 
@@ -90,7 +92,6 @@ def stamp_puts(
     checksums: npt.NDArray[np.int64],
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
-    now_ms: int,
 ) -> StampedRecords:
     """The records of puts, whose checksums are verified, back to back, with their index units. As `stamp_records`."""
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
@@ -105,54 +106,52 @@ def stamp_puts(
     parts[1::2] = bodies
     data = memoryview(b"".join(parts))
     starts = ends - widths
-    stamped = StampedRecords(data, starts, ends, _units(starts, ids, now_ms, widths), np.ones(len(bodies), np.bool_))
+    stamped = StampedRecords(data, starts, ends, _units(starts, ids, widths), np.ones(len(bodies), np.bool_))
     _hash_tags(stamped, flags)
     return stamped
 
 
 def _units(
-    starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], now_ms: int, widths: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.void]:
     units = np.zeros(len(widths), UNIT_DTYPE)
     units["offset"] = starts
     units["id"] = ids
-    units["time_ms"] = now_ms
+    units["time_ms"] = store_times_ms(ids)
     units["size"] = widths
     return units
 
 
 def stamp_batch(
-    body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64], now_ms: int
+    body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64]
 ) -> tuple[memoryview, bytes]:
     """Check a batch of whole records, write their message ids, and make their index units.
 
     base_offset: the log's end_offset. The rest: as for `stamp_records`. Raises ChecksumMismatch if any body is damaged,
     and what `stamp_records` raises.
     """
-    stamped = stamp_records(body, sizes, ids, now_ms)
+    stamped = stamp_records(body, sizes, ids)
     if not stamped.intact.all():
         raise ChecksumMismatch
     stamped.units["offset"] += base_offset
     return stamped.data, stamped.units.tobytes()
 
 
-def stamp_records(
-    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], now_ms: int
-) -> StampedRecords:
+def stamp_records(body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64]) -> StampedRecords:
     """Write message ids into whole records, look at their checksums, and make their index units.
 
     body: the records back to back, whatever their ids; stamped in place if it is writable, else in a copy.
-    sizes: of each record in bytes, header included. ids: one for each. now_ms: as in encode_puts. numpy over all; only
+    sizes: of each record in bytes, header included. ids: ours, one for each. numpy over all; only
     records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes, length
     fields and body do not agree or there is no record.
     """
-    stamped, flags = _stamp(body, sizes, ids, now_ms, 0)
+    stamped, flags = _stamp(body, sizes, ids, 0)
     _hash_tags(stamped, flags)
     return stamped
 
 
 def _stamp(
-    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], now_ms: int, number: int
+    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], number: int
 ) -> tuple[StampedRecords, npt.NDArray[np.int64]]:
     """The same without tags, and the records' flags. number: of the first record, for errors."""
     data = memoryview(body)
@@ -173,14 +172,14 @@ def _stamp(
         headers["id"] = ids
     else:
         _write_ids(data, starts, ids)
-    units = _units(starts, ids, now_ms, widths)
+    units = _units(starts, ids, widths)
     return StampedRecords(data, starts, ends, units, intact), headers["flag"].astype(np.int64)
 
 
 def stamp_in_slices(
     body: Buffer, sizes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
 ) -> Generator[None, None, StampedRecords]:
-    """As `stamp_records`, with a pause (`yield`) every few milliseconds, and without store times: not known yet."""
+    """As `stamp_records`, with a pause (`yield`) every few milliseconds."""
     data = memoryview(body)
     if data.readonly:
         data = memoryview(bytearray(body))
@@ -195,7 +194,7 @@ def stamp_in_slices(
         fitting = int(np.searchsorted(ends, starts[first] + SLICE_BYTES, "right"))
         last = max(first + 1, min(first + SLICE_RECORDS, fitting))
         start = int(starts[first])
-        stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], 0, first)
+        stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], first)
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), SLICE_ATTRIBUTES):
             if done:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers
 
 from .batch import encode_puts
 from .partition_log import PartitionLog
 from .recovery import RecoveryReport
 from .retention import DeletePolicy
-from .scan import ID_EPOCH_MS
 from .store import Store, TopicStoreConfig
 from .testing import FaultyFiles, ManualThreads, check_invariants
 
@@ -36,7 +36,7 @@ class StoreHarness:
         self.unflush_threshold = 1000
         self.max_segment_size = 1 << 20
         self.delete_policy: DeletePolicy | None = None
-        self.next_id = (NOW_MS - ID_EPOCH_MS) << 22
+        self.next_id = message_id(counter_at(NOW_MS), 0)
         self.key_block_bytes = 1 << 20
         self.opened: Store | None = None
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from metaq.protocol.message_id import foreign_from
+from metaq.protocol.message_id import counter_at, foreign_from, message_id, store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
@@ -31,20 +31,14 @@ from .index import UNIT_DTYPE, UnitArray
 from .times import order_times
 
 __all__ = [
-    "ID_EPOCH_MS",
     "Scan",
     "bound_java_times",
     "find_record",
-    "id_time_ms",
     "is_zero",
     "scan_bytes",
     "scan_units",
     "time_id",
 ]
-
-ID_EPOCH_MS = 1303895660503
-"""Unix ms of id time 0 (storage.md §2)."""
-_ID_TIME_SHIFT = 22
 
 _CHUNK_BYTES = 4 << 20
 _LENGTH = Struct(">i")  # the first field of a record's header
@@ -54,14 +48,9 @@ _MIXED_RECORDS = 256
 """Records that are walked one by one before the next such look."""
 
 
-def id_time_ms(message_id: int) -> int:
-    """Unix ms at which a broker of ours gave this (positive) id."""
-    return (message_id >> _ID_TIME_SHIFT) + ID_EPOCH_MS
-
-
 def time_id(time_ms: int) -> int:
     """Largest id that any broker gives at `time_ms` or before; 0 before the epoch of ids."""
-    return max(0, ((time_ms - ID_EPOCH_MS + 1) << _ID_TIME_SHIFT) - 1)
+    return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +200,7 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
     units = np.zeros(good, UNIT_DTYPE)
     units["offset"] = at + base
     units["id"] = ids = headers["id"].astype(np.int64)
-    units["time_ms"] = np.where(ids > 0, (ids >> _ID_TIME_SHIFT) + ID_EPOCH_MS, 0)
+    units["time_ms"] = np.where(ids > 0, store_times_ms(ids), 0)
     units["size"] = headers["length"] + HEADER_BYTES
     view = memoryview(data)
     for i in np.flatnonzero(headers["flag"] & ATTRIBUTE_FLAG).tolist():

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from isal.isal_zlib import crc32
 
+from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, checksum
 from metaq.protocol.text import NO_CHECKSUM
 
 from ..store.batch import encode_puts
-from ..store.scan import id_time_ms
 from .commands import Operation, OperationType, StoredPut
 from .redo import Location, RedoEntry
 from .redo_reader import Damage
@@ -153,7 +153,7 @@ class Following:
         """What is wrong with a message that has no seal, as far as can be told."""
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
-        if put.message_id > 0 and id_time_ms(put.message_id) > self._now_ms() + _FUTURE_MS:
+        if (store_time_ms(put.message_id) or 0) > self._now_ms() + _FUTURE_MS:
             return f"the impossible message id {put.message_id}"
         return None
 

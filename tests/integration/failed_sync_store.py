@@ -12,9 +12,9 @@ import os
 import sys
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.scan import ID_EPOCH_MS
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.store.testing import run_inline
+from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers
 
 PARTITIONS = 6
@@ -38,13 +38,13 @@ def main(action: str, directory: str) -> int:
 
 def _write(store: Store) -> int:
     logs = [store.get_or_create("t", number) for number in range(PARTITIONS)]
-    message_id = (NOW_MS - ID_EPOCH_MS) << 22
+    next_id = message_id(counter_at(NOW_MS), 0)
     for number in range(ROUNDS):
         appends = []
         for log in logs:
-            message_id += 1
+            next_id += 1
             body = (b"%d of %d " % (number, log.partition)).ljust(BODY_BYTES, b".")
-            data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [message_id], NOW_MS)
+            data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [next_id], NOW_MS)
             appends.append((log, data, units))
             print(json.dumps([log.partition, log.end_offset, body.decode()]))
         assert store.append_many(appends) == [None] * PARTITIONS

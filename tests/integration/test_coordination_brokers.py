@@ -126,6 +126,18 @@ def test_a_new_checksum_is_published_by_masters(session: ZkSession, other: ZkSes
     assert session.nodes.get(path) == (b"4294967295", session.session_id)
 
 
+def test_a_changed_topic_is_made_anew_at_one_moment(session: ZkSession, other: ZkSession):
+    broker = registration(session)
+    broker.register([ORDERS, EVENTS])
+    paths = [of("orders") for of in (session.paths.topic, session.paths.topic_pub, session.paths.topic_sub)]
+    before = [other.zk.exists(path) for path in paths]
+    broker.update(7, [TopicRegistration("orders", 5)])
+    after = [other.zk.exists(path) for path in paths]
+    # pzxid: the transaction that last changed the children; a deletion and a creation are two changes
+    assert len({stat.pzxid for stat in after}) == 1
+    assert [new.cversion - old.cversion for old, new in zip(before, after, strict=True)] == [2] * 3
+
+
 def test_what_a_reload_changed_while_the_session_ended_is_published_with_the_next(session: ZkSession, other: ZkSession):
     broker = registration(session)
     broker.register([ORDERS])

@@ -11,10 +11,10 @@ from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.retention import Action, DeletePolicy
-from metaq.broker.store.scan import ID_EPOCH_MS
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
+from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import Buffer, checksum
 
 from .history import Broken, History, PartitionHistory, body_of
@@ -24,7 +24,6 @@ from .steps import SteppedThreads
 __all__ = ["StoreLife", "StoreWork", "check_invariants_of", "read_everything", "shrink_limits"]
 
 _NOW_MS = 1_700_000_000_000
-_EPOCH_SHIFT = 22
 _READ_BYTES = 1 << 20
 
 
@@ -94,7 +93,7 @@ class StoreLife:
     def open(self) -> None:
         """Recover; what readers can see then is promised, where that is what the topic promises."""
         self.store.open()
-        self._ids = itertools.count(max(self.store.max_message_id + 1, (_NOW_MS - ID_EPOCH_MS) << _EPOCH_SHIFT))
+        self._ids = itertools.count(max(self.store.max_message_id + 1, message_id(counter_at(_NOW_MS), 0)))
         for log in self.store.logs():
             self._promise_opened(log)
 

@@ -1,14 +1,16 @@
 """Every way into a partition keeps its store times in order while the broker's clock steps back."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from twisted.internet.defer import ensureDeferred
 
 from metaq.broker.replication.partition_copy import PartitionCopy
 from metaq.broker.store.testing import check_invariants
-from metaq.protocol.message_id import counter_at, message_id
+from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.record import checksum, encode_record
-from tests.unit.broker.harness import NOW, batch, put
+from tests.unit.broker.harness import NOW, Harness, batch, put
 from tests.unit.broker.replication.test_partition_copy import Master
 from tests.unit.broker.test_send_many import many, record
 from tests.unit.broker.transactions.conversation import XID, tx, tx_put
@@ -28,6 +30,27 @@ WAYS = {
     "sync": [sync(b"from a master", 7)],
     "transaction": [tx(XID, "XA_BEGIN"), tx_put(XID, "t", 0, b"a"), tx(XID, "COMMIT_ONE_PHASE")],
 }
+
+
+@pytest.mark.parametrize("way", ["put", "run", "batch", "many"])
+def test_the_store_time_is_that_of_the_id(tmp_path, monkeypatch, way):
+    """A search by time agrees with what clients and Spark show, though the clock goes on while a request is served."""
+    ticks = count(int(NOW * 1000))
+    monkeypatch.setattr(Harness, "time", property(lambda _: next(ticks) / 1000, lambda *_: None), raising=False)
+    harness = Harness(tmp_path)
+    peer = harness.connect()
+    for _ in range(2):
+        for data in WAYS[way]:
+            peer.send(data)
+            harness.threads.run()
+    log = harness.store.get("t", 0)
+    units = log.units(0, 1 << 20)
+    assert len(units) == log.message_count > 1
+    for offset, each, *_ in units.tolist():
+        stored = store_time_ms(each)
+        assert stored is not None
+        assert log.offset_at_time(stored) <= offset < log.offset_at_time(stored + 1)
+    harness.store.close()
 
 
 def check(harness):

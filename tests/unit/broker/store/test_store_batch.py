@@ -18,7 +18,7 @@ from metaq.protocol.record import checksum, encode_attributes, encode_body, enco
 def stamp(records: Sequence[bytes], sizes: Sequence[int] | None = None) -> tuple[memoryview, bytes]:
     widths = np.array([len(record) for record in records] if sizes is None else sizes, dtype=">u4")
     ids = np.arange(1000, 1000 + len(widths), dtype=np.int64)
-    return stamp_batch(b"".join(records), widths, 500, ids, 77)
+    return stamp_batch(b"".join(records), widths, 500, ids)
 
 
 messages = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([None, "", "buy", "中", "sell"])), min_size=1)
@@ -32,7 +32,7 @@ def test_a_stamped_batch_is_what_single_puts_would_have_written(items: list[tupl
         body = bytes(encode_body(payload, flag, attribute))
         puts.append((flag, checksum(body), body))
         records.append(encode_record(body, 0, flag))
-    buffers, units = encode_puts(puts, 500, range(1000, 1000 + len(puts)), 77)
+    buffers, units = encode_puts(puts, 500, range(1000, 1000 + len(puts)))
     data, stamped_units = stamp(records)
     assert data == b"".join(buffers)
     assert stamped_units == units
@@ -56,7 +56,7 @@ def test_ids_and_puts_must_be_as_many() -> None:
 def test_sizes_that_do_not_fit_the_body_are_refused(sizes: list[int]) -> None:
     records = [encode_record(b"abc", 0, 0), encode_record(b"def", 0, 0)]
     with pytest.raises(RemoteProtocolError):
-        stamp_batch(b"".join(records), np.array(sizes, dtype=np.int64), 0, np.arange(len(sizes)), 0)
+        stamp_batch(b"".join(records), np.array(sizes, dtype=np.int64), 0, np.arange(len(sizes)))
 
 
 def test_a_length_field_that_contradicts_its_size_is_refused() -> None:
@@ -88,6 +88,6 @@ def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
 def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone() -> None:
     raw = encode_record(b"one", 0, 0)
     for body in (memoryview(bytearray(raw)), memoryview(raw)):
-        data, _ = stamp_batch(body, np.array([len(raw)]), 0, np.array([77]), 0)
+        data, _ = stamp_batch(body, np.array([len(raw)]), 0, np.array([77]))
         assert bytes(data) == encode_record(b"one", 77, 0)
         assert bytes(body) == (raw if body.readonly else bytes(data))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from metaq.broker.store.harness import NOW_MS, Answers, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE
-from metaq.broker.store.scan import ID_EPOCH_MS, bound_java_times, find_record, id_time_ms
+from metaq.broker.store.scan import bound_java_times, find_record
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
+from metaq.protocol.message_id import EPOCH_MS, store_time_ms
 from metaq.protocol.record import HEADER, Buffer, encode_record
 
 THREE = [b"first", b"the second", b"third!"]
@@ -257,7 +258,7 @@ def test_a_java_record_before_one_of_ours_is_bounded_by_it() -> None:
 
 
 def test_ids_carry_the_store_time() -> None:
-    assert id_time_ms((NOW_MS - ID_EPOCH_MS) << 22 | 5 << 12 | 9) == NOW_MS
+    assert store_time_ms((NOW_MS - EPOCH_MS) << 22 | 5 << 12 | 9) == NOW_MS
 
 
 def test_max_message_id_is_known_after_a_kill(harness: StoreHarness) -> None:
