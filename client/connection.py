@@ -6,10 +6,21 @@ caller (a follower) when its own is there. So a single thread that sends and wai
 requests without a blocked caller are under way (futures, long polls) does a background thread hold the role.
 
 Invariants (`_mutex` guards the role):
-- `_reading` is true while exactly one thread reads, or has been handed the role and is about to;
+- `_leader` has the role: it reads, or has been handed the role and is about to;
 - every request's `on_done` is called exactly once: with an answer, at its deadline, or when the connection ends;
 - a request is entered in `_pending` before the role is looked at, and who gives the role up looks at `_pending` after
   that: so a request that needs a background reader always gets one.
+
+**Interrupts.** A user's thread may leave any line with an exception that is not the line's own: KeyboardInterrupt, or
+what a handler of SIGALRM raises. So:
+- what is received, and the requests that it answers, are kept by one call of a C function each (`extend` of a chain
+  of maps), which a signal's handler cannot divide: nothing that left the socket or `_pending` is only in a variable;
+- what must follow in any case is in `_leave` and `_look_again`, which look at the state, may be repeated, and are when
+  they are interrupted themselves;
+- a request whose handler was interrupted gets a second call of `on_done`, with an error, from whoever reads next;
+- an answer that was being taken apart, or a request that was being sent, ends the connection: where its bytes end is
+  not known any more. A request that was not being sent yet ends at once;
+- a failed connection is brought to its end on the background thread, which no signal reaches.
 """
 
 from __future__ import annotations
@@ -17,11 +28,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from queue import SimpleQueue
 from struct import Struct
 from typing import Any, NamedTuple
@@ -34,6 +48,7 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
 
 from .config import ConnectionConfig, Protocol
+from .interrupts import is_interrupt, surely
 from .reply_reader import ReplyReader, SentReply
 from .waiting import Waiter
 
@@ -43,7 +58,11 @@ log = logging.getLogger(__name__)
 
 Reply = Frame | SentReply | Answer
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""Called once, on the thread that reads (or that finds the connection broken): it must not block."""
+"""Called once, on the thread that reads or on the background thread: it must not block.
+
+If KeyboardInterrupt, or whatever a signal's handler raises, comes out of it or ends the thread's reading just behind
+it, it is called once more, with BrokerUnavailable, from another thread.
+"""
 OnBegun = Callable[[Frame], None]
 """Called with an answer whose body is still to come (empty here), on the thread that reads: it must not block."""
 Build = Callable[[int], Sequence[Buffer]]
@@ -59,6 +78,11 @@ _MAX_IOV = 1000
 _FIRST_RECEIVE_BYTES = 16 * 1024
 _HANDLER_FAILED = "a handler of an answer failed"
 """A bug in one request's handler must not stop the reading for all the others, so it is logged."""
+_CUT_SHORT = -math.inf
+"""The deadline of a request whose sender was interrupted."""
+_CLOSE_SECONDS = 5.0
+"""close() waits so long for the handlers of requests under way."""
+_opaque_of = operator.attrgetter("opaque")
 
 
 class Endpoint(NamedTuple):
@@ -90,13 +114,23 @@ class Call(Waiter):
 class _Pending:
     """A request under way. `background`: no caller is blocked for it, so a thread must read on its behalf."""
 
-    __slots__ = ("background", "deadline", "on_begun", "on_done")
+    __slots__ = ("background", "begun", "deadline", "on_begun", "on_done")
 
     def __init__(self, on_done: OnDone, deadline: float, background: bool, on_begun: OnBegun | None = None) -> None:
         self.on_done = on_done
         self.deadline = deadline
         self.background = background
         self.on_begun = on_begun
+        self.begun = False  # on_done was called
+
+
+class _Background:
+    """Has the role while the background thread reads."""
+
+
+_BACKGROUND = _Background()
+_Outcome = tuple[_Pending | None, Reply | None, MetaqError | None]
+"""A request that has ended (None: unknown, its deadline has passed), and what its `on_done` is to be called with."""
 
 
 class Connection:
@@ -126,12 +160,21 @@ class Connection:
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._send_lock = threading.Lock()
+        self._backlog: deque[tuple[memoryview, float]] = deque()  # what the writer thread sends, and until when
         self._mutex = threading.Lock()
-        self._reading = False
+        self._leader: Waiter | _Background | None = None
         self._followers: dict[Waiter, None] = {}
+        self._taken_over: set[int] = set()  # requests whose sending was interrupted
         self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
-        self._background: SimpleQueue[None] | None = None
+        self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
         self._failure: MetaqError | None = None
+        self._ended = threading.Event()  # it failed, and nothing is under way any more
+        self._background_thread: threading.Thread | None = None
+        self._told = False  # on_closed was called
+        # the leader's, and with the role the next leader's
+        self._received: list[bytes] = []  # at most one, which is not taken apart yet
+        self._parsing = False
+        self._outcomes: deque[_Outcome] = deque()
         self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
         self._next_expiry = 0.0
         self._last_traffic = clock()
@@ -188,31 +231,60 @@ class Connection:
         background: bool,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """As `submit`, with the request's bytes made for `opaque`, which came from `new_opaque`."""
+        """As `submit`, with the request's bytes made for `opaque`, which came from `new_opaque`.
+
+        If an interrupt comes out of it, see `has_taken_over`.
+        """
         if len(self._pending) >= self._config.max_in_flight_requests:
             on_done(None, BrokerUnavailable(f"{self.endpoint} has {len(self._pending)} requests under way already"))
             return
-        self._pending[opaque] = _Pending(on_done, deadline, background, on_begun)
-        self._send_pending(buffers, deadline, background)
+        entered = 0
+        try:
+            self._pending[opaque] = _Pending(on_done, deadline, background, on_begun)
+            entered = 1
+            self._send_pending(buffers, deadline, background)
+        except BaseException:
+            surely(self._cut_short, (opaque,), (on_done,), entered)
+            raise
 
     def submit_all(
         self, builds: Sequence[Build], handlers: Sequence[OnDone], deadline: float, *, background: bool = True
     ) -> None:
         """Many requests pipelined with as few system calls as possible; otherwise as `submit`."""
         opaques = [self.new_opaque() for _ in builds]
-        buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
-        for opaque, on_done in zip(opaques, handlers, strict=True):
-            self._pending[opaque] = _Pending(on_done, deadline, background)
-        self._send_pending(buffers, deadline, background)
+        entered = 0
+        try:
+            buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
+            for opaque, on_done in zip(opaques, handlers, strict=True):
+                self._pending[opaque] = _Pending(on_done, deadline, background)
+                entered += 1
+            self._send_pending(buffers, deadline, background)
+        except BaseException as error:
+            if entered or is_interrupt(error):  # else it cannot be built, and nothing was sent
+                surely(self._cut_short, opaques, handlers, entered)
+            raise
 
     def _send_pending(self, buffers: Sequence[Buffer], deadline: float, background: bool) -> None:
-        """Send what was entered into `_pending`, and have its answer read."""
-        if self._failure is not None:
-            self._complete_all()
-            return
+        """Send what was entered into `_pending`, and have its answer read. Blocks for a tick or two at most."""
         self._send(buffers, deadline)
-        if (background or self._orphans) and not self._reading:
+        if self._failure is not None or ((background or self._orphans) and self._leader is None):
             self._wake_background()
+
+    def _cut_short(self, opaques: Sequence[int], handlers: Sequence[OnDone], entered: int) -> None:
+        """The thread that was sending these was interrupted, when it had entered so many of them into `_pending`:
+        whoever reads ends them. May be repeated."""
+        for index, (opaque, on_done) in enumerate(zip(opaques, handlers, strict=True)):
+            if (pending := self._pending.get(opaque)) is not None:
+                pending.deadline = _CUT_SHORT
+            elif index >= entered and opaque not in self._taken_over:
+                self._pending[opaque] = _Pending(on_done, _CUT_SHORT, background=True)
+            self._taken_over.add(opaque)
+        self._orphans = True
+        self._look_again()
+
+    def has_taken_over(self, opaque: int) -> bool:
+        """After `submit_built` was interrupted: whether it will call `on_done` nevertheless."""
+        return opaque in self._taken_over
 
     def send_unanswered(self, data: Buffer, deadline: float) -> None:
         """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""
@@ -265,37 +337,43 @@ class Connection:
             while not waiter.done:
                 if self._take_role(waiter):
                     self._lead(waiter, deadline)
+                    self._hand_over(waiter)
                 else:
                     waiter.park(deadline - self._clock())
                 if not waiter.done and self._clock() >= deadline:
                     break
-        finally:
             waiter.go()
-        if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
-            self._leave(waiter)
+            if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
+                self._leave(waiter)
+        except BaseException:
+            surely(self._leave, waiter)
+            raise
 
     def read_in_background(self) -> None:
         """Take back all promises to `drive`: have a thread read for whatever is under way."""
         self._orphans = True
-        if self._pending and not self._reading:
+        if self._pending and self._leader is None:
             self._wake_background()
 
     def close(self) -> None:
         """End the connection; requests under way get BrokerUnavailable."""
-        self._fail(BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
+        surely(self._fail, BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
+        if self._background is None and not self._ended.is_set():
+            self._end()  # the interpreter is about to exit
+        if self._background_thread is not threading.current_thread():  # else a handler has called
+            self._ended.wait(_CLOSE_SECONDS)
 
     # --- who reads --------------------------------------------------------------------------------------------------
 
     def _take_role(self, waiter: Waiter) -> bool:
         """True: the caller reads now. False: it has become a follower and shall park."""
         with self._mutex:
-            if not self._reading and self._failure is None:
-                self._reading = True
+            if self._leader is waiter:  # handed over while it was parked
+                return True
+            if self._leader is None and self._failure is None:
+                self._leader = waiter
                 if waiter.mailbox is not None:
                     self._followers.pop(waiter, None)
-                return True
-            if waiter.leads:  # handed over while it was parked
-                waiter.leads = False
                 return True
             if waiter.mailbox is None:
                 waiter.mailbox = SimpleQueue()
@@ -305,46 +383,52 @@ class Connection:
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """The waiter's thread goes away: it is no follower any more, and passes on a role it was just handed."""
-        with self._mutex:
-            self._followers.pop(waiter, None)
-            leads, waiter.leads = waiter.leads, False
+        """The waiter's thread goes away: it is no follower any more, and passes the role on. May be repeated."""
+        waiter.go()
         if not waiter.done and not waiter.returns:
             self._orphans = True
-        if leads:
-            self._hand_over()
-        elif self._orphans and self._pending and not self._reading:
-            self._wake_background()
+        self._hand_over(waiter)
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
-        try:
-            while not waiter.done and self._failure is None:
-                remaining = deadline - self._clock()
-                if remaining <= 0:
-                    return
-                self._read(remaining)
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Give the role to a follower, or to the background thread if a request needs it, or to nobody."""
-        with self._mutex:
-            if self._failure is not None:
-                self._reading = False
-                self._sock.close()
+        while not waiter.done and self._failure is None:
+            remaining = deadline - self._clock()
+            if remaining <= 0:
                 return
-            while self._followers:
-                heir = next(iter(self._followers))
-                del self._followers[heir]
-                if heir.done:
-                    continue  # it is about to be woken, and would only pass the role on
-                heir.leads = True
+            self._read(remaining)
+
+    def _hand_over(self, giver: Waiter | _Background) -> None:
+        """Give the role, if the giver has it, to a follower, or to the background thread if a request needs it, or to
+        nobody. May be repeated."""
+        with self._mutex:
+            if isinstance(giver, Waiter) and giver.mailbox is not None:
+                self._followers.pop(giver, None)
+            if self._leader is giver:
+                self._leader = None if self._failure is not None else self._wake_heir()
+        # only now: a request entered in the meantime saw a leader and relies on this look
+        self._look_again()
+
+    def _wake_heir(self) -> Waiter | None:
+        """The next leader. It is woken first, and finds the mutex taken: woken in vain, it would park again."""
+        while self._followers:
+            heir = next(iter(self._followers))
+            if not heir.done:  # else it is about to be woken, and would only pass the role on
                 assert heir.mailbox is not None
                 heir.mailbox.put(None)
-                return
-            self._reading = False
-        # only now: a request entered in the meantime saw `_reading` and relies on this look
-        if self._pending and self._needs_background():
+                return heir  # which takes itself off the followers when it hands the role over
+            self._followers.pop(heir, None)
+        return None
+
+    def _look_again(self) -> None:
+        """Have the background thread do what nobody else is going to do. May be repeated, on any thread."""
+        if self._leader is not None:
+            return
+        if self._failure is not None:
+            if self._pending or self._outcomes or not self._ended.is_set():
+                self._wake_background()
+            else:
+                self._sock.close()  # not before: the reader may have been in recv, and the number be reused
+            return
+        if self._outcomes or self._parsing or (self._pending and self._needs_background()):
             self._wake_background()
 
     def _needs_background(self) -> bool:
@@ -353,54 +437,85 @@ class Connection:
         return any(pending.background for pending in list(self._pending.values()))
 
     def _wake_background(self) -> None:
+        """Have the background thread read if nobody does, and end the connection if it has failed."""
         with self._mutex:
-            if self._reading or self._failure is not None:
+            if self._leader is not None and self._failure is None:
                 return
-            self._reading = True
             if self._background is None:
-                self._background = SimpleQueue()
+                wake: SimpleQueue[None] = SimpleQueue()
                 name = f"metaq-reader-{self.endpoint.host}:{self.endpoint.port}"
-                threading.Thread(target=self._background_loop, args=(self._background,), name=name, daemon=True).start()
-            self._background.put(None)
+                thread = threading.Thread(target=self._background_loop, args=(wake,), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the interpreter is about to exit
+                    log.debug("no thread to read from %s: %s", self.endpoint, error)
+                    return
+                self._background, self._background_thread = wake, thread
+            self._background.put(None)  # first, as in `_wake_heir`
+            if self._leader is None and (self._outcomes or self._failure is None):
+                self._leader = _BACKGROUND
 
     def _background_loop(self, wake: SimpleQueue[None]) -> None:
         while True:
             wake.get()
-            while self._failure is None:
-                self._read(_TICK)
-                if not self._pending:
-                    self._orphans = False
-                    break
-                if not self._needs_background():
-                    break
-            self._hand_over()
+            with self._mutex:
+                leads = self._leader is _BACKGROUND
+            if leads:
+                self._lead_in_background()
             if self._failure is not None:
-                return
+                self._end()
+                with self._mutex:
+                    if wake.empty():
+                        self._background = None
+                        return
+
+    def _lead_in_background(self) -> None:
+        while self._failure is None or self._outcomes:
+            try:
+                self._read(_TICK)
+            except BaseException:  # SystemExit of a user's callback, for example: it must not end the reading
+                log.exception(_HANDLER_FAILED)
+            if not self._pending and not self._outcomes:
+                self._orphans = False
+                break
+            if not (self._needs_background() or self._outcomes):
+                break
+        self._hand_over(_BACKGROUND)
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
         """Receive once, max(patience, one tick) seconds at most, and complete what that answers. Role holder only."""
+        received = self._received
+        if self._parsing or self._outcomes:
+            self._go_on()
+            return
         try:
-            if patience < _TICK and not _readable(self._fileno, patience):
+            if received:
+                pass
+            elif patience < _TICK and not _readable(self._fileno, patience):
                 self._expire()
                 return
-            if self.expects_bulk and isinstance(self._reader, ReplyReader):
+            elif self.expects_bulk and isinstance(self._reader, ReplyReader):
                 # in one system call straight to its own buffer, without the interpreter's lock in between
-                data = self._sock.recv(self._reader.wanted_bytes, socket.MSG_WAITALL)
+                received.extend(map(self._sock.recv, (self._reader.wanted_bytes,), (socket.MSG_WAITALL,)))
             else:
-                data = self._sock.recv(self._receive_bytes)
+                received.extend(map(self._sock.recv, (self._receive_bytes,)))
         except (BlockingIOError, InterruptedError):
             self._expire()
             return
         except OSError as error:
+            if is_interrupt(error):
+                raise
             self._fail(BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}"))
             return
+        data = received[0]
         if not data:
             self._fail(BrokerUnavailable(f"{self.endpoint} closed the connection"))
             return
         if not self.expects_bulk:
             self._adapt(len(data))
+        self._parsing = True
         try:
             replies = self._reader.receive(data)
             if self.expects_bulk and not replies:
@@ -408,17 +523,37 @@ class Connection:
         except RemoteProtocolError as error:
             self._fail(BrokerUnavailable(f"{self.endpoint} sent something that is not the protocol: {error}"))
             return
-        for reply in replies:
-            pending = self._pending.pop(reply.opaque, None)
-            if pending is None:
-                continue  # an answer after its deadline
-            try:
-                pending.on_done(reply, None)
-            except Exception:
-                log.exception(_HANDLER_FAILED)
+        ended = map(self._pending.pop, map(_opaque_of, replies), repeat(None))
+        self._outcomes.extend(zip(ended, replies, repeat(None)))
+        self._parsing = False
+        del received[:]
+        self._complete()
         now = self._last_traffic = self._clock()
         if now >= self._next_expiry:
             self._expire()
+
+    def _go_on(self) -> None:
+        """The last reader was interrupted."""
+        if self._parsing:
+            self._fail(BrokerUnavailable(f"reading an answer of {self.endpoint} was interrupted"))
+        self._complete()
+
+    def _complete(self) -> None:
+        """Call the handlers of requests that have ended. Role holder only."""
+        outcomes = self._outcomes
+        while outcomes:
+            pending, reply, error = outcomes[0]
+            if pending is not None:
+                if pending.begun:  # and interrupted
+                    reply, error = None, BrokerUnavailable(f"taking an answer of {self.endpoint} was interrupted")
+                pending.begun = True
+                try:
+                    pending.on_done(reply, error)
+                except Exception as failure:
+                    if is_interrupt(failure):
+                        raise
+                    log.exception(_HANDLER_FAILED)
+            outcomes.popleft()
 
     def _tell_begun(self) -> None:
         """Tell who wants to know that the body of an answer comes next. Raises RemoteProtocolError."""
@@ -430,7 +565,9 @@ class Connection:
             return
         try:
             pending.on_begun(begun)
-        except Exception:
+        except Exception as failure:
+            if is_interrupt(failure):
+                raise
             log.exception(_HANDLER_FAILED)
 
     def _adapt(self, received: int) -> None:
@@ -441,91 +578,138 @@ class Connection:
             self._receive_bytes >>= 1
 
     def _expire(self) -> None:
+        """Role holder only."""
         now = self._clock()
         self._next_expiry = now + _TICK
-        for opaque, pending in list(self._pending.items()):
-            if pending.deadline <= now and self._pending.pop(opaque, None) is not None:
-                _complete(pending, RequestTimedOut(f"{self.endpoint} did not answer in time"))
+        late = [opaque for opaque, pending in list(self._pending.items()) if pending.deadline <= now]
+        if late:
+            errors = [self._lateness(self._pending.get(opaque)) for opaque in late]
+            self._outcomes.extend(zip(map(self._pending.pop, late, repeat(None)), repeat(None), errors))
+            self._complete()
+
+    def _lateness(self, pending: _Pending | None) -> MetaqError:
+        if pending is not None and pending.deadline == _CUT_SHORT:
+            return BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted")
+        return RequestTimedOut(f"{self.endpoint} did not answer in time")
 
     # --- bytes out --------------------------------------------------------------------------------------------------
 
     def _send(self, buffers: Sequence[Buffer], deadline: float) -> None:
+        """A thread writes for a tick. What the broker has not taken by then goes out on a thread of its own, and what
+        is sent meanwhile behind it, so that nobody waits past a deadline for the broker to take others' requests.
+        """
         with self._send_lock:
             if self._failure is not None:
                 return
+            if self._backlog:
+                self._backlog.append((memoryview(b"".join(buffers)), deadline))
+                return
             try:
                 if len(buffers) > 1 and sum(map(len, buffers)) > _SMALL_BYTES:
-                    self._send_scattered(buffers, deadline)
-                    return
-                data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
-                sent = self._try_send(self._sock.send, data, deadline)
-                if sent < len(data):
-                    self._send_rest(memoryview(data)[sent:], deadline)
+                    rest = self._send_scattered(buffers)
+                else:
+                    data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+                    sent = self._try_send(self._sock.send, data)
+                    rest = memoryview(data)[sent:].tobytes() if sent < len(data) else b""
+                if rest:
+                    self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
+                    name = f"metaq-writer-{self.endpoint.host}:{self.endpoint.port}"
+                    threading.Thread(target=self._write_backlog, name=name, daemon=True).start()
                 return
-            except OSError as error:
+            except BaseException as error:
+                if not isinstance(error, OSError) or is_interrupt(error):
+                    surely(self._fail, BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted"))
+                    raise
                 failure = BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}")
-            except RequestTimedOut as error:
-                failure = BrokerUnavailable(str(error))
         self._fail(failure)
 
-    def _send_rest(self, rest: memoryview, deadline: float) -> None:
-        while rest:
-            rest = rest[self._try_send(self._sock.send, rest, deadline) :]
-
-    def _send_scattered(self, buffers: Sequence[Buffer], deadline: float) -> None:
+    def _send_scattered(self, buffers: Sequence[Buffer]) -> bytes:
+        """Returns what the socket did not take within a tick."""
+        end = self._clock() + _TICK
         for start in range(0, len(buffers), _MAX_IOV):
             views = [memoryview(buffer) for buffer in buffers[start : start + _MAX_IOV]]
             while views:
-                sent = self._try_send(self._sock.sendmsg, views, deadline)
+                sent = self._try_send(self._sock.sendmsg, views)
                 while views and sent >= len(views[0]):
                     sent -= len(views.pop(0))
                 if sent:
                     views[0] = views[0][sent:]
+                if views and self._clock() >= end:
+                    return b"".join((*views, *buffers[start + _MAX_IOV :]))
+        return b""
 
-    def _try_send(self, send: Callable[[Any], int], data: object, deadline: float) -> int:
-        """Bytes the socket took within a tick; RequestTimedOut once the deadline has passed."""
+    @staticmethod
+    def _try_send(send: Callable[[Any], int], data: object) -> int:
+        """Bytes the socket took within a tick."""
         try:
             return send(data)
         except (BlockingIOError, InterruptedError):
-            if self._clock() >= deadline:
-                raise RequestTimedOut(f"{self.endpoint} does not take data") from None
             return 0
+
+    def _write_backlog(self) -> None:
+        """Writer thread: as long as there is a backlog, nobody else writes."""
+        while (rest := self._next_of_backlog()) is not None:
+            patience = self._clock() + self._config.request_timeout_seconds
+            while rest:
+                try:
+                    sent = self._try_send(self._sock.send, rest)
+                except OSError as error:
+                    self._fail(BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}"))
+                    break
+                rest = rest[sent:]
+                if sent:
+                    patience = self._clock() + self._config.request_timeout_seconds
+                elif self._clock() >= patience:
+                    self._fail(BrokerUnavailable(f"{self.endpoint} does not take data"))
+                    break
+            with self._send_lock:
+                self._backlog.popleft()
+
+    def _next_of_backlog(self) -> memoryview | None:
+        with self._send_lock:
+            while self._backlog and (self._failure is not None or self._backlog[0][1] <= self._clock()):
+                self._backlog.popleft()  # its caller has given up
+            return self._backlog[0][0] if self._backlog else None
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _fail(self, failure: MetaqError) -> None:
+        """The connection is of no use any more. May be repeated."""
         with self._mutex:
-            if self._failure is not None:
-                return
-            self._failure = failure
-            followers = list(self._followers)
-            self._followers.clear()
+            if self._failure is None:
+                self._failure = failure
+        if not self._ended.is_set():
             self._shut_down()
-        self._complete_all()
-        for follower in followers:
-            assert follower.mailbox is not None
-            follower.mailbox.put(None)
-        if self._background is not None:
-            self._background.put(None)
-        if self.on_closed is not None:
-            self.on_closed(self)
+            self._wake_background()
 
     def _shut_down(self) -> None:
-        """Wake a thread inside recv or send; the reader closes the socket (its number may be reused from then on)."""
+        """Wake a thread inside recv or send."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
+            if is_interrupt(error):
+                raise
             log.debug("shutting down the connection to %s: %s", self.endpoint, error)  # the peer was faster
-        if not self._reading:
-            self._sock.close()
 
-    def _complete_all(self) -> None:
+    def _end(self) -> None:
+        """Background thread, without the role: end all requests, and wake who waits."""
         while self._pending:
             try:
                 _, pending = self._pending.popitem()
             except KeyError:
-                return  # another thread took the last one
+                break  # the leader took the last one
             _complete(pending, self._failure)
+        with self._mutex:
+            followers = list(self._followers)
+            self._followers.clear()
+        for follower in followers:
+            assert follower.mailbox is not None
+            follower.mailbox.put(None)
+        if self.on_closed is not None and not self._told:
+            self._told = True
+            self.on_closed(self)
+        self._ended.set()
+        self._look_again()
 
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
@@ -534,7 +718,10 @@ class Connection:
         now = self._clock()
         if self._heartbeat_under_way or self.closed:
             return
-        if not self._reading and _readable(self._fileno, 0):
+        leader = self._leader
+        if isinstance(leader, Waiter) and leader.gone:
+            self._hand_over(leader)  # its thread was interrupted again and again
+        if self._leader is None and _readable(self._fileno, 0):
             self._wake_background()  # nobody asked for anything: the broker closed the connection
             return
         if now - self._last_traffic < self._config.heartbeat_idle_seconds:
@@ -554,9 +741,10 @@ class Connection:
 
 
 def _complete(pending: _Pending, error: MetaqError | None) -> None:
+    """Background thread only."""
     try:
         pending.on_done(None, error)
-    except Exception:
+    except BaseException:  # as in `_lead_in_background`
         log.exception(_HANDLER_FAILED)
 
 
@@ -587,13 +775,17 @@ def open_connection(
     try:
         sock = socket.create_connection(endpoint, timeout=seconds)
     except OSError as error:
+        if is_interrupt(error):
+            raise
         raise BrokerUnavailable(f"no connection to {endpoint} within {seconds:.1f} s: {error}") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         version = _ask_version(sock, endpoint, deadline, clock)
         _set_ticks(sock)
-    except (OSError, RemoteProtocolError) as error:
+    except BaseException as error:
         sock.close()
+        if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
+            raise
         raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
     frames = protocol == "auto" and FRAMES_MARK in version.split()
     reader = ReplyReader() if frames else AnswerReader()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from random import random
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
@@ -87,12 +88,31 @@ class ConnectionPool:
             return connection
         if link.cause:  # looked at without the lock: the housekeeping thread may hold it while it tries
             raise _is_down(link)
-        if not link.lock.acquire(timeout=max(0.0, timeout)):
-            raise RequestTimedOut(f"no connection to {endpoint} in time: another thread is still trying")
+        deadline = self._clock() + timeout
+        held: list[bool] = []
         try:
-            return self._connect_or_refuse(link, timeout)
+            held.extend(map(link.lock.acquire, (True,), (max(0.0, timeout),)))  # in one call: see interrupts.py
+            if not held[0]:
+                raise RequestTimedOut(f"no connection to {endpoint} in time: another thread is still trying")
+            return self._connect_or_refuse(link, deadline - self._clock())
         finally:
-            link.lock.release()
+            if True in held:
+                link.lock.release()
+
+    def open_connection(self, endpoint: Endpoint) -> Connection | None:
+        """The open connection to `endpoint`; None if it has to be made, by `connection`. Never blocks.
+
+        Raises BrokerUnavailable as `connection`.
+        """
+        link = self._links.get(endpoint)
+        if link is None:
+            return None
+        connection = link.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if link.cause:
+            raise _is_down(link)
+        return None
 
     def forget(self, endpoint: Endpoint) -> None:
         """The broker is not wanted any more: close its connection and stop trying."""
@@ -149,7 +169,7 @@ class ConnectionPool:
         except MetaqError as error:
             self._mark_down(link, str(error))
             raise
-        connection.on_closed = lambda _: self._broken(link)
+        connection.on_closed = partial(self._broken, link)
         with self._mutex:
             closed = self._closed or self._links.get(link.endpoint) is not link
             if not closed:
@@ -161,9 +181,9 @@ class ConnectionPool:
             raise BrokerUnavailable(f"no connection to {link.endpoint}: it is not wanted any more")
         return connection
 
-    def _broken(self, link: _Link) -> None:
-        connection = link.connection
-        if connection is not None:
+    def _broken(self, link: _Link, connection: Connection) -> None:
+        """Connection's background thread: there may be another one already."""
+        if connection is link.connection:
             self._mark_down(link, str(connection.failure))
 
     def _mark_down(self, link: _Link, cause: str) -> None:

@@ -16,17 +16,21 @@ woken once more: with 64 senders that was half of their processor time. With one
 class Waiter:
     """What a thread blocks for. `finish` may be called on any thread, once."""
 
-    __slots__ = ("_following", "_gone", "done", "leads", "mailbox")
+    __slots__ = ("_following", "_gone", "done", "mailbox")
 
     returns: ClassVar[bool] = False
     """Whether the thread comes back to drive the connection, so that nobody need read for it after its deadline."""
 
     def __init__(self) -> None:
         self.done = False
-        self.leads = False
         self.mailbox: SimpleQueue[None] | None = None  # made only by a thread that has to park
         self._following: Waiter | None = None
         self._gone = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether its thread blocks no longer."""
+        return self._gone
 
     def finish(self) -> None:
         # order matters: a parking thread makes its mailbox first and looks at `done` after that
@@ -53,7 +57,8 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """The thread blocks no longer, whatever the reason: wake the one that `finish_together` has put behind it."""
+        """The thread blocks no longer, whatever the reason: wake the one that `finish_together` has put behind it. May
+        be repeated."""
         # order matters, see there
         self._gone = True
         if self._following is not None:

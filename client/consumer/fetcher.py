@@ -4,8 +4,12 @@ partitions of a broker on one connection.
 There is no thread per partition and no loop that asks: the answer to a pull is taken on the thread that reads the
 connection, which stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker
 that is the thread that waits in poll(), and the next answer comes into the socket's buffer while the user works; with
-several it is a background thread for each broker. What must wait (an error's pause, the text protocol's empty answers)
-is on the timer thread.
+several it is a background thread for each broker. What must wait for a time (an error's pause, the text protocol's
+empty answers) is on the timer thread, what must wait for a broker (to connect, to ask it something else) on a thread of
+that broker (broker_threads.py).
+
+A user's thread that is interrupted (interrupts.py) may leave any line. If it had noted that a pull is under way, the
+timer thread sends that (`_pull_elsewhere`), and the answer to another one, if there is one, is dropped.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
 from ..damage import locate_damage
 from ..inquiry import damaged_bytes
+from ..interrupts import surely
 from ..lookups import max_offset
 from ..places import Locate
 from ..pool import ConnectionPool
@@ -35,8 +40,9 @@ from ..replies import frame_error, text_error
 from ..timers import Timers
 from ..values import TopicPartition
 from .arrivals import Arrivals
+from .broker_threads import BrokerThreads
 from .chunk import Chunk
-from .partition_state import PartitionState
+from .partition_state import NOWHERE, PartitionState
 
 __all__ = ["DAMAGE_TRIES", "Fetcher"]
 
@@ -87,6 +93,7 @@ class Fetcher:
         self._is_slave = is_slave
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
+        self._broker_threads = BrokerThreads("metaq-fetch")
 
     def wait(self, seconds: float) -> PartitionState | None:
         """The next arrival within `seconds`; if there is only one connection, it is read here. Raises Empty."""
@@ -105,40 +112,63 @@ class Fetcher:
     def open(self, state: PartitionState, offset: int | Locate) -> None:
         """Begin to fetch at `offset`, or where it finds it when the partition's broker is asked."""
         if callable(offset):
-            self._timers.call_later(0, partial(self._open_where, state, offset))
+            self._ask_broker(state, partial(self._open_where, state, offset))
         else:
             self.move(state, offset)
 
     def move(self, state: PartitionState, offset: int) -> None:
         """Drop what was fetched and go on at `offset`."""
-        generation = state.start_at(offset)
-        with state.lock:
-            state.pulling = True
-        # on the timer thread: the first pull may have to connect
-        self._timers.call_later(0, partial(self._pull, state, generation))
+        try:
+            generation = state.start_at(offset)
+            with state.lock:
+                state.pulling = True
+            # elsewhere: the caller may hold locks, and the first pull has to connect
+            self._timers.call_later(0, partial(self._pull, state, generation))
+        except BaseException:
+            surely(self._pull_elsewhere, state)
+            raise
 
     def examine(self, state: PartitionState, offset: int) -> None:
         """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
         it too. After some tries find out how far the damage goes. It comes as a chunk of its own.
         """
-        generation = state.start_at(offset)
-        state.suspect = offset
-        state.damage += 1
-        with state.lock:
-            state.pulling = True
-        if state.damage <= DAMAGE_TRIES:
-            self._timers.call_later(0, partial(self._pull, state, generation))
-        else:
-            self._timers.call_later(0, partial(self._locate, state, generation))
+        try:
+            generation = state.start_at(offset)
+            state.suspect = offset
+            state.damage += 1
+            with state.lock:
+                state.pulling = True
+            if state.damage <= DAMAGE_TRIES:
+                self._timers.call_later(0, partial(self._pull, state, generation))
+            else:
+                self._ask_broker(state, partial(self._locate, state, generation))
+        except BaseException:
+            surely(self._pull_elsewhere, state)
+            raise
 
     def refill(self, state: PartitionState) -> None:
         """Call after chunks were taken: pull again if there is room and no pull is under way."""
         with state.lock:
             if state.pulling or not self._has_room(state):
                 return
+        try:
+            with state.lock:
+                if state.pulling:
+                    return
+                state.pulling = True
+                generation = state.generation
+            self._pull(state, generation)
+        except BaseException:
+            surely(self._pull_elsewhere, state)
+            raise
+
+    def _pull_elsewhere(self, state: PartitionState) -> None:
+        """The thread that was going to pull was interrupted. May be repeated."""
+        with state.lock:
             state.pulling = True
-            generation = state.generation
-        self._pull(state, generation)
+        again = state.pull_anew()
+        if again is not None:
+            self._timers.call_later(0, partial(self._pull, state, again))
 
     def reroute(self, state: PartitionState) -> None:
         """The partition is read from another broker now: a pull that the former one may have parked is sent again."""
@@ -161,36 +191,54 @@ class Fetcher:
 
     # --- opening ----------------------------------------------------------------------------------------------------
 
+    def _ask_broker(self, state: PartitionState, action: Callable[[], None]) -> None:
+        """Have `action` run where it may wait for the partition's broker. Any thread."""
+        # the timer thread starts the broker's: no interrupt comes between the two steps
+        self._timers.call_later(0, partial(self._run_at_broker, state, action))
+
+    def _run_at_broker(self, state: PartitionState, action: Callable[[], None]) -> None:
+        endpoint = self._endpoint_of(state.partition)
+        if endpoint is None:
+            action()  # which does not wait: it finds the same
+        else:
+            self._broker_threads.run(endpoint, action)
+
     def _open_where(self, state: PartitionState, locate: Locate) -> None:
-        """Timer thread."""
+        """Broker's thread."""
         if not state.active or state.opened:
             return
         try:
-            offset = locate(self._connection(state), state.partition)
+            offset = locate(self._connect(state), state.partition)
         except MetaqError as error:
-            self._later(state, error, partial(self._open_where, state, locate))
+            self._later(state, error, partial(self._ask_broker, state, partial(self._open_where, state, locate)))
             return
         state.backoff.reset()
         self.move(state, offset)
 
-    def _connection(self, state: PartitionState) -> Connection:
+    def _connect(self, state: PartitionState) -> Connection:
+        """The connection to the partition's broker, made now if there is none. Broker's thread."""
+        connection = self._pool.connection(self._endpoint(state), _CONNECT_SECONDS)
+        self._use(connection)
+        return connection
+
+    def _endpoint(self, state: PartitionState) -> Endpoint:
         endpoint = self._endpoint_of(state.partition)
         if endpoint is None:
             raise BrokerUnavailable(f"broker {state.partition.broker} is not registered")
-        connection = self._pool.connection(endpoint, _CONNECT_SECONDS)
-        if connection not in self._connections:
-            self._use(connection)
-        return connection
+        return endpoint
 
     def _use(self, connection: Connection) -> None:
-        """A connection is new. One thread in poll() can read one of them; several need their reader threads."""
+        """If it is new: one thread in poll() can read one connection; several need their reader threads. May be
+        repeated."""
+        if connection in self._connections:
+            return
         connection.expects_bulk = True
         with self._lock:
-            self._connections = [*(each for each in self._connections if not each.closed), connection]
-            connections = self._connections
-        if len(connections) > 1:
-            for each in connections:
-                each.read_in_background()
+            connections = [*(each for each in self._connections if not each.closed), connection]
+            if len(connections) > 1:
+                for each in connections:
+                    each.read_in_background()
+            self._connections = connections
         self._arrivals.put(None)  # a thread in poll() has something else to wait for
 
     # --- pulling ----------------------------------------------------------------------------------------------------
@@ -199,17 +247,33 @@ class Fetcher:
         if generation != state.generation or not state.active:
             return
         try:
-            connection = self._connection(state)
-            if connection.speaks_frames:
-                wait_ms, build = self._config.long_poll_ms, self._build_pull(state)
-            else:
-                wait_ms, build = 0, self._build_get(state)
-            deadline = self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds
-            answered = partial(self._answered, state, generation, connection)
-            begun = partial(self._begun, state, generation) if self._pulls_ahead else None
-            connection.submit(build, answered, deadline, background=len(self._connections) > 1, on_begun=begun)
+            connection = self._pool.open_connection(self._endpoint(state))
+            if connection is None:
+                self._ask_broker(state, partial(self._connect_and_pull, state, generation))
+                return
+            self._use(connection)
+            self._send_pull(state, generation, connection)
         except MetaqError as error:
             self._failed(state, generation, error)
+
+    def _connect_and_pull(self, state: PartitionState, generation: int) -> None:
+        """Broker's thread."""
+        if generation != state.generation or not state.active:
+            return
+        try:
+            self._send_pull(state, generation, self._connect(state))
+        except MetaqError as error:
+            self._failed(state, generation, error)
+
+    def _send_pull(self, state: PartitionState, generation: int, connection: Connection) -> None:
+        if connection.speaks_frames:
+            wait_ms, build = self._config.long_poll_ms, self._build_pull(state)
+        else:
+            wait_ms, build = 0, self._build_get(state)
+        deadline = self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds
+        answered = partial(self._answered, state, generation, connection)
+        begun = partial(self._begun, state, generation) if self._pulls_ahead else None
+        connection.submit(build, answered, deadline, background=len(self._connections) > 1, on_begun=begun)
 
     def _begun(self, state: PartitionState, generation: int, head: Frame) -> None:
         """An answer says where it ends before its body is there: pull what follows, so that the broker works on that
@@ -259,8 +323,11 @@ class Fetcher:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        """Background reader thread of the connection."""
+        """The thread that reads the connection."""
         if generation != state.generation or not state.active:
+            return
+        if reply is None:
+            self._lost(state, generation, error or BrokerUnavailable(f"{connection.endpoint} gave no answer"))
             return
         try:
             if isinstance(reply, Frame):
@@ -270,11 +337,11 @@ class Fetcher:
             elif isinstance(reply, Result):
                 pause_ms = self._take_result(state, generation, reply, connection.endpoint)
             else:
-                raise error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
+                raise BrokerUnavailable(f"{connection.endpoint} answered a pull with something else: {reply!r}")
         except _NotWhole as failure:
             again = state.forget_ahead(generation)
             if again is not None:
-                self._timers.call_later(0, partial(self._locate, state, again, failure))
+                self._ask_broker(state, partial(self._locate, state, again, failure))
             return
         except MetaqError as failure:
             self._failed(state, generation, failure)
@@ -395,13 +462,13 @@ class Fetcher:
         state.idle_ms = min(state.idle_ms + self._config.text_idle_step_ms, self._config.text_idle_max_ms)
         state.empty_gets += 1
         if state.empty_gets == _EMPTY_GETS and state.fetch_offset:
-            self._timers.call_later(0, partial(self._look_at_end, state))
+            self._ask_broker(state, partial(self._look_at_end, state))
         return state.idle_ms
 
     def _look_at_end(self, state: PartitionState) -> None:
-        """Timer thread. A Java broker answers a position behind the end as it answers the end: with nothing."""
+        """Broker's thread. A Java broker answers a position behind the end as it answers the end: with nothing."""
         try:
-            end = max_offset(self._connection(state), state.partition)
+            end = max_offset(self._connect(state), state.partition)
         except MetaqError:  # the fetching meets the same error, and says it
             return
         # end 0: a Java broker that was started again may not have opened the partition yet, which its next put does
@@ -417,13 +484,14 @@ class Fetcher:
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def _locate(self, state: PartitionState, generation: int, unless: MetaqError | None = None) -> None:
-        """Timer thread: how far does the damage go at the position? unless: what is wrong if nothing is damaged."""
+        """Broker's thread: how far does the damage go at the position? unless: what is wrong if nothing is damaged."""
         if generation != state.generation or not state.active:
             return
         try:
-            damage = locate_damage(self._connection(state), state.partition, state.fetch_offset)
+            damage = locate_damage(self._connect(state), state.partition, state.fetch_offset)
         except MetaqError as error:
-            self._later(state, error, partial(self._locate, state, generation, unless))
+            again = partial(self._locate, state, generation, unless)
+            self._later(state, error, partial(self._ask_broker, state, again))
             return
         if damage is None and unless is not None:
             self._failed(state, generation, unless)
@@ -440,6 +508,15 @@ class Fetcher:
 
     def _failed(self, state: PartitionState, generation: int, error: MetaqError) -> None:
         again = state.forget_ahead(generation)
+        if again is not None:
+            self._later(state, error, partial(self._pull, state, again))
+
+    def _lost(self, state: PartitionState, generation: int, error: MetaqError) -> None:
+        """No answer came to a pull, or its taking was interrupted at any line: what it has added stays."""
+        state.led_back_from = NOWHERE
+        if state.chunks:
+            self._arrivals.put(state)
+        again = state.pull_anew()
         if again is not None:
             self._later(state, error, partial(self._pull, state, again))
 

@@ -126,9 +126,11 @@ class PartitionState:
         with self.lock:
             if generation != self.generation or not self.active or self.revoking:
                 return False
-            self.chunks.append(chunk)
-            self.buffered_bytes += chunk.bytes_left
+            size = chunk.bytes_left
+            # the one call comes last, so that an interrupt (interrupts.py) comes before all of it, or after
+            self.buffered_bytes += size
             self.fetch_offset = chunk.end_offset
+            self.chunks.append(chunk)
             return True
 
     def next_chunk(self) -> Chunk | None:

@@ -94,14 +94,20 @@ class Turn(NamedTuple):
 
 
 class Flight:
-    """Turns that go to one broker together. `missing`: those without an outcome."""
+    """Turns that go to one broker together. missing: those without an outcome. request: what they are sent with, from
+    just before they are. gone: the connection has them, and answers for them. landed, settled: turns that the outbox
+    was told of so (an interrupted handler is called again)."""
 
-    __slots__ = ("lane", "missing", "turns")
+    __slots__ = ("gone", "landed", "lane", "missing", "request", "settled", "turns")
 
     def __init__(self, lane: Lane, turns: list[Turn]) -> None:
         self.lane = lane
         self.turns = turns
         self.missing = len(turns)
+        self.gone = False
+        self.landed: tuple[Turn, ...] = ()
+        self.settled: tuple[Turn, ...] = ()
+        self.request: tuple[Connection, int] | None = None
 
 
 class Lane:

@@ -64,7 +64,6 @@ class Outgoing(Waiter):
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = False
-        self.leads = False
         self.mailbox = None
         self._following = None
         self._gone = False

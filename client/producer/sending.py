@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,30 +57,41 @@ class Sender:
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight`. caller: the message whose thread this is and which is going to drive the connection."""
-        now = self._clock()
-        turns = flight.turns
-        if len(turns) == 1 and len(turns[0].batch) == 1:
-            last = turns[0].batch[0].deadline
-        else:
-            last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
-        deadline = min(now + self._request_timeout, last)
         try:
-            connection = self._connection(turns[0].accumulator.partition, deadline - now)
-        except MetaqError as error:
-            self._on_landed(flight, (), [(turn, error) for turn in turns])
-            return
-        flight.lane.use(connection)
-        if len(turns) > 1 and connection.takes_many:
-            self._send_many(connection, flight, deadline, _needs_reader(connection, flight, caller))
-            return
-        for turn in turns:  # more than one only if the connection is new, to an older broker
-            background = _needs_reader(connection, flight, caller)
-            if connection.speaks_frames:
-                self._send_frame(connection, flight, turn, deadline, background)
+            now = self._clock()
+            turns = flight.turns
+            if len(turns) == 1 and len(turns[0].batch) == 1:
+                last = turns[0].batch[0].deadline
             else:
-                TextBatch(flight, turn, connection.endpoint, self._on_landed, self._on_settled).send(
-                    connection, deadline, background
-                )
+                last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
+            deadline = min(now + self._request_timeout, last)
+            patience = deadline if caller is None else min(deadline, caller.deadline)
+            try:
+                connection = self._connection(turns[0].accumulator.partition, patience - now)
+            except MetaqError as error:
+                self._on_landed(flight, (), [(turn, error) for turn in turns])
+                return
+            flight.lane.use(connection)
+            if len(turns) > 1 and connection.takes_many:
+                self._send_many(connection, flight, deadline, _needs_reader(connection, flight, caller))
+                return
+            for turn in turns:  # more than one only if the connection is new, to an older broker
+                background = _needs_reader(connection, flight, caller)
+                if connection.speaks_frames:
+                    self._send_frame(connection, flight, turn, deadline, background)
+                else:
+                    batch = TextBatch(flight, turn, connection.endpoint, self._on_landed, self._on_settled)
+                    flight.gone = True
+                    batch.send(connection, deadline, background)
+        except BaseException:
+            if not _has_gone(flight):
+                threading.Thread(target=self._lose, args=(flight,), name="metaq-lost-flight", daemon=True).start()
+            raise
+
+    def _lose(self, flight: Flight) -> None:
+        """The thread that was sending it was interrupted before it did. On a thread that no signal reaches."""
+        error = BrokerUnavailable("sending was interrupted")
+        self._on_landed(flight, (), [(turn, error) for turn in flight.turns])
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -100,22 +112,43 @@ class Sender:
         else:
             frame = _batch_frame(partition, turn.batch, opaque)
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
+        flight.request = connection, opaque
         connection.submit_built(opaque, frame, on_done, deadline, background)
+        flight.gone = True
 
     def _frame_answered(
         self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
         partition = turn.accumulator.partition
         if type(reply) is not SentReply:
-            self._on_landed(flight, (), [(turn, error or _refusal(reply, partition, endpoint))])
+            error = error or _refusal(reply, partition, endpoint)
+            if turn in flight.landed:
+                self._settle_again(flight, error)
+            else:
+                self._on_landed(flight, (), [(turn, error)])
             return
         self._on_landed(flight, (turn,), ())
+        flight.landed += (turn,)
         if partition.partition < 0:
             partition = partition._replace(partition=reply.partition)  # the broker chose it
         parked: list[Waiter] = []
         give_results(turn.batch, reply.message_id, partition, reply.offset, parked)
         self._on_settled((turn,))
+        flight.settled += (turn,)
         finish_together(parked)
+
+    def _settle_again(self, flight: Flight, error: MetaqError) -> None:
+        """The handler of an answer was interrupted behind `on_landed`: its messages are stored, and get what results
+        there are. Background thread."""
+        left = [turn for turn in flight.landed if turn not in flight.settled]
+        for _, batch in flight.landed:
+            for outgoing in batch:
+                if outgoing.result is not None:
+                    outgoing.succeed(outgoing.result)
+                else:
+                    outgoing.fail(error)
+        self._on_settled(left)
+        flight.settled += tuple(left)
 
     # --- many partitions --------------------------------------------------------------------------------------------
 
@@ -123,7 +156,9 @@ class Sender:
         opaque = connection.new_opaque()
         frame = encode_many(opaque, [(turn.accumulator.partition, turn.batch) for turn in flight.turns])
         on_done = partial(self._many_answered, flight, connection.endpoint)
+        flight.request = connection, opaque
         connection.submit_built(opaque, frame, on_done, deadline, background)
+        flight.gone = True
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
         turns = flight.turns
@@ -133,6 +168,10 @@ class Sender:
                 rows = _rows(reply, turns, endpoint)
             except MetaqError as wrong:
                 error = wrong
+        if rows is None and flight.landed:
+            assert error is not None
+            self._settle_again(flight, error)
+            return
         if rows is None:
             failure = error or _refusal(reply, turns[0].accumulator.partition, endpoint)
             self._on_landed(flight, (), [(turn, failure) for turn in turns])
@@ -147,6 +186,7 @@ class Sender:
                 if code
             ]
         self._on_landed(flight, stored, failed)
+        flight.landed = tuple(stored)
         parked: list[Waiter] = []
         for (accumulator, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
             if code:
@@ -156,7 +196,16 @@ class Sender:
                 partition = partition._replace(partition=number)
             give_results(batch, first_id, partition, offset, parked)
         self._on_settled(stored)
+        flight.settled = tuple(stored)
         finish_together(parked)
+
+
+def _has_gone(flight: Flight) -> bool:
+    """Whether its request's handler will be called, although its sender was interrupted."""
+    if flight.gone or flight.request is None:
+        return flight.gone
+    connection, opaque = flight.request
+    return connection.has_taken_over(opaque)
 
 
 def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:

@@ -50,7 +50,8 @@ class TextBatch:
         self._on_settled = on_settled
         self._records = [record for outgoing in turn.batch for record in outgoing.records()]
         self._results: list[SendResult | None] = [None] * len(self._records)
-        self._missing = len(self._records)
+        self._missing = set(range(len(self._records)))
+        self._finished = False
         self._error: MetaqError | None = None
         self._lock = threading.Lock()
 
@@ -64,13 +65,15 @@ class TextBatch:
         return (encode_put(topic, partition, flag, checksum, opaque, bytes(body)),)
 
     def _answered(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
-        """Any order; the last one ends the batch."""
-        with self._lock:  # the reader, and a sender that finds the connection broken
-            self._note(index, reply, error)
-            self._missing -= 1
+        """Any order; the last one ends the batch. Called again after an interrupt."""
+        with self._lock:  # the reader, and the thread that ends the connection
+            if index in self._missing:
+                self._note(index, reply, error)
+                self._missing.discard(index)
             last = not self._missing
-        if last:
+        if last and not self._finished:
             self._finish()
+            self._finished = True
 
     def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         if isinstance(reply, Result) and reply.code == Status.SUCCESS:

@@ -279,7 +279,7 @@ def test_a_peer_that_is_no_broker_is_refused():
 def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(broker, connection):
     answers = Answers()
     connection.submit(ask(), answers, time.monotonic() + 5)
-    eventually(lambda: answers.replies and not connection._reading)
+    eventually(lambda: answers.replies and connection._leader is None)
     readers: list[int] = []
     read = connection._read
 
@@ -313,3 +313,61 @@ def test_what_was_begun_ends_with_the_connection(connection):
     connection.close()
     with pytest.raises(BrokerUnavailable, match="closed by this client"):
         connection.finish(begun)
+
+
+def fill(connection, broker):
+    """Send until the broker, which does not read, takes no more: 60 MiB are more than all buffers of loopback."""
+    broker.reading.clear()
+    header: dict[str, str | int] = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
+    body = bytes(6 << 20)
+
+    def build(opaque):
+        return encode_frame(RequestCode.SEND, opaque, header, len(body)), body
+
+    answers = Answers()
+    for _ in range(10):
+        connection.submit(build, answers, time.monotonic() + 60)
+    return answers
+
+
+class Pausing(FakeBroker):
+    """Reads nothing while `reading` is not set, as a process that was stopped does not."""
+
+    def __init__(self, *args):
+        self.reading = threading.Event()
+        self.reading.set()
+        super().__init__(*args)
+
+    def _serve(self, session, events):
+        self.reading.wait(DEADLINE)
+        super()._serve(session, events)
+
+
+def test_a_deadline_holds_behind_a_request_that_the_broker_does_not_take():
+    with Pausing({"t": 1}) as broker:
+        connection = open_connection(broker.endpoint, CONFIG)
+        fill(connection, broker)
+
+        def attempt() -> float:
+            started = time.monotonic()
+            with pytest.raises(RequestTimedOut):
+                connection.call(ask(), 0.5)
+            return time.monotonic() - started
+
+        assert_within(3, attempt)
+        broker.reading.set()
+        connection.close()
+
+
+def test_what_the_broker_took_late_is_answered_and_what_nobody_waits_for_any_more_is_not_sent():
+    with Pausing({"t": 1}) as broker:
+        connection = open_connection(broker.endpoint, CONFIG)
+        answers = fill(connection, broker)
+        with pytest.raises(RequestTimedOut):
+            connection.call(ask(), 0.01)
+        broker.reading.set()
+        assert isinstance(connection.call(ask(), DEADLINE), Frame)
+        eventually(lambda: len(answers.replies) == 10)
+        assert broker.requests.count(f"frame {RequestCode.STATS}") == 1
+        assert not connection.closed
+        connection.close()

@@ -1,5 +1,6 @@
 """Fetching ahead over both protocols, against a broker in memory."""
 
+import socket
 import time
 from queue import Empty
 
@@ -7,6 +8,7 @@ import pytest
 
 from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
+from metaq.client.connection import Endpoint
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.handout import Handout
@@ -21,7 +23,7 @@ from metaq.protocol.errors import ClientError, CorruptRecord
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, assert_within
 
 HERE = TopicPartition("t", 0, 0)
 FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
@@ -30,7 +32,9 @@ FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds
 class Reader:
     """A fetcher with what it needs, and the handing out behind it."""
 
-    def __init__(self, broker, protocol="auto", tags=None, config=FAST, is_slave=lambda endpoint: False):
+    def __init__(
+        self, broker, protocol="auto", tags=None, config=FAST, is_slave=lambda endpoint: False, endpoint_of=None
+    ):
         self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
         self.arrivals = Arrivals()
         self.broker = broker
@@ -39,7 +43,7 @@ class Reader:
             "g",
             tags,
             self.pool,
-            lambda partition: self.broker.endpoint,
+            endpoint_of or (lambda partition: self.broker.endpoint),
             self.arrivals,
             config,
             self.timers,
@@ -391,4 +395,29 @@ def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker):
         reader.broker = master
         reader.fetcher.reroute(reader.state)
         assert reader.payloads(1) == [b"2"]
+        reader.close()
+
+
+def test_a_broker_that_never_answers_holds_up_no_other():
+    """It accepts the connection, as a process that was stopped does: the kernel does it."""
+    with FakeBroker({"t": 1}) as broker, socket.create_server(("127.0.0.1", 0)) as hung:
+        broker.append("t", 0, b"there")
+        endpoints = {0: Endpoint("127.0.0.1", hung.getsockname()[1]), 1: broker.endpoint}
+        reader = Reader(broker, endpoint_of=lambda partition: endpoints[partition.broker])
+        others = [PartitionState(TopicPartition("t", 0, number), Backoff(1, 1)) for number in range(8)]
+        reader.state.partition = TopicPartition("t", 1, 0)
+
+        def attempt() -> float:
+            started = time.monotonic()
+            for other in others[::2]:
+                reader.fetcher.open(other, lambda connection, partition: 0)
+            for other in others[1::2]:
+                reader.fetcher.open(other, 0)
+            reader.fetcher.open(reader.state, 0)
+            assert reader.payloads(1) == [b"there"]
+            return time.monotonic() - started
+
+        assert_within(2, attempt, tries=1)
+        for other in others:
+            other.deactivate()
         reader.close()

@@ -1,0 +1,277 @@
+"""An exception that a signal's handler raises may come out of any line of a user's thread: the client goes on.
+
+CPython looks for signals behind each call of a C function, where a function begins and where a loop begins anew. So
+the points here are each return from a C function, and each line, but for lines that begin with no operation or end a
+`with`: no signal comes between the last call of a block and the `__exit__` of its lock.
+"""
+
+import contextlib
+import dis
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from metaq import Producer, ProducerConfig
+from metaq.client import connection as connection_module
+from metaq.client import waiting as waiting_module
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import open_connection
+from metaq.client.consumer import fetcher as fetcher_module
+from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullRequest
+from metaq.protocol.statuses import RequestCode
+from tests.unit.client.test_client_fetcher import Reader
+from tests.waiting import DEADLINE, eventually
+
+CONFIG = ConnectionConfig()
+FILES = frozenset({connection_module.__file__, waiting_module.__file__})
+MOST_POINTS = 2000
+FRUITLESS = 3
+
+
+class Interrupt(BaseException):
+    """What a handler of a signal raises."""
+
+
+Point = tuple[str, str, int]
+
+
+def ends_of_with(code: CodeType) -> frozenset[tuple[int, int]]:
+    """(line, first instruction behind its `__enter__`) of each with statement."""
+    line, found = 0, set()
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        if instruction.opname == "BEFORE_WITH":
+            found.add((line, instruction.offset))
+    return frozenset(found)
+
+
+class Interrupter:
+    """Raises once in the calling thread, at the first point that is not among those `seen`."""
+
+    def __init__(self, seen: set[Point], files: frozenset[str] = FILES) -> None:
+        self.seen = seen
+        self.files = files
+        self.at: Point | None = None
+        self._ends: dict[CodeType, frozenset[tuple[int, int]]] = {}
+
+    def run(self, action: Callable[[], Any]) -> None:
+        """Until it returns or is interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        sys.setprofile(self._profile)
+        try:
+            action()
+        except Interrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+            sys.settrace(before)
+
+    def _trace(self, frame: Any, event: str, _arg: Any) -> Any:
+        if frame.f_code.co_filename not in self.files:
+            return None
+        if event == "line" and not self._cannot_raise(frame):
+            self._reach(("line", frame.f_code.co_name, frame.f_lineno))
+        return self._trace
+
+    def _profile(self, frame: Any, event: str, _arg: Any) -> None:
+        if event == "c_return" and frame.f_code.co_filename in self.files:
+            self._reach(("call", frame.f_code.co_name, frame.f_lineno))
+
+    def _cannot_raise(self, frame: Any) -> bool:
+        ends = self._ends.get(frame.f_code)
+        if ends is None:
+            ends = self._ends[frame.f_code] = ends_of_with(frame.f_code)
+        if frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]:
+            return True
+        return any(line == frame.f_lineno and frame.f_lasti > entry for line, entry in ends)
+
+    def _reach(self, point: Point) -> None:
+        if self.at is None and point not in self.seen:
+            self.seen.add(point)
+            self.at = point
+            raise Interrupt(point)
+
+
+def at_each_point(scenario: Callable[[Interrupter], None], files: frozenset[str] = FILES) -> set[Point]:
+    """Run the scenario with an interrupt at each point in turn, until there is no new one several times in a row."""
+    seen: set[Point] = set()
+    fruitless = 0
+    for _ in range(MOST_POINTS):
+        interrupter = Interrupter(seen, files)
+        try:
+            scenario(interrupter)
+        except BaseException as error:
+            error.add_note(f"after an interrupt at {interrupter.at}")
+            raise
+        fruitless = fruitless + 1 if interrupter.at is None else 0
+        if fruitless == FRUITLESS:
+            return seen
+    raise AssertionError(f"more than {MOST_POINTS} points")
+
+
+class Once:
+    """What a request's handler is called with: once, or once more with an error after an interrupt."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, object]] = []
+
+    def __call__(self, reply: object, error: object) -> None:
+        self.calls.append((reply, error))
+
+
+def ask(opaque):
+    return (encode_frame(RequestCode.STATS, opaque, {"item": "x"}),)
+
+
+def long_poll(opaque):
+    return (encode_frame(RequestCode.PULL, opaque, PullRequest("t", 0, 0, 1000, wait_ms=30_000).to_ext()),)
+
+
+def usable(broker, connection):
+    """The connection itself, or a new one if it has failed."""
+    if not connection.closed:
+        try:
+            connection.call(ask, 10)
+            return
+        except BrokerUnavailable:
+            assert connection.closed
+    fresh = open_connection(broker.endpoint, CONFIG)
+    fresh.call(ask, 10)
+    fresh.close()
+
+
+@pytest.fixture
+def broker():
+    with FakeBroker({"t": 1}) as broker:
+        yield broker
+
+
+def test_an_interrupted_call_leaves_a_connection_that_goes_on_or_has_ended(broker):
+    def scenario(interrupter: Interrupter) -> None:
+        connection = open_connection(broker.endpoint, CONFIG)
+        pulled, asked = Once(), Once()
+        connection.submit(long_poll, pulled, time.monotonic() + 30)
+        connection.submit(ask, asked, time.monotonic() + 30, background=False)
+        interrupter.run(lambda: connection.call(ask, 10))
+        usable(broker, connection)
+        eventually(lambda: asked.calls)
+        connection.close()
+        eventually(lambda: pulled.calls and not connection.in_flight)
+        assert 1 <= len(asked.calls) <= 2
+        assert len(pulled.calls) == 1
+
+    points = at_each_point(scenario)
+    assert len(points) > 50
+
+
+def test_an_interrupted_leader_hands_the_reading_to_a_thread_that_waits(broker):
+    """Its own answer never comes; the other thread's does."""
+
+    def scenario(interrupter: Interrupter) -> None:
+        connection = open_connection(broker.endpoint, CONFIG)
+        ended: list[object] = []
+
+        def follow() -> None:
+            try:
+                ended.append(connection.call(ask, 30))
+            except BrokerUnavailable as error:
+                ended.append(error)
+
+        follower = threading.Thread(target=follow)
+
+        def lead() -> None:
+            with contextlib.suppress(RequestTimedOut):
+                connection.call(long_poll, 0.02)
+
+        follower.start()
+        interrupter.run(lead)
+        follower.join(DEADLINE)
+        assert len(ended) == 1
+        usable(broker, connection)
+        connection.close()
+
+    assert len(at_each_point(scenario)) > 50
+
+
+def test_an_interrupted_follower_leaves_the_role_with_others(broker):
+    def scenario(interrupter: Interrupter) -> None:
+        connection = open_connection(broker.endpoint, CONFIG)
+        pulled, asked = Once(), Once()
+        connection.submit(long_poll, pulled, time.monotonic() + 30)  # the background thread reads
+        interrupter.run(lambda: connection.call(ask, 10))
+        connection.submit(ask, asked, time.monotonic() + 30)
+        usable(broker, connection)
+        eventually(lambda: asked.calls)
+        connection.close()
+
+    assert len(at_each_point(scenario)) > 30
+
+
+def test_closing_may_be_interrupted(broker):
+    def scenario(interrupter: Interrupter) -> None:
+        connection = open_connection(broker.endpoint, CONFIG)
+        pulled = Once()
+        connection.submit(long_poll, pulled, time.monotonic() + 30)
+        interrupter.run(connection.close)
+        connection.close()
+        eventually(lambda: pulled.calls)
+        assert len(pulled.calls) == 1
+
+    assert len(at_each_point(scenario)) > 5
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside futures"])
+def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(others):
+    with FakeBroker({"t": 2}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+            with Producer(metadata=FakeCluster([broker]), config=config) as producer:
+                producer.send("t", b"first")
+                futures: list[Future[Any]] = []
+                threads = [
+                    threading.Thread(target=lambda: futures.append(producer.send_async("t", b"other")))
+                    for _ in range(others)
+                ]
+                for thread in threads:
+                    thread.start()
+                interrupter.run(lambda: producer.send("t", b"interrupted", timeout=20))
+                for thread in threads:
+                    thread.join(DEADLINE)
+                for _ in range(4):
+                    assert producer.send("t", b"after", timeout=20).offset >= 0
+                for future in futures:
+                    assert future.result(20).offset >= 0
+                producer.flush(20)
+
+        assert len(at_each_point(scenario)) > 30
+
+
+@pytest.mark.parametrize("files", [FILES, frozenset({fetcher_module.__file__})], ids=["connection", "fetcher"])
+def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files):
+    with FakeBroker({"t": 1}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            before = broker.log("t", 0).end
+            reader = Reader(broker)
+            reader.fetcher.open(reader.state, before)
+            eventually(lambda: len(reader.fetcher._connections) == 1)
+            broker.append("t", 0, b"first")
+            interrupter.run(lambda: reader.read(1))
+            broker.append("t", 0, b"second")
+            payloads: list[bytes] = []
+            while b"second" not in payloads:
+                payloads += reader.payloads(1)
+            reader.close()
+
+        assert len(at_each_point(scenario, files)) > 10
