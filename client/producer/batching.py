@@ -65,32 +65,32 @@ class Outbox:
 
         Raises RequestTimedOut (no room), ClientError (closed).
         """
-        with self._lock:
-            if self._buffered + outgoing.size > self._max_buffered and self._buffered:
-                self._wait_for_room(outgoing)
-            if self._closed:
-                raise ClientError("this producer is closed")
-            self._buffered += outgoing.size
-            accumulator = self._accumulators.get(partition) or self._accumulator(partition)
-            lane = accumulator.lane
-            if accumulator.busy or accumulator.paused:
-                accumulator.put(outgoing)
-                return accumulator, ()
-            if not (accumulator.queue or self._lingers or lane.ready) and lane.is_open(self._max_flights):
-                accumulator.busy = True  # the usual case of a producer that is not busy
-                lane.flights += 1
-                return accumulator, (Flight(lane, [Turn(accumulator, [outgoing])]),)
-            accumulator.put(outgoing)
-            if not self._lingers or outgoing.future is None or self._is_full(accumulator):
-                lane.call(accumulator)
-                return accumulator, self._depart(lane)
-            if accumulator.ready or len(accumulator.queue) > 1:
-                return accumulator, ()
-            first = not lane.lingering
-            lane.lingering.append(accumulator)
-        if first:
+        flight: Flight | None = None
+        try:
+            with self._lock:
+                if self._buffered + outgoing.size > self._max_buffered and self._buffered:
+                    self._wait_for_room(outgoing)
+                if self._closed:
+                    raise ClientError("this producer is closed")
+                accumulator = self._accumulators.get(partition) or self._accumulator(partition)
+                lane = accumulator.lane
+                idle = not (accumulator.busy or accumulator.paused or accumulator.queue or self._lingers or lane.ready)
+                if idle and lane.is_open(self._max_flights):  # the usual case of a producer that is not busy
+                    flight = Flight(lane, [Turn(accumulator, [outgoing])])
+                    # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
+                    accumulator.busy = True
+                    lane.flights += 1
+                    self._buffered += outgoing.size
+                    return accumulator, (flight,)
+                following = self._queue(outgoing, accumulator)
+        except BaseException:
+            if flight is not None and flight.turns[0].accumulator.busy:
+                threading.Thread(target=self._transmit, args=(flight,), name="metaq-lost-flight", daemon=True).start()
+            raise
+        if following is None:
             self._linger(lane)
-        return accumulator, ()
+            following = ()
+        return accumulator, following
 
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:
         """These turns were acknowledged, and of so many `failed` was told: send what has gathered meanwhile.
@@ -191,6 +191,22 @@ class Outbox:
             self._transmit(flight)
 
     # --- with the lock held -----------------------------------------------------------------------------------------
+
+    def _queue(self, outgoing: Outgoing, accumulator: Accumulator) -> Sequence[Flight] | None:
+        """Returns what may leave now; None if a linger time begins."""
+        self._buffered += outgoing.size
+        accumulator.put(outgoing)
+        if accumulator.busy or accumulator.paused:
+            return ()
+        lane = accumulator.lane
+        if not self._lingers or outgoing.future is None or self._is_full(accumulator):
+            lane.call(accumulator)
+            return self._depart(lane)
+        if accumulator.ready or len(accumulator.queue) > 1:
+            return ()
+        first = not lane.lingering
+        lane.lingering.append(accumulator)
+        return None if first else ()
 
     def _accumulator(self, partition: TopicPartition) -> Accumulator:
         lane = self._lanes.setdefault(partition.broker, Lane())

@@ -94,16 +94,17 @@ class Turn(NamedTuple):
 
 
 class Flight:
-    """Turns that go to one broker together. missing: those without an outcome. request: what they are sent with, from
-    just before they are. gone: the connection has them, and answers for them. landed, settled: turns that the outbox
-    was told of so (an interrupted handler is called again)."""
+    """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
+    what they are sent with, from just before they are. gone: the connection has them, and answers for them. landed,
+    settled: turns that the outbox was told of so (an interrupted handler is called again)."""
 
-    __slots__ = ("gone", "landed", "lane", "missing", "request", "settled", "turns")
+    __slots__ = ("gone", "landed", "lane", "missing", "request", "settled", "taken", "turns")
 
     def __init__(self, lane: Lane, turns: list[Turn]) -> None:
         self.lane = lane
         self.turns = turns
         self.missing = len(turns)
+        self.taken = False
         self.gone = False
         self.landed: tuple[Turn, ...] = ()
         self.settled: tuple[Turn, ...] = ()

@@ -339,8 +339,14 @@ class Producer:
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
         accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
-        for flight in flights:
-            self._sender.transmit(flight, outgoing)
+        try:
+            for flight in flights:
+                self._sender.transmit(flight, outgoing)
+        except BaseException:
+            for flight in flights:
+                if not flight.taken:
+                    self._sender.lose(flight)
+            raise
         if not outgoing.done:
             self._wait(outgoing, accumulator.lane.connection)
         if outgoing.error is not None:

@@ -58,6 +58,7 @@ class Sender:
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight`. caller: the message whose thread this is and which is going to drive the connection."""
         try:
+            flight.taken = True
             now = self._clock()
             turns = flight.turns
             if len(turns) == 1 and len(turns[0].batch) == 1:
@@ -85,8 +86,12 @@ class Sender:
                     batch.send(connection, deadline, background)
         except BaseException:
             if not _has_gone(flight):
-                threading.Thread(target=self._lose, args=(flight,), name="metaq-lost-flight", daemon=True).start()
+                self.lose(flight)
             raise
+
+    def lose(self, flight: Flight) -> None:
+        """The thread that was going to send it was interrupted: its messages are tried again."""
+        threading.Thread(target=self._lose, args=(flight,), name="metaq-lost-flight", daemon=True).start()
 
     def _lose(self, flight: Flight) -> None:
         """The thread that was sending it was interrupted before it did. On a thread that no signal reaches."""
