@@ -21,7 +21,7 @@ from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
-from .opening import drop_journal, read_entries, report_gaps, sync_recovered
+from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
 from .partition_log import PartitionLog
 from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
@@ -133,15 +133,8 @@ class Store:
         try:
             for name, of_partition in entries.items():
                 directory = found[name] = found.get(name) or self._directory_for(name)
-                added, gaps = replay_partition(self.files, directory.path, of_partition, data)
-                for gap in gaps:
-                    _log.error(
-                        "%s: acknowledged bytes [%d, %d) are lost, and what the journal has behind them cannot be "
-                        "put back",
-                        directory.path,
-                        gap.start,
-                        gap.end,
-                    )
+                added, lost = replay_partition(self.files, directory.path, of_partition, data)
+                report_lost(directory.path, lost)
                 if added:
                     _log.info("%s: %d bytes came back from the journal", directory.path, added)
                     total += added
