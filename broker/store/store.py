@@ -28,7 +28,7 @@ from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
 from .searching import Searching
-from .segment import create_segment
+from .segment import Segment, create_segment
 from .topic_config import TopicStoreConfig
 from .visibility import AllVisibleCallback, when_all_visible
 
@@ -79,9 +79,11 @@ class Store:
         self.searching = Searching(self.key_building)
         self._file_systems = FileSystems(files)
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
-        self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
+        self._retention = RetentionRuns(files, config_for, run_in_thread, clock, self._restored)
+        self._rebuilding = IndexRebuilding(
+            self._open_files, run_in_thread, self.key_building.revisit, self._retention.tidy
+        )
         self.space = DiskSpace(files, lambda: self.data_paths, run_in_thread, disk_reserve)
-        self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
         self._journal = Journal(
             self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
         )
@@ -343,6 +345,10 @@ class Store:
     def apply_size_limits(self) -> list[RemovedSegment]:
         """The same for topics with more bytes than their policies allow: their oldest segments go."""
         return self._retention.apply_sizes(self._logs.values())
+
+    def _restored(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
+        """Segments that were gone for a while; what was rebuilt meanwhile was not given to them."""
+        self._rebuilding.add(log, [segment for segment in segments if segment.index is None])
 
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 

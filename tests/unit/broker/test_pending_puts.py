@@ -179,7 +179,7 @@ def test_a_pull_whose_data_cannot_be_loaded_ends_with_its_connection(harness, mo
     peer = harness.connect()
     peer.send(put("t", 0))
     peer.received()
-    loading = Deferred()
+    loading: Deferred[None] = Deferred()
     monkeypatch.setattr(Pull, "step", lambda pull: Loading(loading))
     peer.send(pull("t", 0, 0))
     loading.errback(RuntimeError("a bug"))
