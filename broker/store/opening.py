@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from metaq.protocol.errors import StoreError
 
 from .file_systems import FileSystems
-from .files import Files, unused_name
+from .files import Files, naming, unused_name
 from .journal_format import DAMAGED_SUFFIX, JournalContents, read_journal
 from .partition_log import PartitionLog
 from .replay import Gap
@@ -90,9 +90,11 @@ def sync_recovered(
             file_systems.sync([*dict.fromkeys(os.path.dirname(segment.path) for segment in segments), *directories])
         else:
             for segment in segments:
-                files.fdatasync(segment.data.use())
+                with naming(segment.path):
+                    files.fdatasync(segment.data.use())
             for path in directories:
-                files.fsync_directory(path)
+                with naming(path):
+                    files.fsync_directory(path)
     except OSError as error:
         raise StoreError(f"what was recovered cannot be synced: {error}") from error
     for log in logs:

@@ -24,7 +24,7 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
-from .files import Files, OpenFiles, read_exactly, unused_name
+from .files import Files, OpenFiles, naming, read_exactly, unused_name
 from .index import (
     UNIT_DTYPE,
     Checkpoint,
@@ -245,7 +245,8 @@ class _Tail:
 
     def _recover_segment(self, file: SegmentFile, known: Checkpoint | None) -> None:
         start = 0 if known is None else known.end - file.first_offset
-        scan = self._check(file, start)
+        with naming(file.path):
+            scan = self._check(file, start)
         bound_java_times(scan.units, file.modified_ms)
         if len(scan.units):
             order_times(scan.units, self._last_time_ms)
@@ -325,7 +326,8 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
         return None
     fd = files.open(file.path, os.O_RDONLY)
     try:
-        header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
+        with naming(file.path):
+            header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
     finally:
         files.close(fd)
     if len(header) < HEADER_BYTES:
@@ -367,7 +369,8 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
     """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
     fd = files.open(file.path, os.O_RDONLY)
     try:
-        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
+        with naming(file.path):
+            units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
     finally:
         files.close(fd)
     for each in damage:
@@ -393,8 +396,10 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
         position = start
         while position < end:
             data = read_exactly(files, source, min(_COPY_BYTES, end - position), position)
-            position += files.pwritev(target, [data], position - start)
-        files.fdatasync(target)
+            with naming(path):
+                position += files.pwritev(target, [data], position - start)
+        with naming(path):
+            files.fdatasync(target)
     finally:
         files.close(target)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import iter_headers
 
-from .files import Files, read_exactly, write_all
+from .files import Files, naming, read_exactly, write_all
 from .journal_format import JournalData, JournalEntry
 from .recovery import trusted_checkpoint
 from .scan import scan_units
@@ -93,11 +93,12 @@ def _continue_segment(
         return 0, []
     fd = files.open(file.path, os.O_RDWR)
     try:
-        good = scan_units(files, fd, start, min(file.size, limit - file.first_offset), file.first_offset).end
-        checked = file.first_offset + start, file.first_offset + good
-        parts, lost = continuation(files, fd, file.first_offset, checked, entries, data, limit)
-        if parts:
-            write_all(files, fd, parts, good)
+        with naming(file.path):
+            good = scan_units(files, fd, start, min(file.size, limit - file.first_offset), file.first_offset).end
+            checked = file.first_offset + start, file.first_offset + good
+            parts, lost = continuation(files, fd, file.first_offset, checked, entries, data, limit)
+            if parts:
+                write_all(files, fd, parts, good)
     finally:
         files.close(fd)
     return sum(map(len, parts)), lost
