@@ -456,6 +456,9 @@ class Connection:
                 self._leader = _BACKGROUND
 
     def _background_loop(self, wake: SimpleQueue[None]) -> None:
+        with self._mutex:
+            if self._background is not wake:
+                return  # starting it was interrupted, and another one took its place
         while True:
             wake.get()
             with self._mutex:
