@@ -122,7 +122,8 @@ def test_a_group_goes_on_where_it_stopped(cluster):
 
 
 def test_a_groups_offsets_are_moved_only_without_live_members(cluster):
-    assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "earliest").code == 0
+    assert "--new gives" in cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "earliest").err
+    assert cluster.run("groups", "seek", "mover", "--new", "--topic", "shared", "--to", "earliest").code == 0
     described = json.loads(cluster.run("groups", "describe", "mover", "--json").out)
     assert sum(row["lag_messages"] for row in described["partitions"]) == 100
     assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--partition", "1-1", "--to", "latest").code == 0
@@ -137,7 +138,7 @@ def test_a_groups_offsets_are_moved_only_without_live_members(cluster):
         assert "live members" in refused.err
         assert "stop them first" in refused.err
     finally:
-        assert stop(member, signal.SIGINT) == 0
+        assert stop(member, signal.SIGINT) == 130
     assert json.loads(cluster.run("groups", "list", "--json").out)
 
 
@@ -171,7 +172,7 @@ def test_topics_and_brokers_tell_what_there_is(cluster):
         (("topics", "describe", "nowhere"), "topic 'nowhere' is published by no live broker"),
         (("brokers", "describe", "9"), "broker 9 is not registered"),
         (("groups", "describe", "nobody"), "group 'nobody' has no members and no offsets"),
-        (("groups", "seek", "g", "--topic", "lines", "--to", "999999"), "999999 is outside"),
+        (("groups", "seek", "g", "--new", "--topic", "lines", "--to", "999999"), "999999 is outside"),
     ],
 )
 def test_what_does_not_exist_is_one_line_and_exit_code_1(cluster, arguments, said):
