@@ -24,7 +24,7 @@ from .options import (
     json_option,
     zk_option,
 )
-from .output import print_json, print_table
+from .output import UNKNOWN, print_json, print_table
 from .positions import OffsetIn, offset_in
 from .reach import Reach, without
 
@@ -101,7 +101,7 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 def _cells(row: GroupPartition) -> tuple[object, ...]:
     lags = (row.bounds and row.bounds.end, row.lag_bytes, row.lag_messages, row.lag_seconds)
-    known = ["unknown" if each is None else each for each in lags]
+    known = [UNKNOWN if each is None else each for each in lags]
     return (row.partition.topic, str(row.partition), row.owner, row.committed, *known)
 
 

@@ -10,7 +10,7 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
 
 from .options import TOPIC, json_option, zk_option
-from .output import print_json, print_table
+from .output import UNKNOWN, print_json, print_table
 from .reach import Reach, without
 
 __all__ = ["topics"]
@@ -71,7 +71,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
         print_json({"topic": topic, "partitions": rows})
     else:
         columns = ("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES")
-        print_table(columns, [["unknown" if each is None else each for each in row.values()] for row in rows])
+        print_table(columns, [[UNKNOWN if each is None else each for each in row.values()] for row in rows])
     if reach.silent:
         raise BrokerUnavailable(without(reach.silent, partitions))
 

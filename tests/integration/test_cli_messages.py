@@ -192,3 +192,29 @@ def test_a_reader_that_leaves_its_pipe_is_no_traceback(cluster):
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 141
     assert said == b""
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "codes"),
+    [
+        (("consume", "--topic", "seek", "--follow"), signal.SIGINT, (130,)),
+        (("consume", "--topic", "seek", "--group", "interrupted"), signal.SIGINT, (130,)),
+        (("consume", "--topic", "seek", "--group", "ended"), signal.SIGTERM, (0,)),
+        (("monitor", "--every", "600"), signal.SIGINT, (0, 1)),
+        (("monitor", "--every", "600"), signal.SIGTERM, (0, 1)),
+    ],
+)
+def test_commands_that_run_on_end_with_the_code_of_the_page(cluster, command, number, codes):
+    assert cluster.run("produce", "--topic", "seek", stdin=b"something to print\n").code == 0
+    process = start(*command, env=cluster.env)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert stop(process, number) in codes
+
+
+def test_identifiers_in_tables_are_no_quantities(cluster):
+    table = cluster.run("--zk", cluster.zookeeper, "stats", "--broker", "0").out
+    ((_, port),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["port"])
+    assert port == str(cluster.broker_ports[0])
+    ((_, pid),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["pid"])
+    assert pid.isdigit()
