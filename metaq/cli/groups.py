@@ -101,7 +101,7 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 def _cells(row: GroupPartition) -> tuple[object, ...]:
     lags = (row.bounds and row.bounds.end, row.lag_bytes, row.lag_messages, row.lag_seconds)
-    known = [UNKNOWN if each is None else each for each in lags]
+    known = [("closed" if row.closed else UNKNOWN) if each is None else each for each in lags]
     return (row.partition.topic, str(row.partition), row.owner, row.committed, *known)
 
 
@@ -115,6 +115,7 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
         "lag_bytes": row.lag_bytes,
         "lag_messages": row.lag_messages,
         "lag_seconds": row.lag_seconds,
+        "closed": row.closed,
     }
 
 

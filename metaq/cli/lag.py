@@ -12,7 +12,7 @@ from metaq.client.connection import Connection
 from metaq.client.consumer.single_read import read_messages
 from metaq.client.inquiry import Bounds, messages_before, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, PartitionClosed
 
 from .reach import Reach
 
@@ -22,9 +22,9 @@ __all__ = ["GroupPartition", "group_partitions"]
 class GroupPartition(NamedTuple):
     """How far a group is in one partition. None: not known.
 
-    committed: None before the first commit. bounds: None if the broker does not answer. lag_bytes, lag_messages: what
-    is readable behind the offset; before the first commit, all that is there. lag_seconds: how long ago the first of
-    these messages was stored; a Java broker's have no date.
+    committed: None before the first commit. bounds: None if the broker does not answer, or if it is closed. lag_bytes,
+    lag_messages: what is readable behind the offset; before the first commit, all that is there. lag_seconds: how long
+    ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
     """
 
     partition: TopicPartition
@@ -34,6 +34,7 @@ class GroupPartition(NamedTuple):
     lag_bytes: int | None = None
     lag_messages: int | None = None
     lag_seconds: int | None = None
+    closed: bool = False
 
     @property
     def outside(self) -> bool:
@@ -61,7 +62,10 @@ def group_partitions(
 
 def _measure(connection: Connection, *, found: GroupPartition, clock: Callable[[], float]) -> GroupPartition:
     partition, committed = found.partition, found.committed
-    bounds = partition_bounds(connection, partition)
+    try:
+        bounds = partition_bounds(connection, partition)
+    except PartitionClosed:
+        return found._replace(closed=True)
     found = found._replace(bounds=bounds)
     if committed is not None and committed > bounds.end:
         return found  # of another life of the partition: nobody knows what was read of this one

@@ -193,6 +193,8 @@ class Monitor:
         before = self._committed.get(key)
         if row.committed is not None:
             self._committed[key] = row.committed
+        if row.closed:
+            return _Cause(Level.WARNING, "closed by an operator, lag unknown")
         if row.bounds is None:
             return _Cause(Level.UNKNOWN, f"lag unknown, broker {row.partition.broker} does not answer")
         if row.outside:

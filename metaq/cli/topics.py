@@ -7,7 +7,7 @@ import click
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
 
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, print_json, print_table
@@ -70,14 +70,22 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     if as_json:
         print_json({"topic": topic, "partitions": rows})
     else:
-        columns = ("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES")
-        print_table(columns, [[UNKNOWN if each is None else each for each in row.values()] for row in rows])
+        print_table(("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES"), list(map(_cells, rows)))
     if reach.silent:
         raise BrokerUnavailable(without(reach.silent, partitions))
 
 
+def _cells(row: dict[str, object]) -> list[object]:
+    *cells, closed = row.values()
+    return [("closed" if closed else UNKNOWN) if each is None else each for each in cells]
+
+
 def _describe(reach: Reach, partition: TopicPartition) -> dict[str, object]:
-    bounds = reach.ask(partition, lambda connection: partition_bounds(connection, partition))
+    closed = False
+    try:
+        bounds = reach.ask(partition, lambda connection: partition_bounds(connection, partition))
+    except PartitionClosed:
+        bounds, closed = None, True
     return {
         "partition": str(partition),
         "broker": str(reach.source(partition) or "none"),
@@ -85,4 +93,5 @@ def _describe(reach: Reach, partition: TopicPartition) -> dict[str, object]:
         "end_offset": bounds and bounds.end,
         "bytes": bounds and bounds.end - bounds.first,
         "messages": bounds and bounds.messages,
+        "closed": closed,
     }

@@ -226,6 +226,19 @@ def test_the_lag_of_a_group_is_told_in_bytes_messages_and_seconds(brokers: Broke
     assert (beyond["lag_bytes"], beyond["lag_messages"], beyond["lag_seconds"]) == (None, None, None)
 
 
+def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator: Operator) -> None:
+    for partition in (0, 1):
+        send(operator.connect, "orders", partition, b"one")
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("orders", 0, 0): 0})
+    assert operator.ran("partitions", "close", "--topic", "orders", "--start", "1", "--end", "1").code == 0
+    rows = operator.json("topics", "describe", "orders")["partitions"]
+    assert values(rows, "messages", "closed") == [(1, False), (None, True)]
+    rows = operator.json("groups", "describe", "audit")["partitions"]
+    assert values(rows, "lag_messages", "closed") == [(1, False), (None, True)]
+    assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
+
+
 def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator) -> None:
     send(operator.connect, "trades", 0, b"one")
     with Cluster(operator.connect) as cluster:
