@@ -21,6 +21,7 @@ from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
+from .futures import refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf
 from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
@@ -334,6 +335,7 @@ class Outbox:
             self._look_at(when)
 
     def _wait_for_room(self, outgoing: Outgoing) -> None:
+        refuse_in_callback("send_async() with max_buffered_bytes waiting already")
         self._waiting += 1
         try:
             while self._buffered and self._buffered + outgoing.size > self._max_buffered and not self._closed:

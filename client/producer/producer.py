@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,7 +22,7 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.record import Buffer, checksum, encode_attributes
+from metaq.protocol.record import Buffer, checksum
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
@@ -32,9 +34,10 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
+from .at_exit import AtExit, Losses
 from .batching import Outbox
 from .building import build_batch, build_message
-from .futures import SendFuture
+from .futures import SendFuture, refuse_in_callback
 from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
 from .partitioner import PartitionSelector
@@ -106,6 +109,9 @@ class Producer:
             interval = self._config.recover_interval_seconds
             self._undelivered = Undelivered(undelivered, self._send_again, interval, clock)
         self._metadata.on_change(self._view_changed)
+        self._losses: Counter[tuple[str, str]] | None = None  # counted when the program ends
+        self._counting = threading.Lock()
+        self._at_exit = AtExit(self, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
     def direct(
@@ -153,15 +159,16 @@ class Producer:
         """Send one message and wait until it is acknowledged.
 
         tag: what consumers filter on. keys: for lookups, without blanks. attribute: metaq 1.x's. headers: any other
-        texts. key: messages with the same key go to the same partition. partition: exactly there. timeout: seconds for
-        everything, tries on other brokers included (default delivery_timeout_seconds).
+        texts. key: messages with the same key go to the same partition; its words become keys for lookups, too, if it
+        is a text (bytes: UTF-8). partition: exactly there. timeout: seconds for everything, tries on other brokers
+        included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys).
+        LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts).
         """
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -177,16 +184,19 @@ class Producer:
         partition: TopicPartition | None = None,
         timeout: float | None = None,
     ) -> Future[SendResult]:
-        """As `send`, but return a future at once; it ends with what `send` would return or raise.
+        """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
+        deadline at the latest.
 
-        Blocks only for the first connection to a broker and while max_buffered_bytes are waiting (then raises
-        RequestTimedOut). Callbacks of the future run on the thread that reads the answer: keep them short.
+        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper, and while
+        max_buffered_bytes are waiting (then raises RequestTimedOut). A topic that was sent to before and is away now is
+        no reason: its messages are queued. Callbacks of the future run on the thread that reads the answer: keep them
+        short. What waits for an answer (`send`, `flush`, a transaction) raises ClientError there.
 
         With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
         try:
@@ -217,15 +227,15 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute and headers are given to every payload; a Message keeps its own. The results are in order
-        and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch is
-        larger than one frame: send it in parts.
+        tag, keys, attribute, headers and key are given to every payload; a Message keeps its own. The results are in
+        order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
+        is larger than one frame: send it in parts.
         """
         items = list(payloads)
         if not items:
             return []
-        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -251,8 +261,9 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
-        outgoing.key, outgoing.fixed, outgoing.future = key, partition, future
+        deadline = self._deadline(timeout)
+        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
+        outgoing.future = future
         outgoing.encode()
         _, flights = self._outbox.add(outgoing, self._route(outgoing))
         for flight in flights:
@@ -297,7 +308,9 @@ class Producer:
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds."""
+        """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
+        a callback of a send."""
+        refuse_in_callback("flush()")
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         if not self._flush(self._clock() + seconds):
             raise RequestTimedOut(f"{self._outbox.buffered_bytes} bytes are not acknowledged after {seconds} s")
@@ -307,10 +320,36 @@ class Producer:
     def close(self, timeout: float = 10.0) -> None:
         """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered.
 
-        Idempotent.
+        Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
+        Raises ClientError in a callback of a send, and closes nothing then.
         """
+        refuse_in_callback("close()")
         if self._closing:
             return
+        try:
+            self._end(timeout)
+        finally:
+            self._at_exit.cancel()
+            self._deadlines.close()
+            self._timers.close()
+            self._pool.close()
+            if self._undelivered is not None:
+                self._undelivered.close()
+            self._metadata.close()
+
+    def deliver_last(self, timeout: float) -> Losses:
+        """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""
+        if self._closing:
+            return {}
+        self._losses = Counter()
+        self._end(timeout)
+        if self._undelivered is not None:
+            self._undelivered.close()
+        with self._counting:
+            return dict(self._losses)
+
+    def _end(self, timeout: float) -> None:
+        """Flush; give up what is left after `timeout` seconds, and accept nothing any more."""
         deadline = self._clock() + timeout
         try:
             if self._undelivered is not None:
@@ -319,12 +358,6 @@ class Producer:
         finally:
             self._closing = self._transactional.closed = True
             self._give_up_all(self._outbox.close())
-            self._deadlines.close()
-            self._timers.close()
-            self._pool.close()
-            if self._undelivered is not None:
-                self._undelivered.close()
-            self._metadata.close()
 
     def _flush(self, deadline: float) -> bool:
         """Wait until everything has its outcome; False at the deadline."""
@@ -345,6 +378,7 @@ class Producer:
         return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
+        refuse_in_callback("a blocking send")
         accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
         for flight in flights:
             self._sender.transmit(flight, outgoing)
@@ -421,7 +455,13 @@ class Producer:
         if self._undelivered is not None and self._keeps(outgoing) and error.retriable and not outgoing.done:
             self._undelivered.keep(outgoing, error)
         else:
-            outgoing.fail(error)
+            self._fail(outgoing, error)
+
+    def _fail(self, outgoing: Outgoing, error: Exception) -> None:
+        if self._losses is not None and not outgoing.done:
+            with self._counting:
+                self._losses[outgoing.topic, str(outgoing.cause or error)] += outgoing.count
+        outgoing.fail(error)
 
     def _give_up_all(self, left: Sequence[Outgoing]) -> None:
         """The producer was closed."""
@@ -467,7 +507,7 @@ class Producer:
         except NoPartition:
             return before  # nobody publishes the topic at the moment: it waits here until its deadline
         except Exception as error:  # a selector of the user's: the message gets its error
-            outgoing.fail(error)
+            self._fail(outgoing, error)
             return None
 
     def _view_changed(self, topic: str) -> None:
@@ -498,7 +538,7 @@ class Producer:
             self._give_up(outgoing, self._overdue(outgoing))
         for outgoing in under_way:
             if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
-                outgoing.fail(self._overdue(outgoing))
+                self._fail(outgoing, self._overdue(outgoing))
 
     def _overdue(self, outgoing: Outgoing) -> ClientError:
         """What a message ends with at its deadline."""
