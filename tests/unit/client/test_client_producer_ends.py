@@ -111,7 +111,7 @@ def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker: F
             assert isinstance(future.exception(DEADLINE), RequestTimedOut)
             return time.monotonic() - started
 
-        assert_within(1.0, attempt)
+        assert_within(5.0, attempt, tries=1)  # the request under way may take 10 seconds
         producer.close(0.0)
 
 
