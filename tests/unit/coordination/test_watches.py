@@ -30,7 +30,8 @@ class Answer:
         self._linked.append(callback)
 
     def give(self, value: Any = None, error: Exception | None = None) -> None:
-        self.value, self.exception = value, error
+        children = self.kind == "children" and error is None
+        self.value, self.exception = (value, "stat") if children else value, error
         for callback in self._linked:
             callback(self)
 
@@ -52,7 +53,7 @@ class FakeSession:
             post=self.queue.append, post_once=self.post_once, post_later=lambda _seconds, call: self.later.append(call)
         )
         self.zk = SimpleNamespace(
-            get_children_async=lambda _path, watch: self.request("children", watch),
+            get_children_async=lambda _path, watch, include_data: self.request("children", watch),
             exists_async=lambda _path, watch: self.request("exists", watch),
         )
         self.on_session = self.listeners.append
