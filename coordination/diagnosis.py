@@ -14,7 +14,10 @@ from kazoo.hosts import collect_hosts
 
 __all__ = ["Finding", "examine", "sentence"]
 
-_REQUEST = b"srvr\n"
+_REQUEST = b"srvr\r\n"
+"""A ZooKeeper reads four bytes; most of what it may be mistaken for, metaq's own brokers too, answers whole lines."""
+_BROKER_REQUEST = b"version 1\r\n"
+"""A metaq broker answers it, of either kind; to one that it does not know it only closes the connection."""
 _LONGEST_ANSWER = 4096
 
 
@@ -53,8 +56,12 @@ def _examine_server(host: str, port: int, seconds: float) -> Finding:
     except (OSError, UnicodeError):
         return Finding(f"the host name {host!r} is unknown: correct it", certain=True)
     try:
-        with socket.create_connection((host, port), timeout=seconds) as connection:
-            return _judged(where, _ask(connection, seconds))
+        answer = _ask(host, port, _REQUEST, seconds)
+        if not answer and _ask(host, port, _BROKER_REQUEST, seconds).startswith(b"result "):
+            return Finding(
+                f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
+            )
+        return _judged(where, answer)
     except ConnectionRefusedError:
         return Finding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
     except TimeoutError:
@@ -63,22 +70,11 @@ def _examine_server(host: str, port: int, seconds: float) -> Finding:
         return Finding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
 
 
-def _ask(connection: socket.socket, seconds: float) -> bytes:
-    deadline = time.monotonic() + seconds
-    connection.sendall(_REQUEST)
-    answer = b""
-    while len(answer) < _LONGEST_ANSWER and (left := deadline - time.monotonic()) > 0:
-        connection.settimeout(left)
-        try:
-            data = connection.recv(_LONGEST_ANSWER)
-        except TimeoutError:
-            break
-        if not data:
-            break
-        answer += data
-    if not answer and time.monotonic() >= deadline:
-        raise TimeoutError
-    return answer
+def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
+    """What is answered first; b"" if the connection is closed instead. Raises TimeoutError, OSError."""
+    with socket.create_connection((host, port), timeout=seconds) as connection:
+        connection.sendall(request)
+        return connection.recv(_LONGEST_ANSWER)
 
 
 def _judged(where: str, answer: bytes) -> Finding:
