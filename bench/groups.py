@@ -8,6 +8,7 @@ are in them.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -233,13 +234,42 @@ def _table(results: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def _plot(results: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    picture = Figure((8.0, 3.4), layout="constrained")
+    FigureCanvasAgg(picture)
+    members = [each["members"] for each in results]
+    for place, (step, title) in enumerate((("join", "all join together"), ("leave", "one leaves"))):
+        axes = picture.add_subplot(1, 2, place + 1)
+        axes.plot(members, [each[step]["requests"] for each in results], "o-", color="#d95f02")
+        axes.set(title=f"{title}: requests to ZooKeeper", xlabel="members", xlim=(0, None), ylim=(0, None))
+        axes.grid(visible=True, alpha=0.3)
+    picture.savefig(path, dpi=100)
+
+
+def _write(results: list[dict[str, Any]]) -> None:
+    folder = Path(__file__).parent
+    _plot(results, folder / "plots" / "groups.png")
+    text = (
+        "# Large groups\n\n"
+        "Written by `python -m bench.groups --write`: 4 topics of 100 partitions, members in 2 processes beside one\n"
+        f"ZooKeeper, {os.cpu_count()} processors. Requests are ZooKeeper's own count until each partition has the\n"
+        "owner that it should have; the regular proofs of the sessions are in it.\n\n"
+        f"{_table(results)}\n\n![requests](plots/groups.png)\n"
+    )
+    (folder / "GROUPS.md").write_text(text, "utf-8")
+
+
 @click.command()
+@click.option("--write", is_flag=True, help="Write GROUPS.md and plots/groups.png too.")
 @click.option("--members", type=int, multiple=True, default=(50, 100, 200, 400), show_default=True)
 @click.option("--processes", type=int, default=2, show_default=True, help="In which the members run.")
 @click.option("--members-of", hidden=True)
-def main(members: tuple[int, ...], processes: int, members_of: str | None) -> None:
+def main(write: bool, members: tuple[int, ...], processes: int, members_of: str | None) -> None:
     """Print a table: seconds, requests and threads of groups that share 4 topics of 100 partitions."""
-    if members_of is not None:
+    if members_of is not None:  # started by _Process
         _serve(*cast(tuple[str, list[str], int], json.loads(members_of)))
         return
     results = []
@@ -247,6 +277,8 @@ def main(members: tuple[int, ...], processes: int, members_of: str | None) -> No
         results.append(measure_group(count, processes=processes))
         click.echo(json.dumps(results[-1]))
     click.echo(_table(results))
+    if write:
+        _write(results)
 
 
 if __name__ == "__main__":
