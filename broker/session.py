@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from functools import wraps
+from typing import Concatenate, ParamSpec, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol, connectionDone
@@ -81,6 +82,22 @@ def _brings_puts(request: Request | Pull) -> bool:
 
 def _size(answer: Bytes) -> int:
     return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
+
+
+P = ParamSpec("P")
+
+
+def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
+    """Where nobody above would notice an exception, close the connection: else it would stand still for ever."""
+
+    @wraps(step)
+    def guarded(self: Session, /, *arguments: P.args, **more: P.kwargs) -> None:
+        try:
+            step(self, *arguments, **more)
+        except Exception as error:
+            self._broken(error)
+
+    return guarded
 
 
 class Session(Protocol):
@@ -255,6 +272,7 @@ class Session(Protocol):
         self._held_back = True
         self._pending_puts.wait(self, self._let_go)
 
+    @_or_close
     def _let_go(self) -> None:
         self._held_back = False
         self._resume()
@@ -263,6 +281,7 @@ class Session(Protocol):
         self._yielding = True
         self._broker.reactor.callLater(0, self._go_on)
 
+    @_or_close
     def _go_on(self) -> None:
         """The others had their turn."""
         self._yielding = False
@@ -328,7 +347,7 @@ class Session(Protocol):
             self._answer(answer, pull.max_bytes, ordered=False)
         elif isinstance(answer, Loading):
             self._parked.add(pull)
-            answer.done.addCallback(lambda _: self._come_back(pull))
+            answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
         elif pull.expired:
             self._write(self._dispatcher.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
@@ -342,6 +361,7 @@ class Session(Protocol):
             else:
                 self._broker.parked.park(pull, lambda: self._come_back(pull))
 
+    @_or_close
     def _come_back(self, pull: Pull) -> None:
         """A pull was woken or its deadline has come."""
         self._parked.discard(pull)
@@ -364,7 +384,7 @@ class Session(Protocol):
                 self._ordered.append(slot)
             self._pending += 1
             self._pending_bytes += cost
-            answer.addCallback(self._settled, slot, ordered)
+            answer.addBoth(self._settled, slot, ordered)
         elif answer is not None:
             if ordered and self._ordered:
                 slot = _Slot(_size(answer), answer)
@@ -373,10 +393,15 @@ class Session(Protocol):
             else:
                 self._write(answer)
 
-    def _settled(self, answer: Bytes, slot: _Slot, ordered: bool) -> None:
+    @_or_close
+    def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
+        """answer: a Failure if none could be made."""
         self._pending -= 1
         self._pending_bytes -= slot.held
         self._pending_puts.settle(slot.put)
+        if isinstance(answer, Failure):
+            self._broken(cast(BaseException, answer.value))
+            return
         if self._lost:
             return
         if not ordered:
@@ -386,6 +411,16 @@ class Session(Protocol):
             self._pending_bytes += slot.held
             self._write_ordered()
         self._resume()
+
+    def _broken(self, error: BaseException) -> None:
+        """A bug: what the client should have been told is not known, and what it sent may be done or not. So its
+        connection ends, as Twisted ends one whose requests raise when they come in.
+        """
+        _log.error("a request of %s failed", self._host, exc_info=error)
+        if not self._lost:
+            self._closing = self._closed = True
+            self._queue.clear()
+            self.abort(f"internal error: {type(error).__name__}")
 
     def _write_ordered(self) -> None:
         ordered = self._ordered

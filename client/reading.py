@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
-from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -189,28 +188,29 @@ class PartitionReader:
 
         Raises CorruptRecord as Consumer.poll does, ClientError if closed, and what `accept` and on_damaged raise.
         """
-        return self._poll(partial(self._handout.take, max_messages), timeout)
+        messages = self._poll(partial(self._handout.take, max_messages), timeout)
+        self._handout.under_way = False
+        return messages
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, as Consumer.poll_arrow returns them."""
         self._fetcher.read_in_bulk()
-        return self._poll(partial(self._handout.take_batch, max_messages), timeout)
+        batch = self._poll(partial(self._handout.take_batch, max_messages), timeout)
+        self._handout.under_way = False
+        return batch
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
         deadline = self._clock() + timeout
+        self._handout.acknowledge()
         while True:
             if self._closed:
                 raise ClientError("this reader is closed")
+            self._arrivals.listen()
             taken = take()
             seconds = deadline - self._clock()
             if taken or seconds <= 0:
                 return taken
-            try:
-                state = self._fetcher.wait(seconds)
-            except Empty:
-                continue
-            if state is not None:
-                self._handout.next_is(state)
+            self._fetcher.wait(seconds)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever, until close()."""

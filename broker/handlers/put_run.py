@@ -113,16 +113,16 @@ class _Appending:
         return stamp_puts(flags, crcs, bodies, self._ids[order])
 
     def _answer_when_visible(self, waiting: list[tuple[PartitionLog, int]]) -> Deferred[Bytes]:
-        deferred: Deferred[Bytes] = Deferred()
+        settled: Deferred[Sequence[MetaqError | None]] = Deferred()
 
-        def settled(errors: Sequence[MetaqError | None]) -> None:
+        def answers(errors: Sequence[MetaqError | None]) -> Bytes:
             for (log, _), error in zip(waiting, errors, strict=True):
                 if error is not None:
                     self._errors[log] = error
-            deferred.callback(self._answers())
+            return self._answers()
 
-        self._broker.store.when_all_visible(waiting, settled)
-        return deferred
+        self._broker.store.when_all_visible(waiting, settled.callback)
+        return settled.addCallback(answers)
 
     def _answers(self) -> bytes:
         run, ids, offsets = self._run, self._ids, self._offsets

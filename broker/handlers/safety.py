@@ -42,28 +42,30 @@ def when_safe(
     answer: Callable[[], Bytes],
 ) -> Deferred[Bytes]:
     """What `answer` gives once all is settled. visible(why each of `written` did not become visible) is called before,
-    and with a synchronous slave replicated(one of them, why each of its puts is not there), for each.
+    and with a synchronous slave replicated(one of them, why each of its puts is not there), for each. The Deferred
+    fails with what one of the three raises.
     """
-    deferred: Deferred[Bytes] = Deferred()
+    settled: Deferred[None] = Deferred()
+    bugs: list[Exception] = []
     slave = broker.sync_slave
     missing = 1 if slave is None else 1 + len(written)
 
-    def arrived() -> None:
+    def arrived(take: Callable[[Sequence[MetaqError | None]], None], errors: Sequence[MetaqError | None]) -> None:
         nonlocal missing
+        try:
+            take(errors)
+        except Exception as error:  # else nobody would ever be answered
+            bugs.append(error)
         missing -= 1
-        if not missing:
-            deferred.callback(answer())
-
-    def settled(errors: Sequence[MetaqError | None]) -> None:
-        visible(errors)
-        arrived()
-
-    def copied(each: W, errors: Sequence[MetaqError | None]) -> None:
-        replicated(each, errors)
-        arrived()
+        if missing:
+            return
+        if bugs:
+            settled.errback(bugs[0])
+        else:
+            settled.callback(None)
 
     if slave is not None:
         for each in written:
-            slave.replicate(each.log, each.puts, each.ids, partial(copied, each))
-    broker.store.when_all_visible([(each.log, each.end) for each in written], settled)
-    return deferred
+            slave.replicate(each.log, each.puts, each.ids, partial(arrived, partial(replicated, each)))
+    broker.store.when_all_visible([(each.log, each.end) for each in written], partial(arrived, visible))
+    return settled.addCallback(lambda _: answer())

@@ -9,7 +9,7 @@ from metaq.protocol.record import checksum
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, Sync, encode_result
 
-from ..answers import Answer, Bytes
+from ..answers import Answer
 from ..broker import Broker
 from ..store.batch import encode_puts
 
@@ -41,13 +41,9 @@ def _store(broker: Broker, sync: Sync) -> Answer:
     end = log.end_offset
     if log.visible_end >= end:
         return answer
-    deferred: Deferred[Bytes] = Deferred()
-
-    def settled(error: MetaqError | None) -> None:
-        deferred.callback(answer if error is None else _refuse(broker, sync, error))
-
-    log.when_visible(end, settled)
-    return deferred
+    settled: Deferred[MetaqError | None] = Deferred()
+    log.when_visible(end, settled.callback)
+    return settled.addCallback(lambda error: answer if error is None else _refuse(broker, sync, error))
 
 
 def _refuse(broker: Broker, sync: Sync, error: MetaqError) -> bytes:

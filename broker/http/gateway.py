@@ -6,9 +6,11 @@ the body what the text protocol would have answered.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
@@ -23,6 +25,8 @@ from ..dispatch import Dispatcher
 from ..pending_puts import PendingPuts
 
 __all__ = ["Gateway"]
+
+_log = logging.getLogger(__name__)
 
 _OPAQUE = 0
 
@@ -47,7 +51,7 @@ class Gateway(Resource):
             return _finish(request, Status.BAD_REQUEST, str(error).encode())
         if isinstance(answer, Deferred):
             lost = request.notifyFinish()
-            answer.addCallback(lambda late: _finish_late(request, late, lost))
+            answer.addErrback(_failed).addCallback(lambda late: _finish_late(request, late, lost))
             lost.addErrback(lambda _: None)  # the client has gone; its answer is dropped
             return NOT_DONE_YET
         return _finish(request, *_status_and_body(cast(Bytes, answer)))
@@ -93,6 +97,13 @@ class Gateway(Resource):
 def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
     pending.settle(size)
     return answer
+
+
+def _failed(failure: Failure) -> Bytes:
+    """A bug: everything to the log, its name to the client."""
+    error = failure.value
+    _log.error("a request by HTTP failed", exc_info=cast(Any, error))
+    return encode_result(Status.ERROR, f"internal error: {type(error).__name__}", _OPAQUE)
 
 
 def _text(request: Request, name: str, default: str | None = None) -> str:

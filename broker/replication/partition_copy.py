@@ -123,7 +123,7 @@ class PartitionCopy:
 
     async def _compare(self, source: Source, log: PartitionLog, bounds: Bounds) -> None:
         """The last records of the slave must be the same at the master."""
-        start = self._last_records(log, max(log.first_offset, bounds.first))
+        start = await self._last_records(log, max(log.first_offset, bounds.first))
         if start is None:
             return
         size = log.end_offset - start
@@ -136,13 +136,15 @@ class PartitionCopy:
         if theirs.moved_to is not None or bytes(theirs.data[:common]) != ours[:common]:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
 
-    @staticmethod
-    def _last_records(log: PartitionLog, first: int) -> int | None:
+    async def _last_records(self, log: PartitionLog, first: int) -> int | None:
         """Where the compared records begin; None if there are none."""
         end = log.visible_end
         if first >= end:
             return None
         segment = log.segment_start(end - 1)
+        if not log.is_indexed(end - 1):  # its units could be asked for only where one is known to begin
+            within = max(first, segment, end - _COMPARED_BYTES[0])
+            return max(first, await self._broker.in_thread(partial(log.walk_to_record, within)))
         for span in _COMPARED_BYTES:
             units = log.units(max(first, segment, end - span), span)
             if len(units):

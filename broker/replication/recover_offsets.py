@@ -81,16 +81,11 @@ def position_behind(log: PartitionLog, message_id: int) -> int | None:
     """The offset right behind the last readable message whose id is at most `message_id`; None if there is none."""
     for segment in reversed(log.segments):
         found = None
-        start = segment.first_offset
-        while start < min(segment.end, log.visible_end):
-            units = log.units(start, log.visible_end - start, _BLOCK_RECORDS)
-            if not len(units):
-                break
+        for units in log.units_between(segment.first_offset, segment.end, log.size_bytes, _BLOCK_RECORDS):
             hits = np.flatnonzero(units["id"] <= message_id)
             if len(hits):
                 last = units[hits[-1]]
                 found = int(last["offset"]) + int(last["size"])
-            start = int(units[-1]["offset"]) + int(units[-1]["size"])
         if found is not None:
             return found
     return None

@@ -7,6 +7,7 @@ gap.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import zipfile
@@ -25,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 _DERIVED = (INDEX_SUFFIX, INDEX_SUFFIX + FRESH_SUFFIX, KEYS_SUFFIX)
 _UNFINISHED = f"{DATA_SUFFIX}.zip.part"
+
+
+class _Unreadable(Exception):
+    """The disk does not give the segment's bytes."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,9 @@ def _take_away(files: Files, directory: str, path: str, action: Action) -> None:
                 _zip(files, path)
                 files.fsync_directory(directory)
             files.unlink(path)
+    except _Unreadable as error:  # nor will it be later: the log must not stay for it, and what can be read is kept
+        _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
+        files.rename(path, f"{path}.arc")
     except FileNotFoundError:
         if _is_there(files, path):
             raise
@@ -109,10 +117,15 @@ def _is_there(files: Files, path: str) -> bool:
 
 
 def _zip(files: Files, path: str) -> None:
-    """Write `<path>.zip` completely, or nothing under that name."""
+    """Write `<path>.zip` completely, or nothing under that name. Raises OSError, _Unreadable."""
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
-        archive.write(path, os.path.basename(path))
+        try:
+            archive.write(path, os.path.basename(path))
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise _Unreadable(str(error)) from error
+            raise
     fd = files.open(unfinished, os.O_RDWR)
     try:
         files.fdatasync(fd)

@@ -13,8 +13,8 @@ import mmap
 import os
 import resource
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
     "Readable",
     "RealFiles",
     "default_open_limit",
+    "naming",
     "read_exactly",
     "replace_file",
     "unused_name",
@@ -270,6 +271,17 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
         while rest:
             written = files.pwritev(fd, (rest,), position + size - len(rest))
             rest = rest[written:]
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Give an OSError that is raised in this block the file's name, which calls with a descriptor leave out."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 def replace_file(files: Files, path: str, data: bytes) -> None:

@@ -68,6 +68,7 @@ __all__ = [
     "UnitLimit",
     "largest_id",
     "read_checkpoint",
+    "replace_and_write_units",
     "replace_index",
     "sync_units",
     "write_checkpoint",
@@ -169,8 +170,8 @@ def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset:
 def write_units(files: Files, path: str, stored: int, units: Buffer, crc: int = 0) -> int:
     """Write units behind the `stored` ones, unsynced; without any the file is made anew. The CRC-32 afterwards.
 
-    crc: what the last write returned, 0 if nothing is stored. Any thread, one at a time for each
-    file. Raises OSError; nothing that the header promises is touched.
+    crc: what the last write returned, 0 if nothing is stored. Any thread, one at a time for each file. Raises OSError;
+    nothing that the header promises is touched, unless the file is made anew: see `replace_and_write_units`.
     """
     parts, crc = pack_units(stored, units, crc)
     fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
@@ -186,9 +187,31 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
     Any thread. There is always the old file or the new one, which is synced. Raises OSError.
     """
+    return _replace_index(files, path, units, len(units), first_offset, end)[0]
+
+
+def replace_and_write_units(files: Files, path: str, units: Buffer, first_offset: int, end: int) -> int:
+    """As `write_units` with nothing stored, where the file vouches for the synced data in [first_offset, end).
+
+    Written over, the file would promise nothing before the next checkpoint, and a start in between would check, and
+    cut, what it had believed. So a new file vouches for the same in its place. units: those of `end` and behind may
+    follow, unsynced. Waits for the disk. Any thread. Raises OSError; there is always the old file or the new one.
+    """
+    array = np.frombuffer(units, UNIT_DTYPE)
+    covered = int(np.searchsorted(array["offset"] + array["size"], end, "right"))
+    return _replace_index(files, path, array, covered, first_offset, end)[1]
+
+
+def _replace_index(
+    files: Files, path: str, units: UnitArray, covered: int, first_offset: int, end: int
+) -> tuple[Checkpoint, int]:
+    """The header, which promises `covered` units and the data up to `end`; and the CRC-32 behind all units."""
     fresh = path + FRESH_SUFFIX
-    crc = write_units(files, fresh, 0, units.tobytes())
-    checkpoint = Checkpoint(first_offset, end, len(units), largest_id(units), crc)
+    promised = units[:covered]
+    crc = write_units(files, fresh, 0, promised.tobytes())
+    checkpoint = Checkpoint(first_offset, end, covered, largest_id(promised), crc)
+    if covered < len(units):
+        crc = write_units(files, fresh, covered, units[covered:].tobytes(), crc)
     write_checkpoint(files, fresh, checkpoint)
     fd = files.open(fresh, os.O_RDWR)
     try:
@@ -196,7 +219,7 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
     finally:
         files.close(fd)
     files.rename(fresh, path)
-    return checkpoint
+    return checkpoint, crc
 
 
 def sync_units(files: Files, path: str, checkpoint: Checkpoint) -> None:
@@ -248,13 +271,22 @@ class Index(CheckedUnits):
     descriptors or memory.
     """
 
-    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id")
+    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "vouched_end")
 
     def __init__(
-        self, file: OpenFile, stored: int = 0, max_stored_id: int = 0, tail: Buffer = b"", crc: int = 0
+        self,
+        file: OpenFile,
+        stored: int = 0,
+        max_stored_id: int = 0,
+        tail: Buffer = b"",
+        crc: int = 0,
+        vouched_end: int | None = None,
     ) -> None:
-        """crc: see CheckedUnits."""
+        """crc: see CheckedUnits. vouched_end: with nothing stored, the byte offset up to which the file vouches for the
+        data all the same (version 1, or only damage); the first units are written by `replace_and_write_units` then.
+        """
         super().__init__(file.path, stored, crc)
+        self.vouched_end = vouched_end
         self.file = file
         self.max_stored_id = max_stored_id
         self._tail = bytearray(tail)
@@ -286,6 +318,8 @@ class Index(CheckedUnits):
     def mark_stored(self, count: int, max_id: int, crc: int) -> None:
         """The first `count` units of the tail are in the file now; crc: what `write_units` returned."""
         del self._tail[: count * UNIT_BYTES]
+        if count:
+            self.vouched_end = None
         self.stored += count
         self.crc = crc
         self.max_stored_id = max(self.max_stored_id, max_id)

@@ -38,9 +38,13 @@ class IndexRebuilding:
         open_files: OpenFiles,
         run_in_thread: RunInThread,
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
+        on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt: called when a segment of the log has its index again."""
+        """on_rebuilt: called when a segment of the log has its index again. on_gone: when retention has taken a segment
+        of the log meanwhile, of which the new index may be left.
+        """
         self._on_rebuilt = on_rebuilt
+        self._on_gone = on_gone
         self._open_files = open_files
         self._run_in_thread = run_in_thread
         self._lost: dict[Segment, _Lost] = {}  # in the order of their turns
@@ -90,7 +94,9 @@ class IndexRebuilding:
     def _rebuilt(self, log: PartitionLog, segment: Segment, result: RebuiltIndex | BaseException) -> None:
         self._busy = False
         del self._lost[segment]
-        if isinstance(result, BaseException):
+        if segment not in log.segments:
+            self._on_gone(log)
+        elif isinstance(result, BaseException):
             _log.error(
                 "the index of %s cannot be rebuilt, its messages are not counted; the next try is in %.0f s: %s",
                 segment.path,
@@ -99,9 +105,8 @@ class IndexRebuilding:
             )
             self._lost[segment] = _Lost(log, self._now + _RETRY_SECONDS)
         else:
-            if segment in log.segments:
-                for damage in result.damage:
-                    log.report_damage(Damaged(damage.start, damage.end))
+            for damage in result.damage:
+                log.report_damage(Damaged(damage.start, damage.end))
             handle = self._open_files.file(segment.index_path)
             log.adopt_index(segment, Index(handle, result.count, result.max_id, crc=result.crc))
             self._on_rebuilt(log)

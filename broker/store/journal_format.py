@@ -25,7 +25,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
 
-from .files import Files, read_exactly
+from .files import Files, naming, read_exactly
 
 __all__ = [
     "DAMAGED_SUFFIX",
@@ -101,7 +101,8 @@ class JournalData:
         fd = self._open.get(entry.path)
         if fd is None:
             fd = self._open[entry.path] = self._files.open(entry.path, os.O_RDONLY)
-        return read_exactly(self._files, fd, entry.length, entry.position)
+        with naming(entry.path):
+            return read_exactly(self._files, fd, entry.length, entry.position)
 
     def close(self) -> None:
         """Close the files."""
@@ -156,7 +157,8 @@ def journal_number(path: str) -> int:
 def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool) -> None:
     fd = files.open(path, os.O_RDONLY)
     try:
-        data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
+        with naming(path):
+            data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
     finally:
         files.close(fd)
     number = journal_number(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +15,7 @@ from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
-from .damage import Damaged, Place, place_by_units, place_by_walking
+from .damage import Damaged, Place, Sound, place_by_units, place_by_walking
 from .files import Files
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .log_segments import LogSegments
@@ -239,6 +239,32 @@ class LogLookup(LogSegments, ABC):
         if not len(units):
             return index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
         return _without_gap(units)
+
+    def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
+        """Index units of the readable records that start in [offset, end), piece by piece: all of them, also those
+        behind damage, with an index or without. Waits for the disk.
+
+        offset: where a record starts, or damage. max_bytes, max_count: of a piece, as `units` takes them. Reports the
+        damage that it passes over. Raises OffsetOutOfRange, StoreError.
+        """
+        while offset < min(end, self.visible_end):
+            units = self.units(offset, max_bytes, max_count)
+            if not len(units):
+                place = self.examination(offset)()
+                if isinstance(place, Damaged):
+                    self.report_damage(place)
+                    offset = place.end
+                    continue
+                units = self._unit_of(place)
+            yield units[units["offset"] < end]
+            offset = int(units[-1]["offset"]) + int(units[-1]["size"])
+
+    def _unit_of(self, place: Sound) -> UnitArray:
+        """Of a record that is too large to be walked: Java's may be."""
+        segment, _ = self.extent(place.start, 1)
+        start = place.start - segment.first_offset
+        scan = partial(scan_units, start=start, size=start + place.size, first_offset=segment.first_offset)
+        return self._look(segment, scan).units
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
         start = offset - segment.first_offset

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from metaq.protocol.errors import StoreError
 
 from .file_systems import FileSystems
-from .files import Files, unused_name
+from .files import Files, naming, unused_name
 from .journal_format import DAMAGED_SUFFIX, JournalContents, read_journal
 from .partition_log import PartitionLog
+from .replay import Gap
 
-__all__ = ["drop_journal", "read_entries", "report_gaps", "sync_recovered"]
+__all__ = ["drop_journal", "read_entries", "report_gaps", "report_lost", "sync_recovered"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,19 @@ def report_gaps(journal: JournalContents) -> None:
                 gap.path,
                 gap.end - gap.start,
             )
+
+
+def report_lost(directory: str, lost: Iterable[Gap]) -> None:
+    """Say which acknowledged bytes of a partition the journal could not put back."""
+    for gap in lost:
+        if gap.replaced:
+            why = (
+                "other records are in their place, or in front of them: after a power cut another broker, which does "
+                "not read the journal, must not be the first to start"
+            )
+        else:
+            why = "and what the journal has behind them cannot be put back"
+        _log.error("%s: acknowledged bytes [%d, %d) are lost, %s", directory, gap.start, gap.end, why)
 
 
 def drop_journal(files: Files, journal: JournalContents) -> None:
@@ -76,9 +90,11 @@ def sync_recovered(
             file_systems.sync([*dict.fromkeys(os.path.dirname(segment.path) for segment in segments), *directories])
         else:
             for segment in segments:
-                files.fdatasync(segment.data.use())
+                with naming(segment.path):
+                    files.fdatasync(segment.data.use())
             for path in directories:
-                files.fsync_directory(path)
+                with naming(path):
+                    files.fsync_directory(path)
     except OSError as error:
         raise StoreError(f"what was recovered cannot be synced: {error}") from error
     for log in logs:

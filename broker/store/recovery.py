@@ -24,7 +24,7 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
-from .files import Files, OpenFiles, read_exactly, unused_name
+from .files import Files, OpenFiles, naming, read_exactly, unused_name
 from .index import (
     UNIT_DTYPE,
     Checkpoint,
@@ -33,6 +33,7 @@ from .index import (
     UnitArray,
     largest_id,
     read_checkpoint,
+    replace_and_write_units,
     replace_index,
     write_units,
 )
@@ -244,7 +245,8 @@ class _Tail:
 
     def _recover_segment(self, file: SegmentFile, known: Checkpoint | None) -> None:
         start = 0 if known is None else known.end - file.first_offset
-        scan = self._check(file, start)
+        with naming(file.path):
+            scan = self._check(file, start)
         bound_java_times(scan.units, file.modified_ms)
         if len(scan.units):
             order_times(scan.units, self._last_time_ms)
@@ -324,7 +326,8 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
         return None
     fd = files.open(file.path, os.O_RDONLY)
     try:
-        header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
+        with naming(file.path):
+            header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
     finally:
         files.close(fd)
     if len(header) < HEADER_BYTES:
@@ -339,27 +342,35 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
     stays true, and the next checkpoint covers them.
     """
+    vouched_end = None
     if known is not None and known.crc is None:
         units = np.concatenate([_covered_units(open_files.files, file, known), units])
         order_times(units)
+    if known is not None and (known.crc is None or not known.units):
+        vouched_end = known.end if known.end > file.first_offset else None
         known = None
     stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)
     if len(units) > _UNITS_IN_MEMORY:
+        data = units.tobytes()
         try:
-            crc = write_units(open_files.files, file.index_path, stored, units.tobytes(), crc)
+            if vouched_end is None:
+                crc = write_units(open_files.files, file.index_path, stored, data, crc)
+            else:
+                crc = replace_and_write_units(open_files.files, file.index_path, data, file.first_offset, vouched_end)
         except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
             return Index(handle, stored + len(units), max(max_id, largest_id(units)), crc=crc)
-    return Index(handle, stored, max_id, units.tobytes(), crc)
+    return Index(handle, stored, max_id, units.tobytes(), crc, vouched_end)
 
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
     """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
     fd = files.open(file.path, os.O_RDONLY)
     try:
-        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
+        with naming(file.path):
+            units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
     finally:
         files.close(fd)
     for each in damage:
@@ -385,8 +396,10 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
         position = start
         while position < end:
             data = read_exactly(files, source, min(_COPY_BYTES, end - position), position)
-            position += files.pwritev(target, [data], position - start)
-        files.fdatasync(target)
+            with naming(path):
+                position += files.pwritev(target, [data], position - start)
+        with naming(path):
+            files.fdatasync(target)
     finally:
         files.close(target)
 

@@ -52,8 +52,12 @@ class RetentionRuns:
         config_for: Callable[[str], TopicStoreConfig],
         run_in_thread: RunInThread,
         clock: Callable[[], float],
+        on_restored: Callable[[PartitionLog, Sequence[Segment]], None] = lambda log, segments: None,
     ) -> None:
-        """clock: wall clock in seconds."""
+        """clock: wall clock in seconds. on_restored(log, segments): they were taken out of the log, and are in it again
+        because their files could not be removed.
+        """
+        self._on_restored = on_restored
         self._files = files
         self._config_for = config_for
         self._turns = Turns(run_in_thread, _MAX_DISCARDING)
@@ -113,6 +117,10 @@ class RetentionRuns:
             RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
         ]
 
+    def tidy(self, log: PartitionLog) -> None:
+        """Have the next run remove files that belong to none of the log's segments any more."""
+        self._untidy[log] = None
+
     def _tidy(self) -> None:
         """Try again to remove what earlier runs have left over."""
         untidy, self._untidy = self._untidy, {}
@@ -128,7 +136,8 @@ class RetentionRuns:
         if log in self._busy:
             return ages
         for segment in log.segments[:-1]:
-            if not segment.removable:
+            # an index may never be made again (a bad sector): waiting for it would keep the log for ever
+            if not segment.finished or log.flusher.writes_index(segment):
                 break
             try:
                 modified_ms = self._files.status(segment.path).modified_ms
@@ -187,7 +196,9 @@ class RetentionRuns:
                 len(segments),
                 result.error,
             )
-            log.restore_first(segments[result.gone :])
+            restored = segments[result.gone :]
+            log.restore_first(restored)
+            self._on_restored(log, restored)
         if result.left_over:
             self._untidy[log] = None
             _log.error("left over of segments that are gone, to be removed later: %s", ", ".join(result.left_over))

@@ -96,11 +96,6 @@ class Segment:
         return done == self.first_offset + self.size
 
     @property
-    def removable(self) -> bool:
-        """Whether no job will want its files any more."""
-        return self.index is not None and self.finished
-
-    @property
     def count(self) -> int:
         """Number of records, 0 while the index is being rebuilt."""
         return 0 if self.index is None else len(self.index)

@@ -21,14 +21,14 @@ from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
-from .opening import drop_journal, read_entries, report_gaps, sync_recovered
+from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
 from .partition_log import PartitionLog
 from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
 from .searching import Searching
-from .segment import create_segment
+from .segment import Segment, create_segment
 from .topic_config import TopicStoreConfig
 from .visibility import AllVisibleCallback, when_all_visible
 
@@ -79,9 +79,11 @@ class Store:
         self.searching = Searching(self.key_building)
         self._file_systems = FileSystems(files)
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
-        self._rebuilding = IndexRebuilding(self._open_files, run_in_thread, self.key_building.revisit)
+        self._retention = RetentionRuns(files, config_for, run_in_thread, clock, self._restored)
+        self._rebuilding = IndexRebuilding(
+            self._open_files, run_in_thread, self.key_building.revisit, self._retention.tidy
+        )
         self.space = DiskSpace(files, lambda: self.data_paths, run_in_thread, disk_reserve)
-        self._retention = RetentionRuns(files, config_for, run_in_thread, clock)
         self._journal = Journal(
             self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
         )
@@ -133,15 +135,8 @@ class Store:
         try:
             for name, of_partition in entries.items():
                 directory = found[name] = found.get(name) or self._directory_for(name)
-                added, gaps = replay_partition(self.files, directory.path, of_partition, data)
-                for gap in gaps:
-                    _log.error(
-                        "%s: acknowledged bytes [%d, %d) are lost, and what the journal has behind them cannot be "
-                        "put back",
-                        directory.path,
-                        gap.start,
-                        gap.end,
-                    )
+                added, lost = replay_partition(self.files, directory.path, of_partition, data)
+                report_lost(directory.path, lost)
                 if added:
                     _log.info("%s: %d bytes came back from the journal", directory.path, added)
                     total += added
@@ -350,6 +345,10 @@ class Store:
     def apply_size_limits(self) -> list[RemovedSegment]:
         """The same for topics with more bytes than their policies allow: their oldest segments go."""
         return self._retention.apply_sizes(self._logs.values())
+
+    def _restored(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
+        """Segments that were gone for a while; what was rebuilt meanwhile was not given to them."""
+        self._rebuilding.add(log, [segment for segment in segments if segment.index is None])
 
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .files import Files
-from .index import UNIT_BYTES, Checkpoint, largest_id, sync_units, write_checkpoint, write_units
+from .index import (
+    UNIT_BYTES,
+    Checkpoint,
+    largest_id,
+    replace_and_write_units,
+    sync_units,
+    write_checkpoint,
+    write_units,
+)
 from .segment import Segment
 
 __all__ = ["DATA", "INDEX", "SyncJob", "run_together"]
@@ -21,7 +29,19 @@ INDEX = 2
 class _Part:
     """One segment's share of a job: what it looked like when the job was made."""
 
-    __slots__ = ("count", "crc", "end", "fd", "index", "max_id", "max_stored_id", "segment", "stored", "units")
+    __slots__ = (
+        "count",
+        "crc",
+        "end",
+        "fd",
+        "index",
+        "max_id",
+        "max_stored_id",
+        "segment",
+        "stored",
+        "units",
+        "vouched_end",
+    )
 
     def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
         self.segment = segment
@@ -35,6 +55,7 @@ class _Part:
         self.stored = 0 if index is None else index.stored
         self.crc = 0 if index is None else index.crc  # after the worker has written: that of the units, too
         self.max_stored_id = 0 if index is None else index.max_stored_id
+        self.vouched_end = None if index is None else index.vouched_end
         self.max_id = 0  # of the units; the worker looks
 
 
@@ -177,9 +198,17 @@ class SyncJob:
         for part in self._parts:
             if part.units:
                 part.max_id = largest_id(part.units)
-                part.crc = write_units(self._files, part.segment.index_path, part.stored, part.units, part.crc)
+                part.crc = self._write_units(part)
                 part.units = b""
         self._units_written = True
+
+    def _write_units(self, part: _Part) -> int:
+        segment = part.segment
+        if part.vouched_end is None:
+            return write_units(self._files, segment.index_path, part.stored, part.units, part.crc)
+        return replace_and_write_units(
+            self._files, segment.index_path, part.units, segment.first_offset, part.vouched_end
+        )
 
     def move_checkpoints(self) -> None:
         """Worker thread: say in the indexes that data and units are on the disk."""

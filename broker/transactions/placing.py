@@ -10,22 +10,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from metaq.protocol.errors import OffsetOutOfRange
-from metaq.protocol.record import HEADER_BYTES, checksum
+from metaq.protocol.record import HEADER_BYTES
 
 from ..store.partition_log import PartitionLog
-from .commit import EncodedBlock
+from .commit import EncodedBlock, block_checksum
 from .redo import Location
 from .transaction import Block
 
-__all__ = ["Placed", "complete", "find_block", "is_at", "present"]
+__all__ = ["Found", "Placed", "complete", "find_block", "is_at", "present"]
 
 _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 64 << 20
+_CHECKED_BYTES = 4 << 20
+
+
+class Found(NamedTuple):
+    """A committed block in its partition."""
+
+    log: PartitionLog
+    location: Location
+    """As its record is to name it."""
+    end: int
+    """Byte offset behind the last of its messages, which the location cannot tell if they lie in several files."""
 
 
 class Placed:
@@ -61,12 +73,16 @@ class Placed:
         if all(self.places[number] - start == bound for number, bound in enumerate(self._bounds[:-1])):
             return whole._replace(offset=start)
         first = min(self.places.values())
-        end = max(place + self._size(number) for number, place in self.places.items())
-        _, length = self.log.extent(first, end - first)
-        if length < end - first:  # over several files: 1.x cannot say that
+        size = self.end - first
+        _, length = self.log.extent(first, size)
+        if length < size:  # over several files: 1.x cannot say that
             return whole._replace(offset=first)
-        data = self.log.read_blocking(first, length)
-        return whole._replace(offset=first, size=length, checksum=checksum(data))
+        return whole._replace(offset=first, size=size, checksum=_checksum(self.log, first, size))
+
+    @property
+    def end(self) -> int:
+        """Byte offset behind the last record that was found or appended."""
+        return max(place + self._size(number) for number, place in self.places.items())
 
     def append_missing(self, now_ms: int) -> int:
         """Append what lies nowhere; how many messages that were. Raises StoreError."""
@@ -98,16 +114,11 @@ class Placed:
             # ids grow: what was closed before the messages got theirs is not read
             if segment.end <= start or (segment.index is not None and 0 < segment.index.max_id < lowest):
                 continue
-            position, end = segment.first_offset, min(segment.end, self.log.visible_end)
-            while position < end:
-                units = self.log.units(position, _SEARCH_BYTES)
-                if not len(units):
-                    break
+            for units in self.log.units_between(segment.first_offset, segment.end, _SEARCH_BYTES):
                 for unit in units[np.isin(units["id"], ids)].tolist():
                     number = numbers[unit[1]]
                     if unit[3] == self._size(number):
                         yield unit[0], number
-                position = int(units["offset"][-1]) + int(units["size"][-1])
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
         """Note those records of a run, back to back in the block and in the log, whose bytes are the block's."""
@@ -137,7 +148,7 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
         yield run
 
 
-def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[Location, int]:
+def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[Found, int]:
     """Where a committed block lies and how many of its messages had to be appended.
 
     hint: where its record says. believed: whether it says what was written there; then what is below the log's start
@@ -145,10 +156,10 @@ def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
-        return hint, 0
+        return Found(log, hint, hint.offset + hint.size), 0
     placed = Placed(block, now_ms)
-    if hint is not None and is_at(log, placed.encoded.location._replace(offset=hint.offset)):
-        return placed.encoded.location._replace(offset=hint.offset), 0
+    if hint is not None and is_at(log, named := placed.encoded.location._replace(offset=hint.offset)):
+        return Found(log, named, named.offset + named.size), 0
     placed.look(hint.offset if hint is not None and believed else None)
     found = len(placed.places)
     appended = placed.append_missing(now_ms)
@@ -160,18 +171,24 @@ def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool
             found + appended,
             log.end_offset,
         )
-    return placed.location(), appended
+    return Found(log, placed.location(), placed.end), appended
 
 
 def is_at(log: PartitionLog, location: Location) -> bool:
     """Whether bytes with this size and checksum lie there."""
-    if not log.first_offset <= location.offset <= log.visible_end - location.size:
+    if location.size <= 0 or not log.first_offset <= location.offset <= log.visible_end - location.size:
         return False
     try:
-        data = log.read_blocking(location.offset, location.size)
+        _, length = log.extent(location.offset, location.size)
+        return length == location.size and _checksum(log, location.offset, length) == location.checksum
     except OffsetOutOfRange:
         return False
-    return len(data) == location.size and checksum(data) == location.checksum
+
+
+def _checksum(log: PartitionLog, offset: int, size: int) -> int:
+    """Of bytes of one segment, which may be most of it if a message of a block was appended later."""
+    starts = range(offset, offset + size, _CHECKED_BYTES)
+    return block_checksum(log.read_blocking(start, min(_CHECKED_BYTES, offset + size - start)) for start in starts)
 
 
 def present(block: Block, now_ms: int) -> int:

@@ -33,7 +33,7 @@ from ..store.rewriting import PageCacheSync, secure_file
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .following import Ended, Following, Logged, LoggedBlock
-from .placing import complete, find_block, is_at, present
+from .placing import Found, complete, find_block, is_at, present
 from .quarantine import keep_copy
 from .redo import (
     DAMAGED_PREFIX,
@@ -215,9 +215,9 @@ class _Replay:
         placed = {store: each for store, each in found.items() if each is not None}
         if transaction is not None:
             self._settle(transaction, placed.values())
-        right = tuple(placed[each.store][1] if each.store in placed else each for each in entry.locations)
+        right = tuple(placed[each.store].location if each.store in placed else each for each in entry.locations)
         if entry.attachment_problem is not None:
-            right = self._whole_attachment(old, ended, right, [location for _, location in placed.values()])
+            right = self._whole_attachment(old, ended, right, [each.location for each in placed.values()])
         if right != entry.locations or entry.attachment_problem is not None:
             old.file.patches.append(entry.patch(right))
 
@@ -240,19 +240,19 @@ class _Replay:
         fits = len(encode_locations(placed)) == ended.operation.attachment_bytes
         return tuple(placed) if fits else right
 
-    def _settle(self, transaction: Transaction, placed: Iterable[tuple[PartitionLog, Location]]) -> None:
-        ends = [(log, location.offset + location.size) for log, location in placed]
+    def _settle(self, transaction: Transaction, placed: Iterable[Found]) -> None:
+        ends = [(each.log, each.end) for each in placed]
         if all(log.synced_end >= end for log, end in ends):
             _holder(transaction).unsettled.pop(transaction)
         else:
             self.result.committed[transaction] = ends
 
-    def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> tuple[PartitionLog, Location] | None:
+    def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> Found | None:
         """Where the messages of a commit lie in one partition; None if they are lost, which is reported."""
         believed = ended.entry.attachment_problem is None
         if block.proven:
             log = self._logs.for_replay(block.topic, block.partition)
-            return log, self._complete(_block(log, block.puts), block.location, believed=believed)
+            return self._complete(_block(log, block.puts), block.location, believed=believed)
         stored = self._logs.stored(block.topic, block.partition)
         location = None if stored is None else self._find_damaged(stored, block, believed=believed)
         if stored is not None and location is not None:
@@ -263,7 +263,7 @@ class _Replay:
                 block.store,
                 location.offset,
             )
-            return stored, location
+            return Found(stored, location, location.offset + location.size)
         start = ended.entry.offset if ended.transaction is None else ended.transaction.start
         old.lost.append((start, ended.entry.end))
         _log.error(
@@ -286,7 +286,7 @@ class _Replay:
             return location
         return find_block(_block(log, block.puts), location, self._now_ms()) if block.puts else None
 
-    def _complete(self, block: Block, location: Location | None, *, believed: bool) -> Location:
+    def _complete(self, block: Block, location: Location | None, *, believed: bool) -> Found:
         found, appended = complete(block, location, self._now_ms(), believed=believed)
         if appended:
             self.result.appended += appended
@@ -329,9 +329,9 @@ class _Replay:
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
             log = self._logs.for_replay(topic, partition)
-            placed.append((log, self._complete(_block(log, puts), None, believed=False)))
+            placed.append(self._complete(_block(log, puts), None, believed=False))
         kind = OperationType.XA_COMMIT if is_xa(logged.key) else OperationType.LOCAL_COMMIT
-        attachment = encode_locations([location for _, location in placed])
+        attachment = encode_locations([each.location for each in placed])
         operation = Operation(logged.key, kind, logged.prepared)
         record = sealed_operation_record(operation, old.file.size, len(logged.puts), logged.content, attachment)
         old.ends += record

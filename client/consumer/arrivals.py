@@ -1,7 +1,9 @@
-"""What wakes a thread that waits in poll()."""
+"""Which partitions have something to hand out, and what wakes a thread that waits in poll()."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from ..connection import Connection
@@ -17,44 +19,73 @@ class _PollWaiter(Waiter):
 
 
 class Arrivals:
-    """Partitions that have got data, in order; None for anything else a waiting poll() should look at. Any thread.
+    """Partitions that may have fetched data, in the order in which they got it. Any thread adds; one thread takes and
+    waits.
 
-    Whoever waits may read a connection meanwhile: then data comes in on the thread that is going to use it, which saves
-    the hand-over between two threads and leaves it in that core's cache.
+    A partition stays here until the taking thread has looked at it and found nothing. Waking takes nothing away: who is
+    woken looks at what is there, so that data which may not be handed out now is found later.
+
+    The taking thread calls `listen`, looks, and then waits: what is added after `listen` ends that wait. While it waits
+    it may read a connection: then data comes in on the thread that is going to use it, which saves the hand-over
+    between two threads and leaves it in that core's cache.
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[PartitionState | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._ready: dict[PartitionState, None] = {}
+        self._rung = False
+        self._bell: SimpleQueue[None] = SimpleQueue()  # at most one, in front of it `_rung`
         self._waiter: Waiter | None = None
 
     def put(self, state: PartitionState | None) -> None:
-        """Add one; wakes the waiting thread, at the latest at the end of the system call in which it reads."""
-        self._queue.put(state)
-        waiter = self._waiter
+        """This one has got data; None for anything else that poll() should look at. Wakes the waiting thread, at the
+        latest at the end of the system call in which it reads.
+        """
+        with self._lock:
+            if state is not None:
+                self._ready[state] = None
+            if not self._rung:
+                self._rung = True
+                self._bell.put(None)
+            waiter = self._waiter
         if waiter is not None:
             waiter.finish()
 
-    def get_nowait(self) -> PartitionState | None:
-        """The next one. Raises Empty."""
-        return self._queue.get_nowait()
+    def first(self) -> PartitionState | None:
+        """The one whose turn it is, left in place; None if there is none."""
+        with self._lock:
+            return next(iter(self._ready), None)
 
-    def get(self, seconds: float) -> PartitionState | None:
-        """The next one within `seconds`. Raises Empty."""
-        return self._queue.get(timeout=max(0.0, seconds))
+    def pass_over(self, state: PartitionState) -> None:
+        """The others first."""
+        with self._lock:
+            if state in self._ready:
+                del self._ready[state]
+                self._ready[state] = None
 
-    def get_reading(self, connection: Connection, deadline: float) -> PartitionState | None:
+    def discard(self, state: PartitionState) -> None:
+        """It had nothing. Look at it once more afterwards: data that came before this call is not announced again."""
+        with self._lock:
+            self._ready.pop(state, None)
+
+    def listen(self) -> None:
+        """Forget what has rung so far."""
+        if self._rung:
+            with self._lock:
+                self._rung = False
+                with suppress(Empty):  # a wait that an exception ended has taken it
+                    self._bell.get_nowait()
+
+    def wait(self, seconds: float) -> None:
+        """Until something was put since `listen`, or `seconds` are over."""
+        with suppress(Empty):
+            self._bell.get(timeout=max(0.0, seconds))
+
+    def wait_reading(self, connection: Connection, deadline: float) -> None:
         """The same until `deadline` (the connection's clock), reading `connection` if nobody else does."""
-        while True:
-            waiter = self._waiter = _PollWaiter()
-            try:
-                return self._queue.get_nowait()  # it may have come before the waiter was there to be told
-            except Empty:
+        waiter = self._waiter = _PollWaiter()
+        try:
+            if not self._rung:  # it may have rung before the waiter was there to be told
                 connection.drive(waiter, deadline)
-            finally:
-                self._waiter = None
-            try:
-                return self._queue.get_nowait()
-            except Empty:
-                if not waiter.done:
-                    raise
-                # told of one that the last call had taken from the queue before
+        finally:
+            self._waiter = None

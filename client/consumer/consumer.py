@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -48,6 +47,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["Consumer"]
+
+_NOT_ALONE = "poll() or run() is under way on another thread: give each thread a consumer of its own"
+
+_DOUBT_SECONDS = 0.1
+"""How often poll() looks whether a doubt about what it owns is over."""
 
 Taken = TypeVar("Taken", bound=Sized)
 
@@ -114,7 +118,7 @@ class Consumer:
         self._clock = clock
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._polling = threading.Lock()
+        self._polling = False
         self._closed = False
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
@@ -190,44 +194,40 @@ class Consumer:
         a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
         ClientError (closed, or called on two threads at once), and what on_assigned, on_revoked and on_damaged raise.
         """
-        with self._alone():
-            return self._poll(partial(self._handout.take, max_messages), timeout) or []
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._polling.acquire(blocking=False):
-            raise ClientError("poll() or run() is under way on another thread: give each thread a consumer of its own")
-        try:
-            yield
-        finally:
-            self._polling.release()
+        messages = self._poll(partial(self._handout.take, max_messages), timeout) or []
+        self._handout.under_way = False
+        return messages
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         """What `take` returns as soon as that is not empty, None if it stays so."""
+        if self._polling:
+            raise ClientError(_NOT_ALONE)
+        # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
+        self._polling = True
+        try:
+            return self._poll_alone(take, timeout)
+        finally:
+            self._polling = False
+
+    def _poll_alone(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         self._check_open()
         self._handout.acknowledge()
         deadline = 0.0
         while True:
+            self._arrivals.listen()
             self._tell_user()
-            taken = None if self._watch.may_have_lost_everything() else take()
+            doubtful = self._watch.may_have_lost_everything()
+            taken = None if doubtful else take()
             if taken:
                 return taken
             now = self._clock()
             deadline = deadline or now + timeout
             if now >= deadline or self._closed:
                 return None
-            self._wait(deadline - now)
+            # nothing arrives when a doubt ends, and what arrived before is there
+            self._fetcher.wait(min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now)
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
-
-    def _wait(self, seconds: float) -> None:
-        """Until something arrives: data, or something to tell the user."""
-        try:
-            state = self._fetcher.wait(seconds)
-        except Empty:
-            return
-        if state is not None:
-            self._handout.next_is(state)
 
     def _tell_user(self) -> None:
         notices = self._member.notices
@@ -254,8 +254,9 @@ class Consumer:
         from .arrow import EMPTY  # pyarrow is an extra
 
         self._fetcher.read_in_bulk()
-        with self._alone():
-            return self._poll(partial(self._handout.take_batch, max_messages), timeout) or EMPTY
+        batch = self._poll(partial(self._handout.take_batch, max_messages), timeout) or EMPTY
+        self._handout.under_way = False
+        return batch
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever, until close(). Each counts as consumed when the next one is asked for."""
@@ -314,7 +315,10 @@ class Consumer:
             raise ConfigError("threads", threads, "choose 1 or more")
         if max_retries is not None and max_retries < 0:
             raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
-        with self._alone():
+        if self._polling:
+            raise ClientError(_NOT_ALONE)
+        self._polling = True
+        try:
             self._check_open()
             self._handout.acknowledge()
             reject = LocalRecoverStore() if on_reject is None else on_reject
@@ -341,6 +345,8 @@ class Consumer:
                     self._listener.loop(self._member.owned.values())
             finally:
                 self._listener = None
+        finally:
+            self._polling = False
 
     # --- positions --------------------------------------------------------------------------------------------------
 

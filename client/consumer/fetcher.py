@@ -88,12 +88,13 @@ class Fetcher:
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
 
-    def wait(self, seconds: float) -> PartitionState | None:
-        """The next arrival within `seconds`; if there is only one connection, it is read here. Raises Empty."""
+    def wait(self, seconds: float) -> None:
+        """For arrivals (Arrivals.wait), at most `seconds`; if there is only one connection, it is read here."""
         connections = self._connections
         if len(connections) == 1 and not connections[0].closed:
-            return self._arrivals.get_reading(connections[0], self._clock() + seconds)
-        return self._arrivals.get(seconds)
+            self._arrivals.wait_reading(connections[0], self._clock() + seconds)
+        else:
+            self._arrivals.wait(seconds)
 
     def read_in_bulk(self) -> None:
         """Whoever reads takes whole answers with little work for each: make them large, and ask for the next one while

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from queue import Empty
 from typing import TYPE_CHECKING
 
 from metaq.protocol.errors import CorruptRecord
@@ -26,10 +25,13 @@ Accept = Callable[[Message], bool]
 
 
 class Handout:
-    """Takes messages out of the buffers, in the order their chunks arrived. One polling thread; `lock` is held while
-    messages are taken, so that the rebalance thread sees either none of a poll's messages handed out or all of them.
+    """Takes messages out of the buffers, chunk by chunk of each partition in turn. One polling thread; `lock` is held
+    while messages are taken, so that the rebalance thread sees either none of a poll's messages handed out or all.
 
     A message counts as consumed when `acknowledge` is called after it was handed out: at the next poll, or by commit().
+    What was taken and did not reach the user, because an exception came into the polling thread from outside (Ctrl-C,
+    a signal's handler), comes again. So a poll sets `under_way` to False as the last thing before it returns: that is
+    an attribute, because a signal's handler may run when a call returns, but not between an assignment and a return.
     accept: the user's filter; what it refuses is passed over and counts as consumed; `take` raises what it raises.
     check_crcs: as in ConsumerConfig. damage: what to do where stored bytes are damaged.
     """
@@ -49,18 +51,36 @@ class Handout:
         self._accept = accept
         self._damage = damage or DamagePolicy()
         self._check_messages, self._check_batches = check_crcs is not False, check_crcs is True
-        self._current: PartitionState | None = None
         self._handed: dict[PartitionState, tuple[int, int]] = {}
+        self._began: dict[PartitionState, tuple[int, int]] = {}  # where `take` has begun: position and last id
+        self.under_way = False
         self._held: set[PartitionState] = set()
         self.lock = threading.Lock()
 
     def acknowledge(self) -> None:
         """Everything handed out so far counts as consumed."""
+        if self.under_way:
+            self._take_back()
         if self._handed:
             with self.lock:
                 for state, reached in self._handed.items():
                     state.consumed = reached
                 self._handed.clear()
+                self._began.clear()
+
+    def _take_back(self) -> None:
+        with self.lock:
+            for state, (position, last_id) in self._began.items():
+                self._handed.pop(state, None)
+                if state.active:
+                    state.last_id = last_id
+                    self._fetcher.move(state, position)
+            self._began.clear()
+            self.under_way = False
+
+    def _begin(self, state: PartitionState) -> None:
+        self.under_way = True
+        self._began.setdefault(state, (state.position, state.last_id))
 
     def is_out(self, states: Iterable[PartitionState]) -> bool:
         """Whether messages of these partitions are with the user."""
@@ -84,41 +104,44 @@ class Handout:
         """What was handed out of a partition shall not count as consumed any more (seek)."""
         with self.lock:
             self._handed.pop(state, None)
-
-    def next_is(self, state: PartitionState) -> None:
-        """The polling thread took this arrival itself, while it waited."""
-        self._current = state
+            self._began.pop(state, None)
 
     def take(self, limit: int) -> list[Message]:
         """At most `limit` messages that are there now. Raises CorruptRecord, and what on_damaged raises."""
         messages: list[Message] = []
         with self.lock:
             while len(messages) < limit:
-                state = self._current or self._next_arrival()
-                if state is None:
+                found = self._next()
+                if found is None:
                     break
+                state, chunk = found
+                self._begin(state)
                 try:
-                    messages += self._take_from(state, limit - len(messages))
+                    messages += self._take_from(state, chunk, limit - len(messages))
                 except CorruptRecord as error:
                     self._damaged(state, error, report=not messages)
                     if messages:
                         break
-                except Exception:  # the user's filter: first what is good; it is asked again at the next call
-                    self._current = state
+                except _Refused as refused:  # first what is good; the filter is asked again at the next call
                     if messages:
                         break
-                    raise
+                    self.under_way = False
+                    raise refused.error from None
+            self.under_way = bool(messages)
         return messages
 
-    def _next_arrival(self) -> PartitionState | None:
-        try:
-            while True:
-                state = self._arrivals.get_nowait()
-                if state is not None:
-                    self._current = state
-                    return state
-        except Empty:
-            return None
+    def _next(self) -> tuple[PartitionState, Chunk] | None:
+        """The partition whose turn it is, and its oldest chunk."""
+        while (state := self._arrivals.first()) is not None:
+            chunk = state.next_chunk()
+            if chunk is None:  # used up, lost, or moved by a seek
+                self._arrivals.discard(state)
+                chunk = state.next_chunk()
+                if chunk is None:
+                    continue
+                self._arrivals.put(state)
+            return state, chunk
+        return None
 
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
         """As `take`, as one record batch (arrow.SCHEMA) of what is there now, empty if nothing is.
@@ -129,13 +152,14 @@ class Handout:
         from .arrow import EMPTY, record_batch  # pyarrow is an extra
 
         with self.lock:
-            state = self._current or self._next_arrival()
-            chunk = None if state is None else state.next_chunk()
-            if state is not None and chunk is not None and chunk.gives_batches and not (self._tags or self._accept):
+            found = self._next()
+            if found is not None and found[1].gives_batches and not (self._tags or self._accept):
+                self._begin(found[0])
                 try:
-                    return self._batch_of(state, chunk, limit)
+                    return self._batch_of(*found, limit)
                 except CorruptRecord as error:
-                    self._damaged(state, error, report=True)
+                    self._damaged(found[0], error, report=True)
+                    self.under_way = False
                     return EMPTY
         messages = self.take(limit)
         return record_batch(messages) if messages else EMPTY
@@ -148,21 +172,17 @@ class Handout:
         self._handed_out(state, chunk)
         return batch
 
-    def _take_from(self, state: PartitionState, limit: int) -> list[Message]:
-        chunk = state.next_chunk()
-        if chunk is None:  # lost, or moved by a seek
-            self._current = None
-            return []
+    def _take_from(self, state: PartitionState, chunk: Chunk, limit: int) -> list[Message]:
         taken, position = take_next(state, chunk, limit, self._tags, self._check_messages)
         messages = taken
         if taken:
             if self._accept is not None:
                 try:
                     messages = list(filter(self._accept, taken))
-                except BaseException:
+                except Exception as error:
                     chunk.give_back(taken)
                     state.position = chunk.offset
-                    raise
+                    raise _Refused(error) from None
             state.last_id = taken[-1].id
             state.damage = 0
         state.position = position
@@ -173,7 +193,7 @@ class Handout:
         """Something of the chunk is with the user, up to state.position."""
         if not chunk.bytes_left:
             state.drop_chunk(chunk)
-            self._current = None
+            self._arrivals.pass_over(state)
             self._fetcher.refill(state)
         self._handed[state] = (state.position, state.last_id)
 
@@ -181,24 +201,31 @@ class Handout:
         """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it or tell the
         user, at each poll, until there is a seek.
         """
-        self._current = None
         chunk = state.next_chunk()
         if chunk is None or chunk.damage is None:
             state.position = error.position
             self._fetcher.examine(state, error.position)
             return
+        self._arrivals.pass_over(state)
         try:
             passes = self._damage.passes(state, error)
-        except BaseException:
-            self._arrivals.put(state)
+        except Exception:
+            self.under_way = False
             raise
         if passes:
             state.position = chunk.end_offset
             self._handed_out(state, chunk)
             return
-        self._arrivals.put(state)
         if report:
+            self.under_way = False
             raise error
+
+
+class _Refused(Exception):  # internal
+    """What the user's filter raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def take_next(

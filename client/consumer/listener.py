@@ -127,13 +127,12 @@ class Listener:
             for state in owned:
                 self._arrived(state)
             while not self._stopping:
+                self._arrivals.listen()
                 self._hear()
-                try:
-                    arrived = self._fetcher.wait(_LOOK_SECONDS)
-                except Empty:
-                    continue
-                if arrived is not None:
+                while (arrived := self._arrivals.first()) is not None:
+                    self._arrivals.discard(arrived)
                     self._arrived(arrived)
+                self._fetcher.wait(_LOOK_SECONDS)
         finally:
             try:
                 self._end()

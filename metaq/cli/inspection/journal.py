@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalEntry, read_journal
-from metaq.broker.store.replay import first_gap
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalData, JournalEntry, read_journal
+from metaq.broker.store.recovery import trusted_checkpoint
+from metaq.broker.store.replay import Continuation, Gap, continuation, first_gap
+from metaq.broker.store.segment import SegmentFile
 
 from .findings import Finding, Level
 
-__all__ = ["JournalReport", "inspect_journal"]
+__all__ = ["JournalReport", "PartitionEnd", "inspect_journal"]
 
 
 @dataclass(slots=True)
@@ -27,8 +29,16 @@ class JournalReport:
     findings: list[Finding] = field(default_factory=list)
 
 
-def inspect_journal(files: Files, data_path: Path, good_ends: Mapping[str, int], *, in_use: bool) -> JournalReport:
-    """Compare the journal with where the good records of each partition end (byte offsets)."""
+@dataclass(frozen=True, slots=True)
+class PartitionEnd:
+    """The last segment of a partition, and the byte offset where its good records end."""
+
+    segment: SegmentFile
+    good_end: int
+
+
+def inspect_journal(files: Files, data_path: Path, ends: Mapping[str, PartitionEnd], *, in_use: bool) -> JournalReport:
+    """Compare the journal with what the partitions, by name, have themselves."""
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
         journal = read_journal(files, str(data_path))
@@ -48,20 +58,54 @@ def inspect_journal(files: Files, data_path: Path, good_ends: Mapping[str, int],
         else:
             text = f"the last {size} bytes are no whole block: a write that was never finished, or damage"
             report.findings.append(Finding(Level.WARNING, gap.path, text))
-    for name, found in sorted(journal.entries.items()):
-        _compare(report, name, good_ends.get(name, found[0].base), found)
+    data = JournalData(files)
+    try:
+        for name, found in sorted(journal.entries.items()):
+            _compare(report, name, _continuation(files, ends.get(name), found, data))
+    except OSError as error:
+        text = f"cannot be compared with the partitions: {error.strerror}"
+        report.findings.append(Finding(Level.DAMAGE, error.filename or report.path, text))
+    finally:
+        data.close()
     if journal.paths and not report.returning:
         text = "the broker did not stop cleanly; the partitions' own files have everything that is in the journal"
         report.findings.append(Finding(Level.NOTE, report.path, text))
     return report
 
 
-def _compare(report: JournalReport, name: str, good_end: int, entries: Sequence[JournalEntry]) -> None:
-    end, gap = first_gap(good_end, entries)
-    if gap is not None:
-        text = f"bytes [{gap.start}, {gap.end}) of {name} were acknowledged and are in no file"
-        report.findings.append(Finding(Level.DAMAGE, report.path, text))
-    if end > good_end:
-        report.returning[name] = end - good_end
-        text = f"{end - good_end} bytes of {name} are in the journal only: they come back at the next start of ours"
+def _continuation(
+    files: Files, end: PartitionEnd | None, entries: Sequence[JournalEntry], data: JournalData
+) -> Continuation:
+    """What the next start finds; of a partition without a file, and of its last segment."""
+    if end is None:
+        reached, gap = first_gap(entries[0].base, entries)
+        parts = [memoryview(data.read(entry)) for entry in entries if entry.end <= reached]
+        return Continuation(parts, [gap] if gap else [])
+    segment = end.segment
+    known = trusted_checkpoint(files, segment)
+    start = segment.first_offset if known is None else known.end
+    of_segment = [entry for entry in entries if entry.base >= segment.first_offset and entry.end > start]
+    if not of_segment:
+        return Continuation([], [])
+    fd = files.open(segment.path, os.O_RDONLY)
+    try:
+        checked = start, max(start, end.good_end)
+        return continuation(files, fd, segment.first_offset, checked, of_segment, data)
+    finally:
+        files.close(fd)
+
+
+def _compare(report: JournalReport, name: str, found: Continuation) -> None:
+    for gap in found.lost:
+        report.findings.append(Finding(Level.DAMAGE, report.path, _lost_text(name, gap)))
+    if returning := sum(map(len, found.parts)):
+        report.returning[name] = returning
+        text = f"{returning} bytes of {name} are in the journal only: they come back at the next start of ours"
         report.findings.append(Finding(Level.WARNING, report.path, f"{text}; a Java broker would not see them"))
+
+
+def _lost_text(name: str, gap: Gap) -> str:
+    what = f"bytes [{gap.start}, {gap.end}) of {name} were acknowledged and"
+    if gap.replaced:
+        return f"{what} are lost: other records are in their place, or in front of them"
+    return f"{what} are in no file"

@@ -3,8 +3,13 @@
 from functools import partial
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from metaq.broker import session
+from metaq.broker.handlers import put_run, send_many, sync
+from metaq.broker.handlers.pull import Loading, Pull
+from metaq.broker.handlers.put import PutGroup
 from metaq.broker.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
 from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
@@ -102,6 +107,84 @@ def test_a_failing_disk_lets_everybody_go(tmp_path):
     assert harness.broker.pending_puts.bytes == 0
     files.heal()
     harness.store.close()
+
+
+def broken(*_):
+    raise RuntimeError("a bug")
+
+
+BUGS = {
+    "put": (PutGroup, "_answers"),
+    "run": (put_run._Appending, "_answers"),
+    "send": (PutGroup, "_answers"),
+    "many": (send_many._ManyParts, "_answer"),
+    "sync": (sync, "_refuse"),
+}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("kind", BUGS)
+def test_an_answer_that_cannot_be_made_gives_its_bytes_back(tmp_path, monkeypatch, caplog, kind, lost):
+    """The client is told, or its connection closed; the cause is in the log."""
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    pending = harness.broker.pending_puts
+    harness.broker.stores_syncs = True
+    peer = harness.connect()
+    master = f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY
+    with monkeypatch.context() as bug:
+        bug.setattr(*BUGS[kind], broken)
+        peer.send({"sync": master, "run": put("safe", 0) * 200}.get(kind) or KINDS[kind](1))
+        assert pending.bytes > 0
+        if kind == "sync":
+            files.fail("fdatasync")
+        if lost:
+            peer.lose()
+        harness.threads.run()
+    assert pending.bytes == 0
+    assert "RuntimeError: a bug" in caplog.text
+    if not lost:
+        assert peer.transport.aborted or b"internal error: RuntimeError" in peer.received()
+    files.heal()
+    assert harness.connect().ask(b"stats 1\r\n").code == 200
+    harness.store.close()
+
+
+def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, caplog):
+    """Else it would wait for ever: what was to be served is gone, and nobody reads any more."""
+    monkeypatch.setattr(session, "MAX_PENDING_BYTES", 10)
+    peer = harness.connect()
+    peer.send(put("safe", 0, BODY) + b"version 2\r\n")
+    assert not reading(peer)
+    monkeypatch.setattr(harness.dispatcher, "text", broken)
+    harness.threads.run()
+    assert [answer.code for answer in peer.answers()] == [200]
+    assert peer.transport.aborted
+    assert "RuntimeError: a bug" in caplog.text
+    assert harness.broker.pending_puts.bytes == 0
+
+
+def test_a_bug_met_when_a_held_back_connection_is_let_go_closes_it(small, monkeypatch, caplog):
+    filler, peer = small.connect(), small.connect()
+    filler.send(put("safe", 0, b"x" * LIMIT))
+    peer.send(put("safe", 1))
+    monkeypatch.setattr(PutGroup, "commit", broken)
+    small.threads.run()
+    small.turn()
+    assert peer.transport.aborted
+    assert "RuntimeError: a bug" in caplog.text
+
+
+def test_a_pull_whose_data_cannot_be_loaded_ends_with_its_connection(harness, monkeypatch, caplog):
+    peer = harness.connect()
+    peer.send(put("t", 0))
+    peer.received()
+    loading: Deferred[None] = Deferred()
+    monkeypatch.setattr(Pull, "step", lambda pull: Loading(loading))
+    peer.send(pull("t", 0, 0))
+    loading.errback(RuntimeError("a bug"))
+    assert peer.transport.aborted
+    assert "RuntimeError: a bug" in caplog.text
 
 
 def test_a_connection_held_back_keeps_the_order_of_its_requests(small):

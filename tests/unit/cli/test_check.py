@@ -332,6 +332,28 @@ def test_what_only_the_journal_has_is_told(check):
     assert "a Java broker would not see them" in said(report, "warning")[-1]
 
 
+def test_what_the_journal_has_and_the_next_start_will_not_put_back_is_told(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.group_commit = True
+    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]
+    for log in logs:
+        data, units = encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, range(1, 2), 1)
+        log.append(data, units)
+    harness.threads.run_all()
+    harness.files.kill()
+    # after a power cut a broker that knows no journal has gone on
+    (check.data / "t-1" / SEGMENT).write_bytes(record(b""))
+    (check.data / "t-2" / SEGMENT).write_bytes(record(b"java and more"))
+    report = check()
+    assert report["journal"]["returning"] == {}
+    lost = "acknowledged and are lost: other records are in their place"
+    assert [text for text in said(report, "damage") if lost in text] == [
+        f"bytes [0, 24) of t-1 were {lost}, or in front of them",
+        f"bytes [0, 24) of t-2 were {lost}, or in front of them",
+    ]
+
+
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 

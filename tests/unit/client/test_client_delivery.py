@@ -1,7 +1,8 @@
 """From fetched bytes to messages, and what of them counts as consumed."""
 
 import pickle
-from typing import Any
+import sys
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -217,10 +218,14 @@ class NotedFetcher:
     """Notes what the handout asks of the fetcher."""
 
     def __init__(self):
-        self.refilled, self.examined = [], []
+        self.refilled, self.examined, self.moved = [], [], []
 
     def refill(self, state):
         self.refilled.append(state)
+
+    def move(self, state, offset):
+        state.start_at(offset)
+        self.moved.append(offset)
 
     def examine(self, state, offset):
         state.start_at(offset)
@@ -247,7 +252,9 @@ class Bench:
         self.arrivals.put(state)
 
     def take(self, limit=10):
-        return [message.payload for message in self.handout.take(limit)]
+        messages = self.handout.take(limit)
+        self.handout.under_way = False
+        return [message.payload for message in messages]
 
 
 def test_a_message_counts_as_consumed_only_after_the_next_call():
@@ -257,6 +264,92 @@ def test_a_message_counts_as_consumed_only_after_the_next_call():
     assert (bench.state.consumed, bench.handout.is_out([bench.state])) == (None, True)
     bench.handout.acknowledge()
     assert (bench.state.consumed, bench.handout.is_out([bench.state])) == ((1042, 8), False)
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C."""
+
+
+class Interruption:
+    """A profiler that raises at the event with this number: begins and ends of calls, where signals are delivered."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, frame, event, argument):
+        # no signal comes between the end of a `with` block and the release of its lock
+        if "/client/consumer/" in frame.f_code.co_filename and getattr(argument, "__name__", "") != "__exit__":
+            self.left -= 1
+            if not self.left:
+                raise Interrupted
+
+
+class RefetchingFetcher(NotedFetcher):
+    """What was fetched can be fetched again."""
+
+    def __init__(self, bench):
+        super().__init__()
+        self._bench = bench
+        self.stored = {}
+
+    def move(self, state, offset):
+        state.start_at(offset)
+        for chunk_offset, records in self.stored[state]:
+            kept = [
+                (place, each)
+                for place, each in zip(places(chunk_offset, records), records, strict=True)
+                if place >= offset
+            ]
+            if kept:
+                self._bench.arrive(chunk_of(*(each for _, each in kept), offset=kept[0][0]), state)
+
+
+def places(offset, records):
+    return [offset + sum(map(len, records[:number])) for number in range(len(records))]
+
+
+def interrupted_bench(first):
+    bench = Bench()
+    fetcher = RefetchingFetcher(bench)
+    bench.handout._fetcher = cast(Any, fetcher)
+    other = bench.new_state(TopicPartition("t", 1, 0))
+    for state, letter in ((bench.state, b"a"), (other, b"b")):
+        records = [record(letter + b"%d" % number) for number in range(6)]
+        fetcher.stored[state] = [(1000, records[:3]), (1000 + sum(map(len, records[:3])), records[3:])]
+        for offset, part in fetcher.stored[state]:
+            bench.arrive(chunk_of(*part, offset=offset), state)
+    assert bench.take(first) == [b"a%d" % number for number in range(first)]
+    return bench, other
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_an_exception_from_outside_loses_no_message_wherever_it_comes(first):
+    for number in range(1, 1000):
+        bench, other = interrupted_bench(first)
+        sys.setprofile(Interruption(number))
+        interrupted = False
+        found = []
+        try:
+            bench.handout.acknowledge()
+            found = bench.handout.take(5)
+            bench.handout.under_way = False
+        except Interrupted:
+            interrupted, found = True, []  # poll() has returned nothing
+        finally:
+            sys.setprofile(None)
+        bench.handout.acknowledge()
+        if interrupted:
+            reached = 1000 + sum(len(record(b"a%d" % each)) for each in range(first))
+            assert bench.state.consumed == ((reached, 1) if first else None)
+            assert other.consumed is None
+        payloads = [message.payload for message in found] + bench.take(100)
+        for letter, skipped in ((b"a", first), (b"b", 0)):
+            expected = [letter + b"%d" % number for number in range(6)]
+            assert [each for each in payloads if each[:1] == letter] == expected[skipped:]
+        if not interrupted:
+            assert number > 50
+            return
+    raise AssertionError("the end was not reached")
 
 
 def test_a_chunk_taken_in_parts_is_consumed_in_parts():

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 from twisted.web.server import Site
 
+from metaq.broker.handlers.put import PutGroup
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
@@ -65,6 +66,21 @@ def put(gateway, body=b"hello", **changed):
     fields = {"topic": "t", "partition": 1, "flag": 0, "length": len(body)} | changed
     query = "&".join(f"{name}={value}" for name, value in fields.items())
     return gateway.ask("POST", f"/put/0?{query}", body)
+
+
+def test_a_put_whose_answer_cannot_be_made_is_answered_500_and_counts_no_longer(gateway, harness, monkeypatch, caplog):
+    def broken(group):
+        raise RuntimeError("a bug")
+
+    fields = "topic=safe&partition=1&flag=0&length=5"
+    monkeypatch.setattr(PutGroup, "_answers", broken)
+    transport = gateway.send("POST", f"/put/0?{fields}", b"hello")
+    assert harness.broker.pending_puts.bytes > 0
+    harness.threads.run()
+    assert transport.value().startswith(b"HTTP/1.1 500 ")
+    assert b"internal error: RuntimeError" in transport.value()
+    assert "RuntimeError: a bug" in caplog.text
+    assert harness.broker.pending_puts.bytes == 0
 
 
 def test_a_message_put_by_http_is_read_by_http(gateway, harness):

@@ -1,6 +1,8 @@
 """Copying one partition: what is written, when it waits, and when it must stop."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,3 +268,25 @@ def test_bytes_of_somebody_else_stop_the_copy(harness: Harness):
     master.data = b"".join(RECORDS)
     master.release()
     assert running.status.state is CopyState.STOPPED
+
+
+@pytest.mark.parametrize("changed", [None, 199, 150])
+def test_an_end_without_an_index_is_compared(tmp_path: Path, changed: int | None):
+    """Its segment is closed, and the next one has nothing yet."""
+    records = [encode_record(b"%04d" % number * 250, JAVA_ID + number, 0) for number in range(200)]
+    left = tmp_path / "data" / "t-0" / f"{0:020d}.meta"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"".join(records))
+    os.utime(left, (NOW, NOW))
+    left.with_name(f"{left.stat().st_size:020d}.meta").touch()
+    harness = Harness(tmp_path)
+    assert not harness.store.get("t", 0).is_indexed(0)
+    if changed is not None:
+        records[changed] = encode_record(b"else" * 250, 7, 0)
+    master = Master(b"".join(records))
+    running = Running(harness, master)
+    harness.threads.run()
+    assert (running.status.state is CopyState.STOPPED) is (changed is not None)
+    assert bool(master.held) is (changed is None)  # it waits for more
+    assert master.asked[0][1] < 100 << 10
+    harness.store.close()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from metaq.broker.store.damage import Damaged, DamagedRanges, Sound
 from metaq.broker.store.testing import ManualThreads
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import HEADER_BYTES
 
 BODIES = [b"%02d" % number * 15 for number in range(20)]
 SIZE = 50
@@ -101,6 +103,37 @@ def test_the_units_of_an_index_made_over_damage_end_at_it(log):
     assert place(partition, 9 * SIZE + 7) == Damaged(9 * SIZE, 10 * SIZE)
     starts = [partition.record_start(offset) for offset in (0, 2 * SIZE + 1, 3 * SIZE, 5 * SIZE + 9, 9 * SIZE)]
     assert starts == [0, 2 * SIZE, 5 * SIZE, 5 * SIZE, 10 * SIZE]
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_the_units_of_a_range_go_on_behind_damage(log, rebuilt):
+    if log.request == "indexed":
+        pytest.skip("an index that is good was made before the damage")
+    partition = opened(log, lambda path: [overwrite(at * SIZE, b"\xff")(path) for at in (0, 3, 4, 9)])
+    if rebuilt:
+        log.threads.run_all()
+    good = [at * SIZE for at in range(20) if at not in (0, 3, 4, 9)]
+    for start, end in [(0, 1000), (0, 500), (2 * SIZE, 6 * SIZE), (3 * SIZE, 4 * SIZE), (9 * SIZE, 10 * SIZE)]:
+        for pieces in (1 << 20, 2 * SIZE, 1):
+            units = [unit for each in partition.units_between(start, end, pieces) for unit in each["offset"].tolist()]
+            assert units == [offset for offset in good if start <= offset < end]
+    assert list(partition.damage) == [
+        Damaged(0, SIZE),
+        Damaged(3 * SIZE, 5 * SIZE),
+        Damaged(9 * SIZE, 10 * SIZE),
+    ]
+
+
+def test_a_record_larger_than_our_largest_is_among_the_units_of_a_range(harness):
+    """A Java broker may have stored it."""
+    harness.max_segment_size = 1 << 20
+    harness.append(b"a", bytes(MAX_BODY_BYTES + 1), b"b")
+    harness.append(b"later")
+    harness.store.close()
+    harness.request = "unindexed"
+    partition = opened(harness)
+    sizes = [size for each in partition.units_between(0, partition.end_offset, 1 << 20) for size in each["size"]]
+    assert [size - HEADER_BYTES for size in sizes] == [1, MAX_BODY_BYTES + 1, 1, 5]
 
 
 def test_an_offset_leads_to_the_start_of_its_record(harness):

@@ -7,10 +7,11 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ from hypothesis import strategies as st
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.harness import NOW_MS, StoreHarness
-from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, write_units
+from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, replace_index, write_units
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
 from metaq.broker.store.search_values import Budget
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.broker.store.unit_reader import UnitReader
-from metaq.protocol.errors import StoreError
-from metaq.protocol.record import checksum
+from metaq.protocol.errors import MetaqError, StoreError
+from metaq.protocol.record import Buffer, checksum, encode_record
 
 RECORDS = 300
 """Of each segment: its index has two whole blocks and one that is not finished."""
@@ -549,6 +550,105 @@ def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(
     assert harness.log.visible_end == 2 * RECORDS * SIZE
     assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
     harness.files.kill()
+
+
+class Killed(BaseException):
+    """The process ends here, as by kill -9."""
+
+
+class FullDisk(FaultyFiles):
+    """Lets what is there be overwritten."""
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        if position + sum(map(len, buffers)) <= os.fstat(fd).st_size:
+            return os.pwritev(fd, buffers, position)
+        return super().pwritev(fd, buffers, position)
+
+
+BEHIND = [b"behind the checkpoint", b"and behind that"]
+
+
+def die_at(harness: StoreHarness, step: int) -> None:
+    """Let the step-th change of the disk from now on end the process."""
+    harness.files.error = cast(OSError, Killed())
+    harness.files.fail_at = harness.files.changes + step
+
+
+def check_nothing_cut(harness: StoreHarness, bodies: list[bytes]) -> None:
+    """After a kill a start believes what the checkpoint covered, damage included, and has what follows it."""
+    harness.kill()
+    assert harness.report().cut_at is None
+    assert harness.report().set_aside == ()
+    assert harness.log.visible_end == 2 * RECORDS * SIZE + sum(20 + len(body) for body in bodies)
+    assert harness.log.read_blocking(2 * RECORDS * SIZE - 5, 1 << 20)[5:] == b"".join(
+        encode_record(body, id_of(2 * RECORDS) + number, 0) for number, body in enumerate(bodies)
+    )
+    harness.files.kill()
+
+
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+@pytest.mark.parametrize("damage", ["a record", "all records"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_checkpoint_of_version_1_holds_whenever_its_index_is_made_again(
+    template: Template,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    damage: str,
+    *,
+    in_memory: bool,
+) -> None:
+    """In the start itself, or in the first job that writes units, if so few wait that they stay in memory."""
+    if in_memory:
+        monkeypatch.setattr("metaq.broker.store.recovery._UNITS_IN_MEMORY", 1 << 20)
+    for step in range(1, 100):
+        harness = template.copy(tmp_path / str(step))
+        harness.append(*BEHIND)
+        harness.files.kill()
+        write_version_1(harness.index_file(RECORDS * SIZE))
+        file = harness.data_file(RECORDS * SIZE)
+        data = file.read_bytes()
+        for number in range(RECORDS) if damage == "all records" else [100]:
+            data = damaged(data, number * SIZE + 22)
+        file.write_bytes(data)
+        harness = StoreHarness(tmp_path / str(step))
+        if fault == "kill":
+            die_at(harness, step)
+        else:
+            harness.files = FullDisk(step, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        try:
+            harness.open()
+            harness.log.checkpoint()
+            harness.threads.run_all()
+        except (Killed, MetaqError):
+            pass
+        done = harness.files.changes < cast(int, harness.files.fail_at)
+        harness.files.heal()
+        check_nothing_cut(harness, BEHIND)
+        if done:
+            assert step > 8
+            return
+    pytest.fail("no end")
+
+
+def test_an_index_without_units_that_vouches_for_damage_is_not_lost_by_the_next_append(harness: StoreHarness) -> None:
+    """Its segment grows again if the one behind it, still empty, was lost with the name of its file."""
+    harness.append(*[b"%05d" % number for number in range(3)])
+    harness.restart()
+    data = harness.data_file()
+    data.write_bytes(bytes([data.read_bytes()[0] | 0x80]) + b"\xff" * 74)
+    replace_index(REAL_FILES, str(harness.index_file()), np.empty(0, UNIT_DTYPE), 0, 75)
+    harness.restart()
+    assert harness.log.end_offset == 75
+    harness.log.append(*encode_puts([(0, checksum(b"behind it"), b"behind it")], 75, [harness.next_id], NOW_MS))
+    die_at(harness, 2)  # behind the opening of the index
+    harness.log.checkpoint()
+    with pytest.raises(Killed):
+        harness.threads.run_all()
+    harness.files.heal()
+    log = harness.kill()
+    assert harness.report().cut_at is None
+    assert log.end_offset == 75 + 29
 
 
 def test_puts_go_on_behind_a_damaged_end_of_the_index_and_ids_are_still_known(harness: StoreHarness) -> None:

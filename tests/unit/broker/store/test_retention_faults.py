@@ -12,6 +12,7 @@ import pytest
 from metaq.broker.store import discard as discard_module
 from metaq.broker.store.files import FileStatus
 from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.index import IndexDamaged
 from metaq.broker.store.retention import parse_delete_policy
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from tests.unit.broker.store.test_store_retention import HOUR, aged
@@ -204,3 +205,125 @@ def test_dates_are_those_of_the_file_where_they_can_be(harness: StoreHarness, mo
     monkeypatch.setattr(FaultyFiles, "status", status)
     assert len(harness.store.apply_retention()) == 1
     assert asked == [str(harness.data_file(0))]
+
+
+# --- segments without an index ----------------------------------------------------------------------------------------
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """A bad sector in this file; others can be read."""
+    name = os.path.realpath(path)
+
+    def pread(files: FaultyFiles, fd: int, size: int, position: int) -> bytes:
+        if files._paths.get(fd) == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, size, position)
+
+    monkeypatch.setattr(FaultyFiles, "pread", pread)
+    write = zipfile.ZipFile.write
+
+    def zip_file(archive: zipfile.ZipFile, filename: str, arcname: str) -> None:
+        if os.path.realpath(filename) == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write(archive, filename, arcname)
+
+    monkeypatch.setattr(zipfile.ZipFile, "write", zip_file)
+
+
+@pytest.mark.parametrize("limit", ["age", "size"])
+@pytest.mark.parametrize("policy", ["delete", "archive", "compress"])
+def test_a_segment_whose_index_can_never_be_made_again_goes_when_its_time_has_come(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, policy: str, limit: str
+) -> None:
+    action = {"delete": "delete", "archive": "archive", "compress": "archive"}[policy]
+    words = [action, "10" if limit == "age" else "9999", *(["true"] if policy == "compress" else []), "size=30"]
+    harness.delete_policy = parse_delete_policy(",".join(words if limit == "size" else words[:-1]))
+    aged(harness, [30, 20])
+    harness.store.close()
+    harness.index_file(0).unlink()
+    unreadable(monkeypatch, harness.data_file(0))
+    harness.open()
+    for _ in range(2):
+        harness.now += 60
+        harness.store.tick()
+        harness.threads.run_all()
+    assert harness.store.unindexed_segments == 1
+    assert "cannot be rebuilt" in caplog.text
+    apply = harness.store.apply_retention if limit == "age" else harness.store.apply_size_limits
+    assert len(apply()) == 2
+    harness.threads.run_all()
+    assert consumed(harness) == [b"young"]
+    assert not harness.data_file(0).exists()
+    if policy != "delete":
+        assert harness.data_file(0).with_suffix(".meta.arc").stat().st_size == 25
+    if policy == "compress":
+        assert harness.data_file(25).with_suffix(".meta.zip").exists()
+        assert "cannot be compressed" in caplog.text
+    harness.now += 60
+    harness.store.tick()
+    harness.threads.run_all()
+    assert harness.store.unindexed_segments == 0
+    assert caplog.text.count("cannot be rebuilt") == 2, "before it went"
+
+
+def test_a_segment_that_goes_while_its_index_is_made_again_leaves_nothing(
+    harness: StoreHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30, 20])
+    harness.store.close()
+    harness.index_file(0).unlink()
+    harness.open()  # which begins to make the index
+    report = harness.threads.run_unreported()
+    while not harness.index_file(0).exists():
+        report()
+        report = harness.threads.run_unreported()
+    assert len(harness.store.apply_retention()) == 2
+    harness.threads.run_all()
+    harness.index_file(0).write_bytes(b"as if it had been renamed behind that")
+    report()
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    assert [name for name in harness.names() if int(name[:20]) < 50] == []
+    assert consumed(harness) == [b"young"]
+    assert "cannot be rebuilt" not in caplog.text
+    check_invariants(harness.log)
+
+
+def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("delete,10")
+    aged(harness, [30, 20])
+    harness.store.close()
+    harness.index_file(0).unlink()
+    harness.index_file(25).unlink()
+    harness.open()
+    harness.files.fail("unlink")
+    assert len(harness.store.apply_retention()) == 2
+    harness.threads.run_all()
+    harness.files.heal()
+    assert harness.bodies() == [b"00000", b"00001", b"young"]
+    for _ in range(2):
+        harness.now += 60
+        harness.store.tick()
+        harness.threads.run_all()
+    assert harness.store.unindexed_segments == 0
+    assert harness.log.message_count == 3
+    check_invariants(harness.log)
+
+
+def test_a_segment_that_has_lost_its_index_waits_for_the_job_that_writes_to_the_file(harness: StoreHarness) -> None:
+    """Without the file the job would fail, and the partition take no more writes."""
+    harness.delete_policy = parse_delete_policy("delete,10")
+    harness.append(b"00000")
+    log, segment = harness.log, harness.log.segments[0]
+    log.flush()
+    harness.threads.run_all()
+    log.checkpoint()
+    os.utime(harness.data_file(0), (NOW_MS / 1000 - 30 * HOUR,) * 2)
+    assert segment.index is not None
+    assert log.index_damaged(segment, segment.index, IndexDamaged(segment.index_path, 0, "a test"))
+    assert segment.finished
+    assert harness.store.apply_retention() == []
+    harness.threads.run_all()
+    assert log.read_only is None
+    assert len(harness.store.apply_retention()) == 1

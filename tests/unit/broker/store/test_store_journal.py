@@ -14,9 +14,10 @@ from metaq.broker.store import journal, opening
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
-from metaq.protocol.record import checksum, encode_record, iter_headers
+from metaq.protocol.record import Buffer, checksum, encode_record, iter_headers
 
 PARTITIONS = 6
 
@@ -83,6 +84,15 @@ class Puts:
         for number, acknowledged in self._acknowledged.items():
             found = records(self.harness, number)
             assert {base: found.get(base) for base in acknowledged} == acknowledged
+
+
+def others(puts: Puts, partitions: Sequence[int]) -> list[tuple[PartitionLog, Sequence[Buffer], Buffer]]:
+    """An append of one message to each."""
+    logs = [puts.harness.store.get_or_create("t", partition) for partition in partitions]
+    return [
+        (log, *encode_puts([(0, checksum(b"other"), b"other")], log.end_offset, [(1 << 42) + number], NOW_MS))
+        for number, log in enumerate(logs)
+    ]
 
 
 def bodies(harness: StoreHarness, partition: int) -> list[bytes]:
@@ -392,6 +402,68 @@ def test_what_another_broker_has_written_meanwhile_is_never_overwritten(puts: Pu
     puts.harness._start_anew()
     assert bodies(puts.harness, 3) == [b"java", b"more"]
     assert bodies(puts.harness, 4) == [b"a" * 30 + b"-4"]
+
+
+A, B, J = (letter * 30 + b"-3" for letter in (b"a", b"b", b"j"))  # of records of 52 bytes
+
+
+@pytest.mark.parametrize(
+    ("left", "foreign", "kept", "lost"),
+    [
+        (0, [b"java", b"more"], [b"java", b"more"], (0, 104)),
+        (52, [b"java"], [A, b"java"], (52, 104)),
+        (0, [J], [J, B], (0, 52)),
+        (0, [J, J], [J, J], (0, 104)),
+        (52, [J], [A, J], (52, 104)),
+        (0, [J * 3], [J * 3], (0, 104)),
+        (52, [J * 3], [A, J * 3], (52, 104)),
+        (104, [J], [A, B, J], None),
+        (52, [], [A, B], None),
+    ],
+)
+def test_what_another_broker_has_put_in_the_place_of_acknowledged_messages_is_told(
+    puts: Puts,
+    caplog: pytest.LogCaptureFixture,
+    left: int,
+    foreign: list[bytes],
+    kept: list[bytes],
+    lost: tuple[int, int] | None,
+) -> None:
+    """left: what a power cut left of the partition's file; a broker that knows no journal went on from there."""
+    for letter in "ab":
+        puts.round(letter * 30)
+        puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    path.write_bytes(path.read_bytes()[:left] + b"".join(encode_record(body, -5, 0) for body in foreign))
+    puts.harness._start_anew()
+    assert bodies(puts.harness, 3) == kept
+    assert bodies(puts.harness, 4) == [b"a" * 30 + b"-4", b"b" * 30 + b"-4"]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    if lost is None:
+        assert errors == []
+    else:
+        assert len(errors) == 1
+        assert f"t-3: acknowledged bytes [{lost[0]}, {lost[1]}) are lost" in errors[0]
+
+
+def test_the_journal_writes_nothing_behind_the_start_of_another_brokers_next_segment(
+    puts: Puts, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts.put_together([3], b"x")  # alone, it is synced without the journal
+    puts.harness.threads.run_all()
+    log = puts.harness.store.get("t", 3)
+    two = encode_puts([(0, checksum(body), body) for body in (A, B)], log.end_offset, [1 << 41, 1 + (1 << 41)], NOW_MS)
+    base = puts.harness.store.get("t", 3).end_offset
+    puts.harness.store.append_many([(log, *two), *others(puts, (1, 2))])
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    path.write_bytes(path.read_bytes()[: base + 52])
+    path.with_name(f"{base + 52:020d}.meta").write_bytes(encode_record(b"java", -5, 0))
+    puts.harness._start_anew()
+    assert bodies(puts.harness, 3) == [b"x-3", A, b"java"]
+    assert f"t-3: acknowledged bytes [{base + 52}, {base + 104}) are lost" in caplog.text
 
 
 def test_a_rolled_segment_whose_end_was_lost_is_filled_up_again(puts: Puts) -> None:

@@ -3,35 +3,18 @@
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.testing import FaultyFiles
 from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.record import HEADER_BYTES, encode_record
-from tests.unit.broker.harness import Harness, put
-from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
-
-MESSAGES = [b"one", b"", b"three" * 9, b"four", b"five!"]
-BLOCK = sum(HEADER_BYTES + len(body) for body in MESSAGES)
-BEFORE = b"before"
-
-
-def data_file(tmp_path, topic):
-    return tmp_path / "data" / f"{topic}-0" / f"{0:020d}.meta"
-
-
-def killed_after_a_commit(tmp_path, topic):
-    """The bytes of the block; the broker is gone without having settled anything."""
-    files = FaultyFiles()
-    harness = Harness(tmp_path, files=files)
-    ask = Asker(harness)
-    ask.ok(put(topic, 0, BEFORE), tx(XID, "BEGIN"))
-    ask.ok(*(tx_put(XID, topic, 0, body) for body in MESSAGES), tx(XID, "COMMIT_ONE_PHASE"))
-    block = data_file(tmp_path, topic).read_bytes()[HEADER_BYTES + len(BEFORE) :]
-    assert len(block) == BLOCK
-    files.kill()
-    (tmp_path / "data" / "transactions" / "metaq.json").unlink(missing_ok=True)
-    for path in (tmp_path / "data" / "metaqjournal").glob("*"):
-        path.unlink()
-    return block
+from tests.unit.broker.transactions.killed import (
+    BEFORE,
+    BLOCK,
+    MESSAGES,
+    data_file,
+    killed_after_a_commit,
+    records,
+    started,
+    stop,
+)
 
 
 def leave(tmp_path, topic, data):
@@ -39,18 +22,6 @@ def leave(tmp_path, topic, data):
     path = data_file(tmp_path, topic)
     path.write_bytes(path.read_bytes()[: HEADER_BYTES + len(BEFORE)] + data)
     path.with_suffix(".index").unlink(missing_ok=True)
-
-
-def started(tmp_path, topic, files=REAL_FILES):
-    """What consumers see first, before any worker thread has run, and the harness."""
-    harness = Harness(tmp_path, files=files)
-    return bodies(harness, topic, 0), harness
-
-
-def stop(harness):
-    harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
 
 
 @pytest.mark.parametrize("topic", ["t", "safe"])
@@ -69,7 +40,7 @@ def test_what_is_there_of_a_block_is_continued(tmp_path, topic, left):
 @pytest.mark.parametrize("kept", range(len(MESSAGES) + 1))
 def test_what_is_missing_follows_at_the_end_if_others_lie_behind_the_part(tmp_path, kept):
     block = killed_after_a_commit(tmp_path, "t")
-    part = b"".join(_records(block)[:kept])
+    part = b"".join(records(block)[:kept])
     leave(tmp_path, "t", part + encode_record(b"other", -7, 0))
     for _ in range(3):
         seen, harness = started(tmp_path, "t")
@@ -80,8 +51,8 @@ def test_what_is_missing_follows_at_the_end_if_others_lie_behind_the_part(tmp_pa
 
 def test_a_block_that_an_earlier_broker_has_appended_again_is_left_as_it_is(tmp_path):
     block = killed_after_a_commit(tmp_path, "t")
-    records = _records(block)
-    leave(tmp_path, "t", b"".join(records[:2]) + block)
+    parts = records(block)
+    leave(tmp_path, "t", b"".join(parts[:2]) + block)
     seen, harness = started(tmp_path, "t")
     assert seen == [BEFORE, *MESSAGES[:2], *MESSAGES]
     stop(harness)
@@ -90,8 +61,8 @@ def test_a_block_that_an_earlier_broker_has_appended_again_is_left_as_it_is(tmp_
 @pytest.mark.parametrize("scattered", [[1, 3], [4, 0], [2], [3, 2, 1, 0]])
 def test_each_message_is_there_once_whatever_lies_there(tmp_path, scattered):
     block = killed_after_a_commit(tmp_path, "t")
-    records = _records(block)
-    leave(tmp_path, "t", b"".join(records[number] + encode_record(b"other", -7, 0) for number in scattered))
+    parts = records(block)
+    leave(tmp_path, "t", b"".join(parts[number] + encode_record(b"other", -7, 0) for number in scattered))
     for _ in range(2):
         seen, harness = started(tmp_path, "t")
         assert sorted(body for body in seen if body not in (BEFORE, b"other")) == sorted(MESSAGES)
@@ -129,12 +100,3 @@ def test_a_part_in_a_segment_before_the_place_that_the_record_names(tmp_path):
 
 def _reattached(record, attachment):
     return record + attachment
-
-
-def _records(block):
-    found, position = [], 0
-    for body in MESSAGES:
-        end = position + HEADER_BYTES + len(body)
-        found.append(block[position:end])
-        position = end
-    return found

@@ -1,0 +1,95 @@
+"""An error of the disk while a start reads or syncs: the start stops, and says which file it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.harness import NOW_MS, StoreHarness
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
+from metaq.broker.store.testing import FaultyFiles
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import checksum
+
+SEGMENT = "t-1/00000000000000000000.meta"
+JOURNAL = f"{JOURNAL_DIRECTORY}/00000000000000000000.journal"
+
+
+class BadSector(FaultyFiles):
+    """Calls of one kind fail for one file or directory, as Linux has them fail: without its name."""
+
+    def __init__(self, call: str, path: str) -> None:
+        super().__init__()
+        self._bad = call, os.path.realpath(path)
+
+    def _fail_for(self, call: str, path: str | None) -> None:
+        if (call, path) == self._bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        self._fail_for("pread", self._paths.get(fd))
+        return super().pread(fd, size, position)
+
+    def fdatasync(self, fd: int) -> None:
+        self._fail_for("fdatasync", self._paths.get(fd))
+        super().fdatasync(fd)
+
+    def fsync_directory(self, path: str) -> None:
+        self._fail_for("fsync_directory", path)
+        super().fsync_directory(path)
+
+
+def put_to_three_partitions(harness: StoreHarness, *, checkpoint: bool) -> None:
+    """And die: the journal has all of it."""
+    harness.group_commit = True
+    logs = [harness.store.get_or_create("t", number) for number in range(3)]
+    body = b"body"
+    harness.store.append_many(
+        [(log, *encode_puts([(0, checksum(body), body)], 0, [1 + log.partition], NOW_MS)) for log in logs]
+    )
+    harness.threads.run_all()
+    if checkpoint:
+        for log in logs:
+            log.checkpoint()
+        harness.threads.run_all()
+    harness.files.kill()
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "checkpoint", "journal"),
+    [
+        ("pread", SEGMENT, True, True),
+        ("pread", SEGMENT, True, False),
+        ("pread", SEGMENT, False, True),
+        ("pread", SEGMENT, False, False),
+        ("pread", JOURNAL, False, True),
+        ("fdatasync", SEGMENT, False, True),
+        ("fsync_directory", "t-1", False, True),
+    ],
+)
+def test_a_start_that_the_disk_fails_names_the_file(
+    harness: StoreHarness, call: str, path: str, *, checkpoint: bool, journal: bool
+) -> None:
+    put_to_three_partitions(harness, checkpoint=checkpoint)
+    if not journal:
+        shutil.rmtree(Path(harness.path, JOURNAL_DIRECTORY))
+    bad = str(Path(harness.path, path))
+    harness.files = BadSector(call, bad)
+    with pytest.raises(StoreError) as caught:
+        harness.open()
+    assert f"'{bad}'" in str(caught.value)
+    assert harness.files.open_descriptors <= 6, "no more than files that are kept open between uses"
+    harness.kill()
+    assert [log.message_count for log in harness.store.logs()] == [1, 1, 1], "nothing is lost once the disk is well"
+
+
+def test_an_index_that_cannot_be_read_stops_no_start(harness: StoreHarness) -> None:
+    put_to_three_partitions(harness, checkpoint=True)
+    harness.files = BadSector("pread", str(Path(harness.path, SEGMENT).with_suffix(".index")))
+    harness.open()
+    assert [log.message_count for log in harness.store.logs()] == [1, 1, 1]
