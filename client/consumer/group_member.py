@@ -374,11 +374,12 @@ class GroupMember:
             self._waiting = waits_for, now
             log.info("group %s: waiting until %s are free", self._membership.group, _names(waits_for))
         elif now - since >= _HELD_LOOK_SECONDS:
-            holder = self._membership.owner(*_znode(waits_for[0])) or "nobody since a moment ago"
-            self._complain(
-                f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
-                f"{waits_for[0]} is held by {holder}",
-            )
+            holder = self._membership.owner(*_znode(waits_for[0]))
+            if holder is not None:  # else it has become free in this moment
+                self._complain(
+                    f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
+                    f"{waits_for[0]} is held by {holder}",
+                )
         return _HELD_LOOK_SECONDS
 
     def _complain(self, trouble: str, reason: str) -> None:
