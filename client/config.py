@@ -143,7 +143,8 @@ class ProducerConfig:
     session_timeout_seconds: float = 30.0
     """Of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
-    """For the first connection to ZooKeeper."""
+    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
+    listens, an unknown name, something else listens) the start fails after about a second."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
@@ -210,10 +211,13 @@ class ConsumerConfig:
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
     """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter. A partition that
-    another member still holds is asked for in the same way, so this is also how long a hand-over may lie idle."""
+    another member still holds is claimed as soon as ZooKeeper tells that it is free."""
     session_timeout_seconds: float = 30.0
-    """Of the ZooKeeper session: after a crash others get the partitions once it has passed."""
+    """Asked for the ZooKeeper session; the server may grant less or more. After a crash others get the partitions once
+    it has passed."""
     start_timeout_seconds: float = 15.0
+    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
+    listens, an unknown name, something else listens) the start fails after about a second."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
     """run(): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the same)."""

@@ -161,14 +161,7 @@ class Consumer:
             clock=clock,
         )
         self.consumer_id = membership.consumer_id
-        self._watch = SessionWatch(
-            self._session,
-            self.group,
-            config.session_timeout_seconds,
-            self._timers,
-            self._member.holds_its_claims,
-            clock,
-        )
+        self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._positions = Positions(
             self._member, self._fetcher, self._handout, ClusterView(self._session), self._connect_to
         )
