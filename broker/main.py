@@ -177,6 +177,8 @@ class BrokerProcess:
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.transactions.open()
+            for kept in self.broker.partitions.kept():
+                _log.warning("%s", kept)
             try:
                 self._serve(max_connections)
             finally:
@@ -264,9 +266,7 @@ class BrokerProcess:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
             self._registration = Registration(self._config, self._reactor, self._roles.slave_id)
-            topics = {name: self._config.topics[name] for name in sorted(self._config.topics)}
-            topics.update(self.broker.partitions.stored_topics())
-            await self._registration.start(self.broker.port, topics)
+            await self._registration.start(self.broker.port, self.broker.partitions.served_topics())
         self._roles.start(self._registration)
         if not self._stopping:
             self._serving = True
@@ -313,7 +313,8 @@ class BrokerProcess:
     def _publish(self, config: BrokerConfig, topics: Sequence[str]) -> Deferred[list[str]]:
         if self._registration is None:
             return succeed([])
-        return self._registration.update(config.checksum, {name: config.topics[name] for name in topics})
+        served = self.broker.partitions.served_topics()
+        return self._registration.update(config.checksum, {name: served[name] for name in topics})
 
     def _schedules(self) -> list[Schedule]:
         return [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]

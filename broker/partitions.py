@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from metaq.protocol.errors import (
@@ -30,8 +31,9 @@ ANY = -1
 class Partitions:
     """The configured topics over the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured or matched by a pattern. Closed partitions are kept in memory only
-    (storage.md §6).
+    A topic is accepted if it is configured or matched by a pattern. It never has fewer partitions than the data
+    directories hold, whatever is configured: a consumer would not see the others' messages (1.x hides them). Closed
+    partitions are kept in memory only (storage.md §6).
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Partitions:
         self._on_log = on_log
         self._on_topic = on_topic
         self._writable: dict[tuple[str, int], PartitionLog] = {}
-        self._topics: set[str] = set()
+        self._stored: dict[str, int] = {}  # per topic that has a log: the highest partition and one
         self._stat: dict[str, bool] = {}
         self._closed: set[tuple[str, int]] = set()
         self.takes_puts = True
@@ -66,23 +68,40 @@ class Partitions:
 
     def topic(self, name: str) -> TopicConfig:
         """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
-        config = self._config.topic(name)
-        if config is None:
+        if self._config.topic(name) is None:
             raise TopicNotAccepted(name)
         if name not in self._config.topics:
             check_topic(name)  # matched by a pattern: it becomes a directory and a znode
-        return config
+        return self._settings(name)
 
     def stored_topics(self) -> dict[str, TopicConfig]:
         """Topics that have a log, sorted; those found on the disk only have [system]'s settings."""
-        return {name: self._config.topic(name) or self._config.system for name in sorted(self._topics)}
+        return {name: self._settings(name) for name in sorted(self._stored)}
+
+    def served_topics(self) -> dict[str, TopicConfig]:
+        """What clients are offered: the configured topics, patterns among them, and then those that have a log."""
+        return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
+
+    def kept(self) -> list[str]:
+        """A sentence for each topic that is served with more partitions than its section says."""
+        stored = sorted((log.topic, log.partition) for log in self._store.logs())
+        return [
+            _kept(name, config.partitions, [number for topic, number in stored if topic == name])
+            for name, config in sorted(self._config.topics.items())
+            if self._stored.get(name, 0) > config.partitions
+        ]
+
+    def _settings(self, name: str) -> TopicConfig:
+        config = self._config.topic(name) or self._config.system
+        stored = self._stored.get(name, 0)
+        return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def has_stat(self, topic: str) -> bool:
         """Whether realtime counters are kept for a topic."""
         stat = self._stat.get(topic)
         if stat is None:
             stat = self._config.has_stat(topic)
-            if topic in self._topics or topic in self._config.topics:  # bounded: not for whatever a client names
+            if topic in self._stored or topic in self._config.topics:  # bounded: not for whatever a client names
                 self._stat[topic] = stat
         return stat
 
@@ -95,9 +114,8 @@ class Partitions:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
-        """A random partition of the topic's configured count, for a put to ANY."""
-        config = self._config.topic(topic) or self._config.system
-        return self._rng.randrange(config.partitions)
+        """A random one of the topic's partitions, for a put to ANY."""
+        return self._rng.randrange(self._settings(topic).partitions)
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
         """The log to append to, made on its first use.
@@ -187,10 +205,10 @@ class Partitions:
     def _learn(self, log: PartitionLog) -> None:
         if self._on_log is not None:
             self._on_log(log)
-        if log.topic not in self._topics:
-            self._topics.add(log.topic)
-            if self._on_topic is not None:
-                self._on_topic(log.topic, self._config.topic(log.topic) or self._config.system)
+        known = self._stored.get(log.topic, 0)
+        self._stored[log.topic] = max(known, log.partition + 1)
+        if not known and self._on_topic is not None:
+            self._on_topic(log.topic, self._settings(log.topic))
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
@@ -201,8 +219,7 @@ class Partitions:
         """
         if topic not in self._config.topics:
             raise TopicNotAccepted(topic)
-        stored = (log.partition + 1 for log in self._store.logs() if log.topic == topic)
-        if not 0 <= start <= end < max(self._config.topics[topic].partitions, *stored, 0):
+        if not 0 <= start <= end < self._settings(topic).partitions:
             raise WrongPartition(end)
         for partition in range(start, end + 1):
             self._closed.add((topic, partition))
@@ -215,3 +232,11 @@ class Partitions:
     def open(self, topic: str) -> None:
         """Open all closed partitions of a topic."""
         self._closed = {each for each in self._closed if each[0] != topic}
+
+
+def _kept(topic: str, configured: int, stored: Sequence[int]) -> str:
+    beyond = ", ".join(f"{topic}-{number}" for number in stored if number >= configured)
+    return (
+        f"[topic={topic}] numPartitions={configured} would hide {beyond} of the data directory: {stored[-1] + 1} "
+        "partitions are served; to have fewer, stop the broker and delete those with `metaq partitions delete`"
+    )

@@ -65,7 +65,7 @@ class Registration:
         register = self._new_registration(port, topics)
 
         def connect_and_register() -> None:
-            self._session.start(self._connect_seconds)
+            self._session.start(self._connect_seconds, wait_for_servers=True)
             register()
 
         return self._queue(connect_and_register)

@@ -63,7 +63,7 @@ class Reloader:
         except MetaqError as error:
             _log.error("server.ini is not loaded again, nothing has changed: %s", error)
             raise
-        warnings = self._left_behind(data_paths)
+        warnings = self._broker.partitions.kept() + self._left_behind(data_paths)
         warnings += await self._publish(config, (*report.added_topics, *report.changed_topics))
         report = replace(report, warnings=tuple(warnings))
         _log.info("%s", report)

@@ -18,6 +18,7 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint
 from .finding import MessageFinder
+from .nearest import did_you_mean
 from .pool import ConnectionPool
 from .sources import source_of
 from .values import TopicPartition
@@ -77,15 +78,29 @@ class Cluster:
         return sorted(topic for topic in self.view.topics() if self.view.topic_partitions(topic))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Partitions of `topic` on live brokers, ordered numerically. Raises NoPartition if there is none."""
+        """Partitions of `topic` on live brokers, where messages can be sent, ordered numerically.
+
+        Raises NoPartition, with the nearest topic that there is, if there is none.
+        """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
-            raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+            raise self._no_partition(topic)
         return found
 
+    def served(self, topic: str) -> list[TopicPartition]:
+        """Partitions of `topic` that live brokers offer to producers or to readers, ordered numerically."""
+        found = {TopicPartition(topic, *each) for each in self.view.topic_partitions(topic)}
+        return sorted(found.union(self.readable(topic)))
+
+    def _no_partition(self, topic: str) -> NoPartition:
+        near = did_you_mean(topic, self.topics(), "check its name and the brokers")
+        return NoPartition(f"topic {topic!r} is published by no live broker: {near}")
+
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """`only`, or all of `topic` if that is empty. Raises NoPartition naming those that there are."""
-        there = self.partitions(topic)
+        """`only`, or if that is empty all of `topic` that are served. Raises NoPartition naming those there are."""
+        there = self.served(topic)
+        if not there:
+            raise self._no_partition(topic)
         for partition in only:
             if partition not in there:
                 raise NoPartition(

@@ -128,6 +128,9 @@ class ProducerConfig:
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    deliver_at_exit_seconds: float = 10.0
+    """How long a program that ends without close() waits for what was sent; what is left is told on stderr. All
+    producers of the program share the time. 0 = it does not wait."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
@@ -140,7 +143,8 @@ class ProducerConfig:
     session_timeout_seconds: float = 30.0
     """Of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
-    """For the first connection to ZooKeeper."""
+    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
+    listens, an unknown name, something else listens) the start fails after about a second."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
@@ -157,7 +161,7 @@ class ProducerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
-        for name in ("ordered_wait_messages", "ordered_wait_seconds"):
+        for name in ("ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "choose 0 or more")
         if self.transaction_timeout_seconds < 0:
@@ -207,10 +211,13 @@ class ConsumerConfig:
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
     """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter. A partition that
-    another member still holds is asked for in the same way, so this is also how long a hand-over may lie idle."""
+    another member still holds is claimed as soon as ZooKeeper tells that it is free."""
     session_timeout_seconds: float = 30.0
-    """Of the ZooKeeper session: after a crash others get the partitions once it has passed."""
+    """Asked for the ZooKeeper session; the server may grant less or more. After a crash others get the partitions once
+    it has passed."""
     start_timeout_seconds: float = 15.0
+    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
+    listens, an unknown name, something else listens) the start fails after about a second."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
     """run(): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the same)."""

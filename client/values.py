@@ -96,8 +96,9 @@ class BatchResults(Sequence[SendResult]):
 class Lag(NamedTuple):
     """What lies between a consumer's position and the end of a partition.
 
-    messages is None if the broker cannot count them (a Java broker).
+    messages is None if the broker cannot count them (a Java broker). Both are None if it is not known yet where the
+    partition begins (a start at its end, or at a message that is searched for).
     """
 
     messages: int | None
-    bytes: int
+    bytes: int | None

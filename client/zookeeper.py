@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import CoordinationError
 from metaq.protocol.limits import check_topic
 
+from .backoff import Backoff
 from .connection import Endpoint
 from .metadata import TopicView
 from .values import TopicPartition
@@ -17,6 +20,10 @@ from .values import TopicPartition
 __all__ = ["ZooKeeperMetadata"]
 
 log = logging.getLogger(__name__)
+
+_RETRY_MIN_SECONDS = 0.5
+_RETRY_MAX_SECONDS = 10.0
+"""Pause before a topic is tried to be watched again."""
 
 
 class ZooKeeperMetadata:
@@ -56,8 +63,20 @@ class ZooKeeperMetadata:
             found = self._views.get(topic)
             if found is None:
                 found = self._views[topic] = self._read(topic)
-                self._cluster.watch_topic(topic, self._changed)
+                self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
         return found
+
+    def _follow(self, topic: str, backoff: Backoff) -> None:
+        """Watch the topic; later, on the event thread, if that fails now. What was read is used meanwhile, and the
+        watch begins with reading it again."""
+        try:
+            self._cluster.watch_topic(topic, self._changed)
+        except CoordinationError as error:
+            if self._session.closed:
+                return
+            pause = backoff.next()
+            log.warning("changes of topic %s are not seen yet, next try in %.1f s: %s", topic, pause, error)
+            self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
     def _read(self, topic: str) -> TopicView:
         """Blocks for a few round trips."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from metaq.protocol.errors import CoordinationError
 
 from .assignment import java_sorted
-from .paths import partition_name
+from .paths import child_of, partition_name
 from .records import (
     parse_broker_id,
     parse_broker_url,
@@ -71,25 +71,17 @@ class ClusterView:
         ids = sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
         children = self._nodes.children_many([self._paths.broker(each) for each in ids])
         wanted = [
-            (broker_id, slave_id, path)
+            (broker_id, name, child_of(self._paths.broker(broker_id), name))
             for broker_id, names in zip(ids, children, strict=True)
-            for slave_id, path in self._processes(broker_id, names)
+            for name in names
+            if is_process(name)
         ]
         nodes = self._nodes.get_many([path for _, _, path in wanted])
-        addresses = [
-            BrokerAddress(broker_id, slave_id, *url)
-            for (broker_id, slave_id, path), node in zip(wanted, nodes, strict=True)
-            if node and (url := _read(parse_broker_url, path, node.data))
-        ]
-        return _by_broker(addresses)
-
-    def _processes(self, broker_id: int, names: Iterable[str]) -> Iterable[tuple[int | None, str]]:
-        for name in names:
-            slave_id = parse_slave_name(name)
-            if name == "master":
-                yield None, self._paths.master(broker_id)
-            elif slave_id is not None:
-                yield slave_id, self._paths.slave(broker_id, slave_id)
+        return brokers_by_id(
+            address
+            for (broker_id, name, path), node in zip(wanted, nodes, strict=True)
+            if node and (address := process_address(broker_id, name, path, node))
+        )
 
     def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
         """CRC-32 of each master's server.ini as it was registered, in order; None where there is none."""
@@ -122,7 +114,7 @@ class ClusterView:
         paths = [child(topic, name) for topic, each in zip(topics, names, strict=True) for name in each]
         nodes = iter(self._nodes.get_many(paths))
         return [
-            _replicas(parent(topic), {name: (child(topic, name), next(nodes)) for name in each})
+            topic_replicas(parent(topic), {name: (child(topic, name), next(nodes)) for name in each})
             for topic, each in zip(topics, names, strict=True)
         ]
 
@@ -147,7 +139,7 @@ class ClusterView:
         names = self._nodes.children(self._paths.group_ids(group))
         paths = [self._paths.consumer(group, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
-        return {name: _read(parse_topics, path, node.data) or [] for name, path, node in nodes if node}
+        return {name: consumer_topics(path, node) for name, path, node in nodes if node}
 
     def owners(self, group: str, topic: str) -> dict[str, str]:
         """Consumer id by partition (`<broker>-<partition>`) of the owned partitions."""
@@ -156,6 +148,11 @@ class ClusterView:
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
         owners = {name: _read(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
         return {name: owner for name, owner in owners.items() if owner}
+
+    def owned_partitions(self, group: str, topics: Sequence[str]) -> dict[str, list[str]]:
+        """The partitions of each topic that a member of the group owns."""
+        names = self._nodes.children_many([self._paths.owners(group, topic) for topic in topics])
+        return dict(zip(topics, names, strict=True))
 
     def committed_topics(self, group: str) -> list[str]:
         """Topics for which the group has committed an offset, sorted."""
@@ -191,6 +188,22 @@ class ClusterView:
             self.unwatch(topic)
 
 
+def is_process(name: str) -> bool:
+    """Whether the node `name` below a broker id stands for a process: its master, or a slave."""
+    return name == "master" or parse_slave_name(name) is not None
+
+
+def process_address(broker_id: int, name: str, path: str, node: Znode) -> BrokerAddress | None:
+    """Where the process listens that registered `node` as `name`; None for a damaged entry."""
+    url = _read(parse_broker_url, path, node.data)
+    return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
+
+
+def consumer_topics(path: str, node: Znode) -> list[str]:
+    """What the consumer that registered `node` subscribes; nothing for a damaged entry."""
+    return _read(parse_topics, path, node.data) or []
+
+
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
     """The union of the replicas' partitions, in Java's string order."""
     counts = _counts(replicas)
@@ -204,7 +217,8 @@ def _counts(replicas: Iterable[TopicReplica]) -> Mapping[int, int]:
     return counts
 
 
-def _by_broker(addresses: Sequence[BrokerAddress]) -> dict[int, BrokerNodes]:
+def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
+    """Live brokers by id, in order."""
     ordered = sorted(addresses, key=lambda each: (each.broker_id, each.slave_id or 0))
     return {
         broker_id: BrokerNodes(
@@ -215,7 +229,8 @@ def _by_broker(addresses: Sequence[BrokerAddress]) -> dict[int, BrokerNodes]:
     }
 
 
-def _replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
+def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
+    """What the nodes below a topic's node say, given as (path, node) by name, ordered as ClusterView.replicas()."""
     found = []
     for name, (path, node) in entries.items():
         identity = _read(parse_replica_name, parent, name)

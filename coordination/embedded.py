@@ -19,7 +19,7 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, Director
 from .java import find_jars, find_java
 from .ports import ready_port
 
-__all__ = ["EmbeddedZooKeeper"]
+__all__ = ["EmbeddedZooKeeper", "four_letter_word"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
@@ -45,7 +45,6 @@ _JVM_OPTIONS = (
     "-Djava.net.preferIPv4Stack=true",
 )
 
-_MAX_SESSION_TIMEOUT_MS = 60_000
 _POLL = 0.03
 
 
@@ -53,7 +52,8 @@ class EmbeddedZooKeeper:
     """start() it, use connect_string, stop() it. One thread at a time.
 
     data_dir: made if missing; holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. port: 0
-    chooses a free one, kept over restarts. tick_time_ms: sessions may ask for 2 ticks to 60 s.
+    chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms: sessions are granted at least 2 ticks
+    and at most that maximum, whatever they ask for.
     The server ends with this process, even when that is killed (Linux).
     """
 
@@ -64,12 +64,14 @@ class EmbeddedZooKeeper:
         host: str = "127.0.0.1",
         *,
         tick_time_ms: int = 500,
+        max_session_timeout_ms: int = 60_000,
         heap_mb: int = 256,
     ) -> None:
         self.data_dir = Path(data_dir)
         self.port = port
         self.host = host
         self._tick_time_ms = tick_time_ms
+        self._max_session_timeout_ms = max_session_timeout_ms
         self._heap_mb = heap_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_file: IO[str] | None = None
@@ -164,7 +166,7 @@ class EmbeddedZooKeeper:
             "clientPort": self.port,
             "clientPortAddress": self.host,
             "tickTime": self._tick_time_ms,
-            "maxSessionTimeout": _MAX_SESSION_TIMEOUT_MS,
+            "maxSessionTimeout": self._max_session_timeout_ms,
             "maxClientCnxns": 0,
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "ruok,srvr,mntr",
@@ -190,15 +192,19 @@ class EmbeddedZooKeeper:
         return said[0] if said else "it said nothing"
 
 
+def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
+    """What a server says to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
+    with socket.create_connection((host, port), timeout=timeout) as connection:
+        connection.sendall(word)
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
+
+
 def _serves(host: str, port: int) -> bool:
-    """Whether the server answers `srvr` with its statistics; before its database is loaded it says that it does not."""
+    """Whether the server answers with its statistics; before its database is loaded it says that it does not serve."""
     try:
-        with socket.create_connection((host, port), timeout=1.0) as connection:
-            connection.sendall(b"srvr")
-            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        return "Mode:" in four_letter_word(host, port, b"srvr")
     except OSError:
         return False
-    return b"Mode:" in answer
 
 
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:

@@ -6,8 +6,11 @@ waits for an answer that the same thread would have to read. So listeners and wa
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -27,6 +30,8 @@ class EventThread:
     """
 
     def __init__(self, name: str) -> None:
+        self._later: list[tuple[float, int, Callable[[], object]]] = []  # a heap of (time, order, call)
+        self._order = itertools.count()
         self._calls: deque[Callable[[], object]] = deque()
         self._once: set[Callable[[], object]] = set()
         self._changed = threading.Condition()
@@ -53,15 +58,17 @@ class EventThread:
 
     def post_later(self, seconds: float, call: Callable[[], object]) -> None:
         """Run `call` once after `seconds`."""
-        timer = threading.Timer(seconds, self.post, [call])
-        timer.daemon = True
-        timer.start()
+        with self._changed:
+            if not self._closed:
+                heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), call))
+                self._changed.notify()
 
     def close(self, timeout: float) -> None:
         """Drop what waits and end the thread; a call under way gets `timeout` seconds. May run on the thread itself."""
         with self._changed:
             self._closed = True
             self._calls.clear()
+            self._later.clear()
             self._changed.notify()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
@@ -75,13 +82,23 @@ class EventThread:
 
     def _next(self) -> Callable[[], object] | None:
         with self._changed:
-            while not (self._calls or self._closed):
-                self._changed.wait()
-            if not self._calls:
-                return None
-            call = self._calls.popleft()
-            self._once.discard(call)
-            return call
+            while not self._closed:
+                pause = self._post_due()
+                if self._calls:
+                    call = self._calls.popleft()
+                    self._once.discard(call)
+                    return call
+                self._changed.wait(pause)
+            return None
+
+    def _post_due(self) -> float | None:
+        """Post the later calls whose time has come; return the seconds until the next one, None if there is none."""
+        while self._later:
+            pause = self._later[0][0] - time.monotonic()
+            if pause > 0:
+                return pause
+            self._calls.append(heapq.heappop(self._later)[2])
+        return None
 
 
 class PersistentTask:
@@ -89,7 +106,7 @@ class PersistentTask:
 
     trigger() asks for one success from now on; a trigger during an attempt leads to another one. Errors of coordination
     are logged on one line with the pause; any other exception is a bug, logged with its traceback and tried again too,
-    because a broker or consumer that stops in silence is worse.
+    because a broker or consumer that stops in silence is worse. The thread ends when there is nothing to try.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -115,21 +132,23 @@ class PersistentTask:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+            thread = self._thread
+        if thread is not None and threading.current_thread() is not thread:
+            thread.join(timeout)
 
     def _run(self) -> None:
-        while self._wait_until_wanted():
+        while self._take_wish():
             pause = self._try()
             if pause:
                 self._wait_to_retry(pause)
 
-    def _wait_until_wanted(self) -> bool:
+    def _take_wish(self) -> bool:
+        """Whether an attempt is wanted; if not, this thread is over, and the next trigger starts another one."""
         with self._changed:
-            while not (self._wanted or self._closed):
-                self._changed.wait()
-            self._wanted = False
-            return not self._closed
+            wanted, self._wanted = self._wanted and not self._closed, False
+            if not wanted:
+                self._thread = None
+            return wanted
 
     def _wait_to_retry(self, pause: float) -> None:
         """Returns early after a trigger: what made the attempt fail may be over."""
@@ -143,7 +162,8 @@ class PersistentTask:
             self._attempt()
         except CoordinationError as error:
             pause = self._backoff.next()
-            log.warning("%s failed, again in %.1f s: %s", self._name, pause, error)
+            if not self._closed:  # else there is no other try, and it failed because of the end
+                log.warning("%s failed, again in %.1f s: %s", self._name, pause, error)
         except Exception:
             pause = self._backoff.next()
             log.exception("%s failed, again in %.1f s", self._name, pause)

@@ -12,22 +12,22 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.protocol.states import EventType, WatchedEvent
 
-from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
+from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
 from metaq.protocol.limits import check_group, check_topic
 
-from .assignment import java_sorted
 from .backoff import Backoff
-from .brokers import BrokerNodes, ClusterView, partition_names
 from .events import PersistentTask
+from .group_view import GroupSnapshot, GroupView
 from .local_address import address_in_java, local_address
 from .records import format_consumer_id, format_topics, parse_consumer_id
 from .session import SessionEvent, ZkSession
-from .watches import ChildrenWatcher
 from .znodes import ATOMIC_WRITES, create_ephemeral, delete
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
@@ -58,26 +58,14 @@ def broadcast_group(group: str, address: str | None = None) -> str:
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSnapshot:
-    """What a rebalance decides upon, read at one moment. Every list is in Java's string order.
-
-    consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
-    masters and slaves by topic. brokers: the live processes by broker id.
-    """
-
-    consumers: Mapping[str, tuple[str, ...]]
-    partitions: Mapping[str, tuple[str, ...]]
-    brokers: Mapping[int, BrokerNodes]
-
-
 class GroupMembership:
     """One consumer in one group, from join() to leave(), over expired sessions.
 
     consumer_id: 1.x's `consumerId`, the node is then `<group>_<consumerId>`; None makes a new one. topics: all that the
     consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
-    a consumer, a partition or a broker came or went, the session expired, or was replaced and joined again. It must
-    not block for long. Bursts are one call. Methods block on ZooKeeper; any thread but kazoo's.
+    a consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session
+    expired, or was replaced and joined again. It must not block for long. Bursts are one call. Methods block on
+    ZooKeeper; any thread but kazoo's.
     """
 
     def __init__(
@@ -99,37 +87,38 @@ class GroupMembership:
         self._session = session
         self._nodes = session.nodes
         self._paths = session.paths
-        self._view = ClusterView(session)
+        self._view = GroupView(session, group, self.topics, self._notify_later)
         self._path = self._paths.consumer(group, self.consumer_id)
         self._data = format_topics(self.topics)
         self._lock = threading.Lock()
         self._joined: int | None = None
+        self._is_registered = False
         self._held: set[Partition] = set()
         self._leaving = threading.Event()
-        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._awaited: set[str] = set()  # owner nodes of others whose end is waited for
         self._again = PersistentTask(f"joining group {group} as {self.consumer_id}", self._join_again, backoff)
 
     # --- membership -------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Register and begin to watch; on_change follows. Again by itself on every later session.
+        """Register, and look at the group for the first time; on_change follows. Later sessions join by
+        themselves.
 
         A configured consumer id whose node another session holds is waited for, as long as a dead session can last;
         then ConfigError says that it is in use. (1.x goes on with the other's node, and two own the same partitions.)
-        Raises CoordinationUnavailable, SessionLost.
+        Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._session.on_session(self._session_changed)
         try:
             self._register()
+            self._view.start()
+            if not self._view.wait(self._session.session_timeout):
+                raise CoordinationUnavailable(
+                    f"ZooKeeper does not show group {self.group}: check that it can be reached"
+                )
         except BaseException:
             self._session.off_session(self._session_changed)
             raise
-        for path in (
-            self._paths.group_ids(self.group),
-            *(self._paths.topic_sub(topic) for topic in self.topics),
-        ):
-            self._watch(path, self._something_changed)
-        self._watch(self._paths.broker_ids(), self._brokers_changed)
 
     def leave(self) -> None:
         """Give up all claims and the membership, which goes last. Idempotent.
@@ -139,12 +128,10 @@ class GroupMembership:
         self._session.off_session(self._session_changed)
         self._leaving.set()
         self._again.close(_LEAVE_TIMEOUT)
+        self._view.close()
         with self._lock:
-            watchers, self._watchers = list(self._watchers.values()), {}
             session_id, self._joined = self._joined, None
             held, self._held = sorted(self._held), set()
-        for watcher in watchers:
-            watcher.close()
         if session_id is None:
             return
         try:
@@ -184,6 +171,7 @@ class GroupMembership:
             if self._leaving.wait(_POLL):
                 raise CoordinationError(f"consumer {self.consumer_id} left while it waited to join")
         with self._lock:
+            self._is_registered = True
             if self._joined != session_id:
                 self._joined, self._held = session_id, set()
 
@@ -208,17 +196,23 @@ class GroupMembership:
     # --- what the group looks like ----------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Read consumers, partitions and brokers. Raises SessionLost, CoordinationUnavailable."""
-        consumers = self._view.consumers(self.group)
-        if self.consumer_id not in consumers:
-            self._again.trigger()
-            raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
-        replicas = self._view.replicas_many(self.topics, publish=False)
-        return GroupSnapshot(
-            {topic: _subscribers(consumers, topic) for topic in self.topics},
-            {topic: tuple(partition_names(each)) for topic, each in zip(self.topics, replicas, strict=True)},
-            self._view.brokers(),
-        )
+        """The group, its partitions and brokers as the watches have shown them. Call after join().
+
+        Raises SessionLost if this member is not registered, CoordinationUnavailable.
+        """
+        snapshot = self._view.snapshot()
+        if self._is_in(snapshot):
+            return snapshot
+        self._view.look_again()  # it may have registered after the watch looked
+        snapshot = self._view.snapshot()
+        if self._is_in(snapshot):
+            return snapshot
+        self._is_registered = False  # somebody has removed its node; what it owns is still its own
+        self._again.trigger()
+        raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
+
+    def _is_in(self, snapshot: GroupSnapshot) -> bool:
+        return all(self.consumer_id in each for each in snapshot.consumers.values())
 
     # --- claims -----------------------------------------------------------------------------------------------------
 
@@ -236,23 +230,41 @@ class GroupMembership:
         return (topic, partition) in self.claim_many([(topic, partition)])
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """As claim(), pipelined; returns those that are ours now."""
-        wanted = list(partitions)
+        """As claim(), in about two requests; returns those that are ours now. on_change is called when another is free.
+
+        It looks before it writes: what is refused would be written to the log of every server.
+        """
+        wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
         with self._lock:
-            self._held |= set(wanted)
+            self._held |= set(wanted.values())
+        nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
+        mine = {path for path, node in nodes.items() if node and node.owner == session_id}
+        mine |= self._create_owners(session_id, [path for path, node in nodes.items() if node is None])
+        granted = {each for path, each in wanted.items() if path in mine}
+        with self._lock:
+            self._held -= set(wanted.values()) - granted
+        self._await_end(wanted.keys() - mine)
+        return granted
+
+    def _create_owners(self, session_id: int, paths: Sequence[str]) -> set[str]:
+        """Create the owner nodes; return those that are ours."""
         data = format_consumer_id(self.consumer_id)
-        paths = [self._paths.owner(self.group, *each) for each in wanted]
         failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths])
         for path, failure in zip(paths, failures, strict=True):
             if failure is not None and not isinstance(failure, NodeExistsError):
                 raise _unexpected(path, failure)
         existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
-        refused = set(existing) - set(self._mine(session_id, existing))
-        granted = {each for each, path in zip(wanted, paths, strict=True) if path not in refused}
+        return set(paths).difference(existing).union(self._mine(session_id, existing))
+
+    def _await_end(self, paths: Iterable[str]) -> None:
+        """Have on_change called when one of these owner nodes goes. After a reconnection it is called anyway."""
         with self._lock:
-            self._held -= set(wanted) - granted
-        return granted
+            added = set(paths) - self._awaited
+            self._awaited |= added
+        for path in added:
+            answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
+            answer.rawlink(partial(self._owner_looked_at, path))
 
     def release(self, topic: str, partition: str) -> None:
         """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
@@ -309,23 +321,6 @@ class GroupMembership:
             if self._joined is not None and not self._session.is_current(self._joined):
                 self._joined, self._held = None, set()
 
-    def _something_changed(self, _path: str, _children: list[str]) -> None:
-        self._notify_later()
-
-    def _brokers_changed(self, path: str, children: list[str]) -> None:
-        """The ids of brokers are persistent: which of them live shows below each of them."""
-        for name in children:
-            if name.isdecimal():
-                self._watch(self._paths.broker(int(name)), self._something_changed)
-        self._notify_later()
-
-    def _watch(self, path: str, on_change: Callable[[str, list[str]], None]) -> None:
-        with self._lock:
-            if path in self._watchers or self._leaving.is_set():
-                return
-            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change)
-        watcher.start()
-
     def _notify_later(self) -> None:
         self._session.events.post_once(self._notify)
 
@@ -333,26 +328,40 @@ class GroupMembership:
         if not self._leaving.is_set():
             self._on_change()
 
+    # --- kazoo's callback thread ------------------------------------------------------------------------------------
+
+    def _owner_event(self, path: str, event: WatchedEvent) -> None:
+        self._awaited_ended(path, tell=event.type != EventType.NONE)  # NONE: the connection is lost
+
+    def _owner_looked_at(self, path: str, answer: Any) -> None:
+        if answer.exception is not None:
+            self._awaited_ended(path, tell=False)  # the next claim looks again
+        elif answer.value is None:
+            self._awaited_ended(path, tell=True)
+
+    def _awaited_ended(self, path: str, tell: bool) -> None:
+        with self._lock:
+            self._awaited.discard(path)
+        if tell:
+            self._notify_later()
+
     # --- rejoining --------------------------------------------------------------------------------------------------
 
     def _join_again(self) -> None:
-        if not (self._leaving.is_set() or self._session.closed):
-            self._register()
-            if self._leaving.is_set():  # it began before leave(), which did not wait for its end
-                self._remove(self.session_id, [])
-                return
-            log.warning("consumer %s has joined its group again on a new ZooKeeper session", self.consumer_id)
-            self._notify_later()
+        if self._leaving.is_set() or self._session.closed or (self._is_registered and self.session_id):
+            return
+        self._register()
+        if self._leaving.is_set():  # it began before leave(), which did not wait for its end
+            self._remove(self.session_id, [])
+            return
+        log.warning("consumer %s has joined its group again", self.consumer_id)
+        self._notify_later()
 
 
 def _check_subscribed(topic: str) -> str:
     if "," in check_topic(topic):
         raise ConfigError("topics", topic, "a consumer cannot subscribe a topic with ',', which separates the topics")
     return topic
-
-
-def _subscribers(consumers: Mapping[str, Sequence[str]], topic: str) -> tuple[str, ...]:
-    return tuple(java_sorted(each for each, topics in consumers.items() if topic in topics))
 
 
 def _unexpected(path: str, failure: Exception) -> CoordinationError:

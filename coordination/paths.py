@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from metaq.protocol.errors import InvalidName
 
-__all__ = ["DEFAULT_ROOT", "ROOT", "Paths", "ancestors", "partition_name", "replica_name", "split_connect_string"]
+__all__ = [
+    "DEFAULT_ROOT",
+    "ROOT",
+    "Paths",
+    "ancestors",
+    "child_of",
+    "partition_name",
+    "replica_name",
+    "split_connect_string",
+]
 
 ROOT = "/"
 """The chroot's own node, or the root of the tree without one."""
@@ -115,6 +124,11 @@ def replica_name(broker_id: int, slave_id: int | None = None) -> str:
 def partition_name(broker_id: int, partition: int) -> str:
     """The node of one partition below owners and offsets: `<brokerId>-<partition>`."""
     return f"{broker_id}-{partition}"
+
+
+def child_of(path: str, name: str) -> str:
+    """The node `name` below `path`, as a list of its children gives it."""
+    return _join(path, name)
 
 
 def ancestors(path: str) -> list[str]:

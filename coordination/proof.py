@@ -7,13 +7,13 @@ is right at once, because it needs nobody to notice anything.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from kazoo.interfaces import IAsyncResult
 
 from .paths import ROOT
 from .session import ZkSession
+from .session_clock import session_clock
 
 __all__ = ["SessionProof"]
 
@@ -24,7 +24,7 @@ class SessionProof:
     Thread-safe: renew() on any thread, the answers come on kazoo's.
     """
 
-    def __init__(self, session: ZkSession, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, session: ZkSession, clock: Callable[[], float] = session_clock) -> None:
         self._session = session
         self._clock = clock
         self._asked_at = clock()

@@ -84,6 +84,7 @@ class BrokerRegistration:
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
         self._session_id = 0  # of the session that holds the nodes
+        self._behind = False  # a change could not be registered
         self._stopping = threading.Event()
         self._lock = threading.RLock()
         self._again = PersistentTask(f"registration of broker {address.replica}", self._register_again, backoff)
@@ -126,7 +127,7 @@ class BrokerRegistration:
         try:
             self._register_topics(self._session_id, [added])
         except CoordinationError:
-            self._again.trigger()
+            self._register_later()
             raise
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
@@ -147,7 +148,7 @@ class BrokerRegistration:
                 if changed:
                     self._register_topics(self._session_id, changed)
             except CoordinationError:
-                self._again.trigger()
+                self._register_later()
                 raise
 
     def unregister(self) -> None:
@@ -178,11 +179,19 @@ class BrokerRegistration:
         if event is SessionEvent.CONNECTED:
             self._again.trigger()
 
+    def _register_later(self) -> None:
+        self._behind = True
+        self._again.trigger()
+
     def _register_again(self) -> None:
         with self._lock:
-            if self._registered and not self._session.closed:
-                self._register_all()
-                log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
+            if not self._registered or self._session.closed:
+                return
+            if self._session.is_current(self._session_id) and not self._behind:
+                return  # it was registered on this session before it heard of it
+            self._register_all()
+            self._behind = False
+            log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
     def _register_all(self) -> None:
         session_id = self._session.session_id
@@ -206,33 +215,42 @@ class BrokerRegistration:
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         waiting = False
         while not self._try_own_node(session_id, path):
+            other = self._other_user(path)
             if time.monotonic() >= deadline:
-                raise self._in_use(path)
-            if not waiting:
-                log.warning("%s: waiting until its session ends", self._in_use(path))
+                raise other or CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
+            if other is not None and not waiting:
+                log.warning("%s: waiting until its session ends", other)
                 waiting = True
             if self._stopping.wait(_POLL):
                 raise CoordinationError(f"broker {self._name} was stopped while it waited to register")
 
     def _try_own_node(self, session_id: int, path: str) -> bool:
         """Whether the node is now ours. One of our URL and another session is an earlier life of ours: replaced."""
-        if self._write(session_id, [create_ephemeral(path, self._url)], NodeExistsError):
+        creation = create_ephemeral(path, self._url)
+        if self._write(session_id, [creation], NodeExistsError):
             return True
         node = self._session.nodes.get(path)
         if node is None:
             return False
         if node.owner == session_id and node.data == self._url:
             return True
-        if node.data == self._url or node.owner == session_id:
-            self._write(session_id, [delete(path)], NoNodeError)
-        return False
+        if node.data != self._url and node.owner != session_id:
+            return False
+        log.info("broker %s replaces the node that its earlier life has left (%s)", self._name, path)
+        self._write(session_id, [delete(path)], NoNodeError)
+        return self._write(session_id, [creation], NodeExistsError)
 
-    def _in_use(self, path: str) -> ConfigError:
+    def _other_user(self, path: str) -> ConfigError | None:
+        """Who else has our node, as an error; None if it has gone meanwhile, or is our own."""
         node = self._session.nodes.get(path)
-        url = parse_broker_url(path, node.data) if node else None
-        other = f"{url[0]}:{url[1]}" if url else "another process"
-        option, value = ("brokerId", self.address.broker_id)
-        return ConfigError(option, value, f"in use by {other} ({path}): stop that broker or choose another id")
+        if node is None or node.data == self._url:
+            return None
+        url = parse_broker_url(path, node.data)
+        user = f"{url[0]}:{url[1]}" if url else "another process"
+        remedy = "stop that broker or choose another id"
+        if url and url[0] == self.address.host:
+            remedy = f"if that was this broker, start it again when its session has ended, else {remedy}"
+        return ConfigError("brokerId", self.address.broker_id, f"in use by {user} ({path}): {remedy}")
 
     # --- topics -----------------------------------------------------------------------------------------------------
 

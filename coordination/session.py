@@ -15,15 +15,17 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import KazooState, KeeperState
 
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 
+from .diagnosis import examine, sentence
 from .events import EventThread
+from .kazoo_client import Client
 from .paths import DEFAULT_ROOT, Paths, split_connect_string
+from .session_clock import session_clock
 from .znodes import Znodes
 
 __all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession", "check_connect"]
@@ -41,6 +43,17 @@ _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "m
 """kazoo's own default backs off to an hour, and a session lives for seconds."""
 
 _CLOSE_TIMEOUT = 10.0
+
+_GIVE_UP_TIMEOUT = 0.5
+"""Seconds that close() gets when there has never been a session to end."""
+
+_FIRST_LOOK = 0.3
+_NEXT_LOOK = 0.7
+"""Seconds without a session until it is found out why, and from there until the next look. Twice nobody who could open
+one is enough: a server that is restarted has come back by then, or takes much longer."""
+
+_LOOK_SECONDS = 1.0
+"""That a server gets to say what it is."""
 
 
 class SessionEvent(Enum):
@@ -66,8 +79,8 @@ def check_connect(connect: str) -> str:
 class ZkSession:
     """Connects, reconnects for ever, and starts a new session when the old one expired.
 
-    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: seconds; the
-    server may force it into 2 to 20 of its ticks. client_factory makes the kazoo client (same arguments).
+    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: seconds that
+    are asked for; the server grants 2 to 20 of its ticks, if it has no other limits. clock: of suspended_seconds.
     Raises ConfigError for a connect string that cannot be one.
     """
 
@@ -77,15 +90,14 @@ class ZkSession:
         root: str = DEFAULT_ROOT,
         session_timeout: float = DEFAULT_SESSION_TIMEOUT,
         *,
-        client_factory: Callable[..., KazooClient] = KazooClient,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = session_clock,
     ) -> None:
         hosts, chroot = split_connect_string(connect)
         self.connect = connect
-        self.session_timeout = session_timeout
+        self._asked_timeout = session_timeout
         self.paths = Paths(root)
         try:
-            self.zk: KazooClient = client_factory(
+            self.zk = Client(
                 hosts + chroot, timeout=session_timeout, connection_retry=dict(_RECONNECT), logger=_kazoo_log
             )
         except ValueError as error:
@@ -93,13 +105,13 @@ class ZkSession:
         self.nodes = Znodes(self.zk, connect, session_timeout)
         self.events = EventThread("metaq coordination")
         self._hosts, self._chroot = hosts, chroot
-        self._client_factory = client_factory
         self._clock = clock
         self._suspended_at: float | None = None
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
         self._closing = False
+        self._first_session = threading.Event()
 
     def __enter__(self) -> Self:
         self.start()
@@ -110,23 +122,42 @@ class ZkSession:
     ) -> None:
         self.close()
 
-    def start(self, timeout: float = 15.0) -> None:
+    def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False) -> None:
         """Connect within `timeout` seconds, and create the chroot if it is missing (1.x demands that it exists).
 
-        Raises CoordinationUnavailable, after which the session is closed. A ZkSession starts once.
+        A server that is slow, or whose ensemble elects a leader, is waited for. If it is certain that no server can
+        open a session (unknown names, nothing listens, something else than ZooKeeper) this ends after about a second,
+        unless wait_for_servers: they may be starting too, and it is logged what is waited for.
+        Raises CoordinationUnavailable, which says what each server is like; the session is closed then. A ZkSession
+        starts once.
         """
         self.events.start()
         self.zk.add_listener(self._state_changed)
         try:
-            if not self.zk.start_async().wait(timeout):
-                raise CoordinationUnavailable(
-                    f"ZooKeeper at {self.connect} does not answer within {timeout:g} s: "
-                    "start it, or correct the connect string"
-                )
+            self.zk.start_async()
+            self._await_first_session(timeout, wait_for_servers)
             self._ensure_chroot(timeout)
         except BaseException:
-            self.close()
+            self.close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
             raise
+
+    def _await_first_session(self, timeout: float, wait_for_servers: bool) -> None:
+        deadline = time.monotonic() + timeout
+        certain = told = False
+        pause = _FIRST_LOOK
+        while not self._first_session.wait(max(0.0, min(pause, deadline - time.monotonic()))):
+            pause = _NEXT_LOOK
+            findings = examine(self._hosts, _LOOK_SECONDS)
+            before, certain = certain, all(each.certain for each in findings)
+            if certain and before and not wait_for_servers:
+                raise CoordinationUnavailable(f"no ZooKeeper at {self.connect}: {sentence(findings)}")
+            if time.monotonic() >= deadline:
+                raise CoordinationUnavailable(
+                    f"ZooKeeper at {self.connect} does not answer within {timeout:g} s: {sentence(findings)}"
+                )
+            if wait_for_servers and not told:
+                told = True
+                log.warning("waiting up to %g s for ZooKeeper at %s: %s", timeout, self.connect, sentence(findings))
 
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
@@ -137,15 +168,25 @@ class ZkSession:
             if self._closing:
                 return
             self._closing = True
+        if not self._first_session.is_set():
+            self.zk.interrupt()
         # kazoo's stop() waits for a connection attempt under way, as long as a session timeout
         stopper = threading.Thread(target=self._stop_client, name="metaq zookeeper close", daemon=True)
         stopper.start()
         stopper.join(timeout)
-        if stopper.is_alive():
+        if stopper.is_alive() and self._first_session.is_set():
             log.warning("ZooKeeper at %s does not answer: the session is left to expire", self.connect)
         self.events.close(timeout)
 
     # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def session_timeout(self) -> float:
+        """Seconds after which the server ends a session that it does not hear of: as granted by the last connection.
+
+        Before the first one, what is going to be asked for.
+        """
+        return self.zk.granted_timeout or self._asked_timeout
 
     @property
     def session_id(self) -> int:
@@ -212,6 +253,8 @@ class ZkSession:
             return
         self._log(event)
         self._tell(event)
+        if state == KazooState.CONNECTED:
+            self._first_session.set()  # last: who starts to listen after start() hears of later changes only
         if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
             self.events.post(self._revive)
 
@@ -259,7 +302,7 @@ class ZkSession:
         """kazoo's ensure_path() does not create the parents of a chroot: a client without one does."""
         if not self._chroot or self.nodes.exists_root():
             return
-        client = self._client_factory(self._hosts, timeout=self.session_timeout, logger=_kazoo_log)
+        client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
         try:
             client.start(timeout)
             Znodes(client, self.connect, timeout).ensure([self._chroot])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
-from kazoo.protocol.states import EventType, WatchedEvent
+from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
 
 from metaq.protocol.errors import CoordinationError
 
@@ -21,6 +23,9 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 
 _RETRY_SECONDS = 2.0
 
+_LONGEST_BURST = 10
+"""Times the quiet that is waited for: changes that follow one another for longer are told in between."""
+
 
 class ChildrenWatcher:
     """Calls `on_change(path, children)` on the session's event thread: once after start(), then after every change.
@@ -30,12 +35,29 @@ class ChildrenWatcher:
     may be one call; the last state is never missed. A missing node has no children, and is seen when it appears.
     When `on_change` raises CoordinationError it is called again after 2 s. Any thread may call the methods; the state
     lives on the event thread.
+
+    settle: for how many seconds a node of so many children must be quiet before a change is told; during a burst the
+    node is read once in this time, and a long burst is told at each tenth. stat: ZooKeeper's of the node, as
+    of the children told last; None if it does not exist.
     """
 
-    def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, list[str]], None]) -> None:
+    def __init__(
+        self,
+        session: ZkSession,
+        path: str,
+        on_change: Callable[[str, list[str]], None],
+        settle: Callable[[int], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
+        self.stat: ZnodeStat | None = None
         self._session = session
         self._on_change = on_change
+        self._settle = settle or (lambda _children: 0.0)
+        self._clock = clock
+        self._told_by: float | None = None  # while a burst is waited out: when it is told at the latest
+        self._look = 0  # number of the look that ends the wait
+        self._changed_while_waiting = False
         self._reading = False
         self._changed_while_reading = False
         self._generation = 0
@@ -59,6 +81,12 @@ class ChildrenWatcher:
             self._reading = False
             self._read()
 
+    def _change(self) -> None:
+        if self._told_by is None:
+            self._read()
+        else:
+            self._changed_while_waiting = True
+
     def _read(self) -> None:
         """Read the children and leave a watch, one read at a time."""
         if self._closed:
@@ -66,8 +94,9 @@ class ChildrenWatcher:
         if self._reading:
             self._changed_while_reading = True
             return
-        self._reading, self._changed_while_reading = True, False
-        self._request(self._session.zk.get_children_async, self._children_read)
+        self._reading = True
+        self._changed_while_reading = self._changed_while_waiting = False
+        self._request(partial(self._session.zk.get_children_async, include_data=True), self._children_read)
 
     def _children_read(self, result: Any) -> None:
         if isinstance(result.exception, NoNodeError):
@@ -75,23 +104,51 @@ class ChildrenWatcher:
         elif result.exception is not None:
             self._failed(result.exception)
         else:
-            self._deliver(result.value)
+            self._arrived(*result.value)
 
     def _absence_read(self, result: Any) -> None:
         if result.exception is not None:
             self._failed(result.exception)
         elif result.value is None:
-            self._deliver([])
+            self._arrived([], None)
         else:  # it was created in between
             self._reading = False
             self._read()
 
-    def _deliver(self, children: list[str]) -> None:
+    def _arrived(self, children: list[str], stat: ZnodeStat | None) -> None:
         self._reading = False
+        pause = self._settle(len(children))
+        if pause > 0:
+            self._wait(children, stat, pause)
+            return
+        self._told_by = None
         if self._changed_while_reading:
             self._read()
+        self._tell(children, stat)
+
+    def _wait(self, children: list[str], stat: ZnodeStat | None, pause: float) -> None:
+        """Tell the children if nothing else changes for a while."""
+        if self._told_by is None:
+            self._told_by = self._clock() + _LONGEST_BURST * pause
+        self._changed_while_waiting |= self._changed_while_reading
+        self._look += 1
+        self._session.events.post_later(pause, partial(self._waited, children, stat, self._look))
+
+    def _waited(self, children: list[str], stat: ZnodeStat | None, look: int) -> None:
+        if look != self._look or self._told_by is None:
+            return  # it was read again meanwhile
+        if self._changed_while_waiting and self._clock() < self._told_by:
+            self._read()
+            return
+        self._told_by = None
+        if self._changed_while_waiting:
+            self._read()
+        self._tell(children, stat)
+
+    def _tell(self, children: list[str], stat: ZnodeStat | None) -> None:
         if self._closed:
             return
+        self.stat = stat
         try:
             self._on_change(self.path, children)
         except CoordinationError as error:
@@ -128,4 +185,4 @@ class ChildrenWatcher:
 
     def _fired(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
-            self._session.events.post_once(self._read)
+            self._session.events.post_once(self._change)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from kazoo.client import KazooClient, TransactionRequest
+from kazoo.client import TransactionRequest
 from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
@@ -21,12 +21,15 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
     SessionExpiredError,
+    UnimplementedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import ZnodeStat
 
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
 from .fencing import FencedTransaction, Refusal
+from .kazoo_client import Client
 from .paths import ROOT, ancestors
 
 __all__ = ["ATOMIC_WRITES", "Write", "Znode", "Znodes", "create_ephemeral", "create_persistent", "delete", "set_data"]
@@ -40,8 +43,8 @@ _WINDOW = 1_000
 ATOMIC_WRITES = 1_000
 """Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB."""
 
-_FEW = 8
-"""Writes up to which a transaction would spare nothing: they are sent at once anyway."""
+_READS = 500
+"""Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
 
 _RETRY_PAUSE = 0.05
 """Seconds between two looks at a connection that is being made again."""
@@ -88,10 +91,11 @@ class Znodes:
     are not.
     """
 
-    def __init__(self, zk: KazooClient, connect: str, timeout: float) -> None:
+    def __init__(self, zk: Client, connect: str, timeout: float) -> None:
         self._zk = zk
         self._connect = connect
         self._timeout = timeout
+        self._server_reads_many = True  # until it says that it does not
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class Znodes:
 
     def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
         """As get(), for each path in order."""
-        answers = self._repeat([partial(self._zk.get_async, path) for path in paths], NoNodeError)
+        answers = self._read(paths, self._zk.get_async, self._zk.get_many_async)
         return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
 
     def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
@@ -115,8 +119,13 @@ class Znodes:
 
     def children_many(self, paths: Sequence[str]) -> list[list[str]]:
         """As children(), for each path in order."""
-        answers = self._repeat([partial(self._zk.get_children_async, path) for path in paths], NoNodeError)
+        answers = self._read(paths, self._zk.get_children_async, self._zk.get_children_many_async)
         return [answer or [] for answer in answers]
+
+    def children_and_stat(self, path: str) -> tuple[list[str], ZnodeStat | None]:
+        """Names of the children, and what ZooKeeper knows of the node itself; ([], None) if it does not exist."""
+        (answer,) = self._repeat([partial(self._zk.get_children_async, path, include_data=True)], NoNodeError)
+        return answer or ([], None)
 
     def exists_root(self) -> bool:
         """Whether the root, which is the chroot, exists."""
@@ -127,9 +136,11 @@ class Znodes:
 
     def ensure(self, paths: Iterable[str]) -> None:
         """Create the missing ones of `paths` and of their ancestors, with null data as 1.x does."""
-        wanted = dict.fromkeys(node for path in paths for node in (*ancestors(path), path))
+        wanted = list(dict.fromkeys(node for path in paths for node in (*ancestors(path), path)))
+        # a read costs far less than a write that is refused, which every server of the ensemble keeps in its log
+        missing = [path for path, node in zip(wanted, self.get_many(wanted), strict=True) if node is None]
         # requests of one connection are carried out in order: an ancestor exists before its child is created
-        self._repeat([partial(self._zk.create_async, path, None) for path in wanted], NodeExistsError)
+        self._repeat([partial(self._zk.create_async, path, None) for path in missing], NodeExistsError)
 
     # --- fenced writes ----------------------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class Znodes:
         failures: list[KazooException | None] = []
         for start in range(0, len(writes), ATOMIC_WRITES):
             chunk = writes[start : start + ATOMIC_WRITES]
-            if len(chunk) > _FEW and self.write_atomically(session_id, chunk) is None:
+            if len(chunk) > 1 and self.write_atomically(session_id, chunk) is None:
                 failures += [None] * len(chunk)
             else:
                 sent = [self._send(session_id, [write]) for write in chunk]
@@ -176,6 +187,25 @@ class Znodes:
             raise self._unavailable()
         failed = [answer for answer in answers if isinstance(answer, KazooException)]
         return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
+
+    # --- many reads at once -----------------------------------------------------------------------------------------
+
+    def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
+        """What the reads answer, in order; None for a node that does not exist."""
+        if len(paths) > 1 and self._server_reads_many:
+            try:
+                return self._read_together(paths, many)
+            except UnimplementedError:  # older than 3.6
+                self._server_reads_many = False
+        return self._repeat([partial(one, path) for path in paths], NoNodeError)
+
+    def _read_together(self, paths: Sequence[str], many: Callable[[Sequence[str]], Any]) -> list[Any]:
+        requests = [partial(many, paths[start : start + _READS]) for start in range(0, len(paths), _READS)]
+        answers = [answer for each in self._repeat(requests, NoNodeError) for answer in each]
+        failed = next((each for each in answers if isinstance(each, Exception) and not _absent(each)), None)
+        if failed is not None:
+            raise failed
+        return [None if _absent(each) else each for each in answers]
 
     # --- pipelining -------------------------------------------------------------------------------------------------
 
@@ -219,3 +249,7 @@ class Znodes:
         return CoordinationUnavailable(
             f"ZooKeeper at {self._connect} does not answer within {self._timeout:g} s: check that it can be reached"
         )
+
+
+def _absent(answer: object) -> bool:
+    return isinstance(answer, NoNodeError)

@@ -116,5 +116,4 @@ class Roles:
 
     async def _register_again(self) -> None:
         if self._registration is not None:
-            topics = {**self._broker.config.topics, **self._broker.partitions.stored_topics()}
-            await self._registration.come_back(self._broker.port, topics)
+            await self._registration.come_back(self._broker.port, self._broker.partitions.served_topics())

@@ -64,6 +64,9 @@ _MAGIC = b"metaqblk"
 _HEADER_UNITS = HEADER_BYTES // UNIT_BYTES  # units that the header takes the place of
 _BLOCK_UNITS = (BLOCK_BYTES - _TRAILER_BYTES) // UNIT_BYTES
 _BLOCK_UNIT_BYTES = _BLOCK_UNITS * UNIT_BYTES
+_BLOCK = np.dtype(
+    [("units", f"V{_BLOCK_UNIT_BYTES}"), ("magic", "S8"), ("number", "<u8"), ("zero", "V12"), ("crc", "<u4")]
+)
 _RIGHT = 0x2144DF1C
 """CRC-32 of any bytes with their own CRC-32 behind them: what a good block has."""
 
@@ -122,14 +125,27 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
     if len(units) < room:
         return [units], crc32(units, crc)
     view = memoryview(units)
-    parts: list[Buffer] = []
-    while len(view) >= room:
-        parts += (view[:room], _trailer(block, crc32(view[:room], crc)))
-        view = view[room:]
-        block = crc = block + 1
-        room = _BLOCK_UNIT_BYTES
-    parts.append(view)
-    return parts, crc32(view, crc)
+    complete, rest = divmod(len(view) - room, _BLOCK_UNIT_BYTES)
+    end = len(view) - rest
+    parts: list[Buffer] = [view[:room], _trailer(block, crc32(view[:room], crc))]
+    if complete:
+        parts.append(_pack_blocks(block + 1, view[room:end]))
+    parts.append(view[end:])
+    return parts, crc32(view[end:], block + 1 + complete)
+
+
+def _pack_blocks(first: int, units: memoryview) -> Buffer:
+    """Whole blocks from number `first` on, made at once."""
+    count = len(units) // _BLOCK_UNIT_BYTES
+    blocks = np.zeros(count, _BLOCK)
+    blocks["units"] = np.frombuffer(units, f"V{_BLOCK_UNIT_BYTES}")
+    blocks["magic"] = _MAGIC
+    blocks["number"] = np.arange(first, first + count)
+    packed = blocks.view(np.uint8).data
+    for start, number in zip(range(0, len(packed), BLOCK_BYTES), range(first, first + count), strict=True):
+        end = start + BLOCK_BYTES - _CRC.size
+        _CRC.pack_into(packed, end, crc32(packed[start:end], number))
+    return packed
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:

@@ -119,6 +119,7 @@ class Consumer:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._polling = False
+        self._stopped = False
         self._closed = False
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
@@ -160,14 +161,7 @@ class Consumer:
             clock=clock,
         )
         self.consumer_id = membership.consumer_id
-        self._watch = SessionWatch(
-            self._session,
-            self.group,
-            config.session_timeout_seconds,
-            self._timers,
-            self._member.holds_its_claims,
-            clock,
-        )
+        self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._positions = Positions(
             self._member, self._fetcher, self._handout, ClusterView(self._session), self._connect_to
         )
@@ -311,9 +305,13 @@ class Consumer:
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, threads)
 
     def stop(self) -> None:
-        """Have run() return as soon as the handlers under way have. Any thread, handlers included."""
-        if self._listener is not None:
-            self._listener.stop()
+        """Have run() return as soon as the handlers under way have; before run(), have the next one return at once.
+        Any thread, handlers included.
+        """
+        self._stopped = True
+        listener = self._listener
+        if listener is not None:
+            listener.stop()
 
     def _run(
         self, deliver: Deliver, batch: int, max_retries: int | None, on_reject: RejectHandler | None, threads: int
@@ -349,9 +347,12 @@ class Consumer:
             )
             try:
                 with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
+                    if self._stopped:  # looked at after _listener is set: stop() does the reverse
+                        self._listener.stop()
                     self._listener.loop(self._member.owned.values())
             finally:
                 self._listener = None
+                self._stopped = False
         finally:
             self._polling = False
 

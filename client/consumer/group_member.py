@@ -36,6 +36,9 @@ __all__ = ["GroupMember", "Notice"]
 
 log = logging.getLogger(__name__)
 
+_HELD_LOOK_SECONDS = 5.0
+"""Pause before a partition that another member holds is asked for again, if ZooKeeper does not tell that it is free."""
+
 
 class Notice:
     """Partitions that the polling thread must hear about. `done` is called on it, after the user's callback."""
@@ -88,12 +91,16 @@ class GroupMember:
         self._checked: tuple[Mapping[TopicPartition, PartitionState], int] = ({}, 0)
         self._change_is_queued = False
         self._change_noted = False
+        self._closing = False
         self._joined = False
         self._gains: list[TopicPartition] = []
         self._losses: list[PartitionState] = []
         self._draining: Notice | None = None
         self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds, self._random.random)
         self._reason = ""
+        self._pauses = 0
+        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # what is waited for, and since when
+        self._waits_for: list[TopicPartition] = []  # held by other members when they were claimed last
         self._complaint = ""  # the last reason that was logged as a warning
         self._began = clock()
         self._moved = 0
@@ -125,6 +132,7 @@ class GroupMember:
 
     def close(self, timeout: float) -> bool:
         """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
+        self._closing = True
         self._events.put(Event.CLOSE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -241,7 +249,8 @@ class GroupMember:
         if state.revoking:
             state.revoking = False
             assert self._fetcher is not None
-            self._fetcher.move(state, state.position)
+            if state.opened:  # else it has no position yet: its opening goes on
+                self._fetcher.move(state, state.position)
 
     def _drain(self) -> Event | None:
         losses = self._losses
@@ -289,11 +298,8 @@ class GroupMember:
         claimed = [partition for partition in self._gains if _znode(partition) in granted]
         if claimed:
             self._begin(claimed, fence)
-        refused = [partition for partition in self._gains if _znode(partition) not in granted]
-        if not refused:
-            return Event.CLAIMED
-        holder = membership.owner(*_znode(refused[0])) or "nobody since a moment ago"
-        raise CoordinationError(f"{_names(refused)} cannot be claimed yet, {refused[0]} is held by {holder}")
+        self._waits_for = [partition for partition in self._gains if _znode(partition) not in granted]
+        return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
         """Read the offsets only now: until the claim the previous owner may have committed."""
@@ -332,25 +338,57 @@ class GroupMember:
             )
         self._backoff.reset()
         self._complaint = ""
+        self._waiting = [], 0.0
         return Event.CHANGED if self._change_noted else None
 
     def _note_change(self) -> None:
         self._change_noted = True
 
-    def _pause(self) -> None:
-        pause = self._backoff.next()
-        fresh = self._reason != self._complaint
-        self._complaint = self._reason
-        log.log(
-            logging.WARNING if fresh else logging.DEBUG,
-            "group %s: rebalance try %d failed, next in %.2f s, keeping %d partitions: %s",
-            self._membership.group,
-            self._backoff.tries,
-            pause,
-            len(self.owned),
-            self._reason,
-        )
-        self._timers.call_later(pause, lambda: self._events.put(Event.PAUSE_OVER))
+    def _pause(self) -> Event | None:
+        if self._waits_for:
+            if self._change_noted:
+                return Event.CHANGED
+            pause = self._wait_for_others()
+        else:
+            pause = self._backoff.next()
+            self._complain(
+                f"rebalance try {self._backoff.tries} failed, next in {pause:.2f} s, keeping {len(self.owned)} "
+                "partitions",
+                self._reason,
+            )
+        self._pauses += 1
+        self._timers.call_later(pause, partial(self._pause_over, self._pauses))
+        return None
+
+    def _pause_over(self, number: int) -> None:
+        """Timer thread. A pause that a change has ended must not end a later one."""
+        if number == self._pauses:
+            self._events.put(Event.PAUSE_OVER)
+
+    def _wait_for_others(self) -> float:
+        """Members hand over one after another: that is no failure, unless one keeps what it should give."""
+        waits_for, self._waits_for = self._waits_for, []
+        now = self._clock()
+        former, since = self._waiting
+        if former != waits_for:
+            self._waiting = waits_for, now
+            log.info("group %s: waiting until %s are free", self._membership.group, _names(waits_for))
+        elif now - since >= _HELD_LOOK_SECONDS:
+            holder = self._membership.owner(*_znode(waits_for[0]))
+            if holder is not None:  # else it has become free in this moment
+                self._complain(
+                    f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
+                    f"{waits_for[0]} is held by {holder}",
+                )
+        return _HELD_LOOK_SECONDS
+
+    def _complain(self, trouble: str, reason: str) -> None:
+        """A warning for each new reason, unless it is the end that made it fail."""
+        if self._closing:
+            return
+        level = logging.DEBUG if reason == self._complaint else logging.WARNING
+        self._complaint = reason
+        log.log(level, "group %s: %s: %s", self._membership.group, trouble, reason)
 
     def _abandon(self) -> Event:
         """The owner nodes are gone with the session; a commit could overwrite a new owner's."""

@@ -81,7 +81,7 @@ class Positions:
             if state.opened:
                 lags[partition] = lag_behind(self._connection(partition), partition, state.position, LOOKUP_SECONDS)
             else:
-                lags[partition] = Lag(0, 0)  # "latest", and not there yet
+                lags[partition] = Lag(None, None)
         return lags
 
     def fetch(self, partition: TopicPartition, offset: int, max_bytes: int, timeout: float) -> list[Message]:

@@ -85,7 +85,7 @@ class Action(Enum):
     NOTE_CHANGE = auto()
     """Remember that the plan must be made again."""
     PAUSE = auto()
-    """Leads to PAUSE_OVER."""
+    """Leads to PAUSE_OVER. Reports CHANGED if it only waits for other members and something changed meanwhile."""
     ABANDON = auto()
     """Drop everything owned, without a commit. Reports CHANGED."""
     LEAVE = auto()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
+from metaq.coordination.session_clock import session_clock
 
 from ..timers import Timers
 
@@ -24,20 +24,21 @@ _PROOF_SHARE = 1 / 9
 
 
 class SessionWatch:
-    """Watches the ZooKeeper session of a member. holds_its_claims: what its GroupMember says of that."""
+    """Watches the ZooKeeper session of a member. holds_its_claims: what its GroupMember says of that.
+
+    Every limit is a share of the timeout that the server has granted, which may be less than what was asked for.
+    """
 
     def __init__(
         self,
         session: ZkSession,
         group: str,
-        timeout_seconds: float,
         timers: Timers,
         holds_its_claims: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = session_clock,
     ) -> None:
         self._session = session
         self._group = group
-        self._timeout = timeout_seconds
         self._timers = timers
         self._holds_its_claims = holds_its_claims
         self._proof = SessionProof(session, clock)
@@ -46,15 +47,16 @@ class SessionWatch:
     def prove(self) -> None:
         """Prove the session now and regularly from then on."""
         self._proof.renew()
-        self._timers.call_later(self._timeout * _PROOF_SHARE, self.prove)
+        self._timers.call_later(self._session.session_timeout * _PROOF_SHARE, self.prove)
 
     def may_have_lost_everything(self) -> bool:
         """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
 
         They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
         """
+        timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
-        if suspended <= self._timeout * _SUSPENDED_SHARE and unproved <= self._timeout * _UNPROVED_SHARE:
+        if suspended <= timeout * _SUSPENDED_SHARE and unproved <= timeout * _UNPROVED_SHARE:
             self._waits = False
             return not self._holds_its_claims()
         if not self._waits:

@@ -11,18 +11,26 @@ low rates, and order within a partition holds across retries.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
+from .futures import refuse_in_callback
+from .key_order import KeyOrder, PartitionsOf
 from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
+from .routing import no_partition
 
 __all__ = ["Outbox"]
+
+_LOOK_SECONDS = 0.25
+"""Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
 
 
 class Outbox:
@@ -30,6 +38,8 @@ class Outbox:
 
     transmit(flight): sends one request; called outside the lock, its partitions' turns are the sender's.
     linger(lane): have `flush_lingering` called after the linger time.
+    look_at(when): have `take_expired` called at this clock time, or soon after.
+    partitions_of: as KeyOrder's; called with the lock held.
     """
 
     def __init__(
@@ -37,6 +47,8 @@ class Outbox:
         config: ProducerConfig,
         transmit: Callable[[Flight], None],
         linger: Callable[[Lane], None],
+        look_at: Callable[[float], None],
+        partitions_of: PartitionsOf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = config.max_batch_bytes
@@ -46,6 +58,7 @@ class Outbox:
         self._lingers = config.linger_ms > 0
         self._transmit = transmit
         self._linger = linger
+        self._look_at = look_at
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # room or emptiness, for those who wait for it
@@ -53,17 +66,22 @@ class Outbox:
         self._buffered = 0
         self._closed = False
         self._accumulators: dict[TopicPartition, Accumulator] = {}
+        self._first: dict[str, Accumulator] = {}  # by topic
         self._lanes: dict[int, Lane] = {}  # by broker
+        self._keys = KeyOrder(self._accumulators, partitions_of)
+        self._last_look = -math.inf
+        self._next_look = math.inf
 
     @property
     def buffered_bytes(self) -> int:
         return self._buffered
 
-    def add(self, outgoing: Outgoing, partition: TopicPartition) -> tuple[Accumulator, Sequence[Flight]]:
+    def add(self, outgoing: Outgoing, partition: TopicPartition | None) -> tuple[Accumulator | None, Sequence[Flight]]:
         """Accept a message. Returns its partition's accumulator and what the caller must send now, mostly at most one
         flight. Waits for room until the message's deadline.
 
-        Raises RequestTimedOut (no room), ClientError (closed).
+        partition: None = by its key, where it goes now; the accumulator is None if it has to wait for earlier messages
+        of its key. Raises RequestTimedOut (no room), ClientError (closed, or no room in a callback), NoPartition.
         """
         flight: Flight | None = None
         try:
@@ -72,13 +90,24 @@ class Outbox:
                     self._wait_for_room(outgoing)
                 if self._closed:
                     raise ClientError("this producer is closed")
+                by_key = partition is None
+                if partition is None:
+                    partition = self._by_key(outgoing)
+                if outgoing.deadline < self._next_look and outgoing.future is not None:
+                    self._look_next(outgoing.deadline)
+                if by_key and (waiting := self._keys.behind(outgoing)) is not None:
+                    self._buffered += outgoing.size  # and no call before the next, as below
+                    waiting.append(outgoing)
+                    return None, ()
                 accumulator = self._accumulators.get(partition) or self._accumulator(partition)
                 lane = accumulator.lane
                 idle = not (accumulator.busy or accumulator.paused or accumulator.queue or self._lingers or lane.ready)
                 if idle and lane.is_open(self._max_flights):  # the usual case of a producer that is not busy
-                    flight = Flight(lane, [Turn(accumulator, [outgoing])])
+                    batch = [outgoing]
+                    flight = Flight(lane, [Turn(accumulator, batch)])
                     # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
                     accumulator.busy = True
+                    accumulator.under_way = batch
                     lane.flights += 1
                     self._buffered += outgoing.size
                     return accumulator, (flight,)
@@ -103,6 +132,7 @@ class Outbox:
                 accumulator.failures = 0
                 accumulator.answered = len(batch)
                 accumulator.busy = False
+                accumulator.under_way = ()
                 if accumulator.queue:
                     lane.call(accumulator)
             flight.missing -= len(finished) + failed
@@ -113,48 +143,102 @@ class Outbox:
 
     def release(self, turns: Sequence[Turn]) -> None:
         """The messages of these turns have got their results."""
+        following: list[Flight] = []
         with self._lock:
             for _, batch in turns:
-                self._release(batch)
+                following += self._release(batch)
+        self._transmit_all(following)
 
-    def failed(self, accumulator: Accumulator, again: list[Outgoing], given_up: list[Outgoing]) -> None:
-        """The request failed: `again` go back in front of the queue, which is paused until `resume`."""
+    def failed(self, accumulator: Accumulator, again: list[Outgoing], given_up: list[Outgoing]) -> list[Outgoing]:
+        """The request failed: `again` go back in front of the queue, which is paused until `resume`.
+
+        Returns `again` if this was closed meanwhile: nothing is tried any more, and the caller gives them up.
+        """
         with self._lock:
             accumulator.busy = False
             accumulator.paused = True
+            accumulator.under_way = ()
             accumulator.failures += 1
-            accumulator.put_back(again)
-            self._release(given_up)
-
-    def has_sent_to(self, topic: str) -> bool:
-        """Whether a message of the topic was ever accepted. O(partitions)."""
-        with self._lock:
-            return any(partition.topic == topic for partition in self._accumulators)
-
-    def drain(self, accumulator: Accumulator) -> list[Outgoing]:
-        """Everything queued of a paused partition, to be routed anew; it stays paused. Retry thread."""
-        with self._lock:
-            return accumulator.take_all()
-
-    def resume(self, accumulator: Accumulator, placed: list[tuple[Outgoing, TopicPartition]]) -> None:
-        """Put what `drain` took where it shall go now, in front of what arrived meanwhile, and end the pause."""
-        with self._lock:
-            own = [outgoing for outgoing, partition in placed if partition == accumulator.partition]
-            accumulator.put_back(own)
-            accumulator.paused = False
-            touched = {accumulator.partition: accumulator}
-            for outgoing, partition in placed:
-                if partition != accumulator.partition:
-                    other = self._accumulators.get(partition) or self._accumulator(partition)
-                    other.put(outgoing)
-                    touched[partition] = other
-            following = self._call(touched.values())
+            left = again if self._closed else []
+            if not self._closed:
+                accumulator.put_back(again)
+            following = self._release(given_up + left)
         self._transmit_all(following)
+        return left
 
-    def give_up(self, outgoing: list[Outgoing]) -> None:
-        """These left the queues with an error."""
+    def partition_of(self, topic: str) -> TopicPartition | None:
+        """One that a message of the topic was accepted for, None if none ever was."""
+        first = self._first.get(topic)
+        return None if first is None else first.partition
+
+    def paused(self, topics: Collection[str]) -> list[Accumulator]:
+        """Those of these topics that wait for `resume`. O(partitions)."""
         with self._lock:
-            self._release(outgoing)
+            return [each for each in self._accumulators.values() if each.paused and each.partition.topic in topics]
+
+    def drain(self, accumulator: Accumulator) -> list[Outgoing] | None:
+        """Everything queued of a paused partition, to be routed anew; it stays paused until `resume`, which follows.
+        None if it is not paused. Retry thread.
+        """
+        with self._lock:
+            if not accumulator.paused:
+                return None
+            accumulator.under_way = drained = accumulator.take_all()
+            return drained
+
+    def resume(
+        self, accumulator: Accumulator, placed: list[tuple[Outgoing, TopicPartition | None]], given_up: list[Outgoing]
+    ) -> list[Outgoing]:
+        """Put what `drain` took where it shall go now (None: by its key), in front of what arrived meanwhile, and end
+        the pause.
+
+        Returns what is left if this was closed meanwhile, as `failed`.
+        """
+        with self._lock:
+            following = self._release(given_up)
+            here = accumulator.partition
+            placed = placed + [(each, None if each.goes_by_key else here) for each in accumulator.take_all()]
+            if self._closed:
+                left = [outgoing for outgoing, _ in placed]
+                accumulator.under_way = ()
+                self._release(left)
+                return left
+            touched = {here: accumulator}
+            for outgoing, partition in placed:
+                where = self._by_key(outgoing) if partition is None else partition
+                other = self._accumulators.get(where) or self._accumulator(where)
+                other.put(outgoing)
+                touched[where] = other
+            accumulator.under_way = ()
+            accumulator.paused = False
+            following += self._call(touched.values())
+        self._transmit_all(following)
+        return []
+
+    def take_expired(self) -> tuple[list[Outgoing], list[Outgoing]]:
+        """Messages with futures whose deadline has passed: those that were queued, which leave the queues, and those
+        under way, which keep their place and room until their request ends. O(messages), once in _LOOK_SECONDS at most.
+        """
+        queued: list[Outgoing] = []
+        under_way: list[Outgoing] = []
+        with self._lock:
+            now = self._clock()
+            if now < self._next_look:
+                return queued, under_way  # an earlier look has seen to it
+            for each in self._accumulators.values():
+                under_way += [outgoing for outgoing in each.under_way if _expired(outgoing, now)]
+                if due := _take_expired(each.queue, now):
+                    each.queued_bytes -= sum(outgoing.size for outgoing in due)
+                    queued += due
+            for waiting in self._keys.waiting():
+                queued += _take_expired(waiting, now)
+            self._last_look, self._next_look = now, math.inf
+            deadlines = [each.deadline for each in self._everything() if each.future is not None and not each.done]
+            if later := [deadline for deadline in deadlines if deadline > now]:
+                self._look_next(min(later))
+            following = self._release(queued)
+        self._transmit_all(following)
+        return queued, under_way
 
     def flush_lingering(self, lane: Lane) -> None:
         """The linger time of a broker's first lingering message is over."""
@@ -163,11 +247,14 @@ class Outbox:
             following = self._depart(lane)
         self._transmit_all(following)
 
-    def flush(self, deadline: float) -> bool:
-        """Wait until nothing is buffered; False if the deadline came first."""
+    def send_all(self) -> None:
+        """Let go whatever lingers."""
         with self._lock:
             following = self._call(self._accumulators.values())
         self._transmit_all(following)
+
+    def wait_until_empty(self, deadline: float) -> bool:
+        """Wait until nothing is buffered; False if the deadline came first."""
         with self._lock:
             self._waiting += 1
             try:
@@ -178,13 +265,15 @@ class Outbox:
             return not self._buffered
 
     def close(self) -> list[Outgoing]:
-        """Accept nothing any more; return what is still queued."""
+        """Accept nothing any more; return all that has no outcome yet: what is queued, and what is under way."""
         with self._lock:
             self._closed = True
-            left = [outgoing for each in self._accumulators.values() for outgoing in each.take_all()]
-            self._release(left)
+            under_way = [outgoing for each in self._accumulators.values() for outgoing in each.under_way]
+            queued = [outgoing for each in self._accumulators.values() for outgoing in each.take_all()]
+            queued += self._keys.take_all()
+            self._release(queued)
             self._changed.notify_all()
-        return left
+        return under_way + queued
 
     def _transmit_all(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
@@ -210,8 +299,17 @@ class Outbox:
 
     def _accumulator(self, partition: TopicPartition) -> Accumulator:
         lane = self._lanes.setdefault(partition.broker, Lane())
-        accumulator = self._accumulators[partition] = Accumulator(partition, lane)
+        accumulator = Accumulator(partition, lane)
+        self._first.setdefault(partition.topic, accumulator)  # first: the partition is looked up next time
+        self._accumulators[partition] = accumulator
         return accumulator
+
+    def _by_key(self, outgoing: Outgoing) -> TopicPartition:
+        """Where a message with a key goes. Raises NoPartition if that was never known, and none of its topic was."""
+        partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
+        if partition is None:
+            raise no_partition(outgoing.topic)
+        return partition
 
     def _is_full(self, accumulator: Accumulator) -> bool:
         return accumulator.queued_bytes >= self._max_bytes or len(accumulator.queue) >= self._max_records
@@ -228,13 +326,38 @@ class Outbox:
     def _depart(self, lane: Lane) -> list[Flight]:
         return lane.depart(self._max_flights, self._max_bytes, self._max_records)
 
-    def _release(self, outgoing: list[Outgoing]) -> None:
-        for each in outgoing:
+    def _release(self, ended: list[Outgoing]) -> list[Flight]:
+        """These have their outcome. Returns what may leave now."""
+        for each in ended:
             self._buffered -= each.size
         if self._waiting:
             self._changed.notify_all()
+        freed: dict[TopicPartition, Accumulator] = {}
+        for outgoing in self._keys.settled(ended):
+            partition = self._by_key(outgoing)
+            if (waiting := self._keys.behind(outgoing)) is not None:  # the partitions may just have changed again
+                waiting.append(outgoing)
+                continue
+            accumulator = self._accumulators.get(partition) or self._accumulator(partition)
+            accumulator.put(outgoing)
+            freed[partition] = accumulator
+        return self._call(freed.values()) if freed else []
+
+    def _everything(self) -> Iterator[Outgoing]:
+        for each in self._accumulators.values():
+            yield from each.under_way
+            yield from each.queue
+        for waiting in self._keys.waiting():
+            yield from waiting
+
+    def _look_next(self, deadline: float) -> None:
+        when = max(deadline, self._last_look + _LOOK_SECONDS)
+        if when < self._next_look:
+            self._look_at(when)  # first: a look too many does no harm, one too few would
+            self._next_look = when
 
     def _wait_for_room(self, outgoing: Outgoing) -> None:
+        refuse_in_callback("send_async() with max_buffered_bytes waiting already")
         self._waiting += 1
         try:
             while self._buffered and self._buffered + outgoing.size > self._max_buffered and not self._closed:
@@ -246,3 +369,17 @@ class Outbox:
                     )
         finally:
             self._waiting -= 1
+
+
+def _expired(outgoing: Outgoing, now: float) -> bool:
+    return outgoing.deadline <= now and outgoing.future is not None and not outgoing.done
+
+
+def _take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:
+    """Take them out of `queue`, whose others keep their order."""
+    due = [outgoing for outgoing in queue if _expired(outgoing, now)]
+    if due:
+        left = [outgoing for outgoing in queue if not _expired(outgoing, now)]
+        queue.clear()
+        queue.extend(left)
+    return due

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
-from metaq.protocol.record import Buffer, encode_attributes, encode_body
+from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key
 
 from ..config import MAX_BATCH_BODY_BYTES
 from ..message import Message
+from ..values import TopicPartition
 from .outgoing import Outgoing, OutgoingBatch
+from .partitioner import key_bytes
 
 __all__ = ["build_batch", "build_message"]
+
+_SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
 
 def build_message(
@@ -26,31 +30,42 @@ def build_message(
     keys: Sequence[str],
     attribute: str | None,
     headers: Mapping[str, str] | None,
+    key: str | bytes | None,
+    partition: TopicPartition | None,
     deadline: float,
 ) -> Outgoing:
-    """One message. Raises TypeError (no bytes), LocalProtocolError (too large, keys with blanks)."""
+    """One message. Raises TypeError (no bytes, or attributes that are no texts), LocalProtocolError (too large, keys
+    with blanks)."""
     if type(payload) is not bytes and not isinstance(payload, Buffer):
         raise _no_buffer(payload)
     flag = 0
     body = payload
-    if tag is not None or keys or attribute is not None or headers:
-        flag, text = encode_attributes(attribute, tag, keys, headers)
+    if key is not None or tag is not None or keys or attribute is not None or headers:
+        flag, text = _encode(tag, keys, attribute, headers, key)
         body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
-    outgoing.message = payload
+    outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
     return outgoing
 
 
 def build_batch(
-    topic: str, items: list[Buffer | Message], attributes: tuple[int, bytes], deadline: float
+    topic: str,
+    items: list[Buffer | Message],
+    tag: str | None,
+    keys: Sequence[str],
+    attribute: str | None,
+    headers: Mapping[str, str] | None,
+    key: str | bytes | None,
+    partition: TopicPartition | None,
+    deadline: float,
 ) -> OutgoingBatch:
-    """Messages that stay together. attributes: of every payload (`encode_attributes`); a Message keeps its own.
+    """Messages that stay together. tag, keys, attribute, headers and key: of every payload; a Message keeps its own.
 
     Raises as `build_message`, and LocalProtocolError for more than one frame can carry.
     """
-    flag, text = attributes
+    flag, text = _encode(tag, keys, attribute, headers, key)
     flags: list[int] | int = flag
     if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[Buffer], items)
@@ -73,8 +88,65 @@ def build_batch(
             f"a batch of {outgoing.count} messages, {outgoing.size} bytes, is above one frame's "
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
-    outgoing.message = items
+    outgoing.message, outgoing.key, outgoing.fixed = items, key, partition
     return outgoing
+
+
+def _encode(
+    tag: str | None,
+    keys: Sequence[str],
+    attribute: str | None,
+    headers: Mapping[str, str] | None,
+    key: str | bytes | None,
+) -> tuple[int, bytes]:
+    """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    if key is not None:
+        if not isinstance(key, str | bytes):
+            raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
+        if tag is None and not keys and attribute is None and not headers:
+            encoded = encode_key(key_bytes(key))
+            if encoded is not None:
+                return encoded  # the usual case
+    _check_texts(tag, keys, attribute, headers)
+    if key is not None:
+        keys = [*keys, *(word for word in _words(key) if word not in keys)]
+    return encode_attributes(attribute, tag, keys, headers)
+
+
+def _words(key: str | bytes) -> list[str]:
+    """The keys by which a message sent with `key` is found; none if it is no text that a record can hold as keys."""
+    try:
+        text = key if isinstance(key, str) else key.decode("utf-8")
+    except UnicodeDecodeError:
+        return []
+    return [] if any(mark in text for mark in _SEPARATORS) else list(dict.fromkeys(text.split()))
+
+
+def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers: Mapping[Any, Any] | None) -> None:
+    """Raises TypeError for what is no text, with its name, its value and what to write."""
+    for name, value in (("tag", tag), ("attribute", attribute)):
+        if value is not None and not isinstance(value, str):
+            raise _no_text(name, value)
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"keys={keys!r}: keys is a list of texts: write keys=[{keys!r}], or key={keys!r}")
+    for key in keys:
+        if not isinstance(key, str):
+            raise _no_text("keys", key)
+    for header, text in (headers or {}).items():
+        if not isinstance(header, str):
+            raise _no_text("the name of a header", header)
+        if not isinstance(text, str):
+            raise _no_text(f"headers[{header!r}]", text)
+
+
+def _no_text(what: str, value: object) -> TypeError:
+    if value is None:
+        remedy = "leave it out"
+    elif isinstance(value, bytes):
+        remedy = f"decode it, for example {value!r}.decode()"
+    else:
+        remedy = f"write it as a text, for example {str(value)!r}"
+    return TypeError(f"{what}={value!r} is no text (str) but {type(value).__name__}: {remedy}")
 
 
 def _too_large(size: int) -> LocalProtocolError:

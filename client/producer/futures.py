@@ -21,11 +21,30 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, TypeVar, cast
 
-__all__ = ["SendFuture"]
+from metaq.protocol.errors import ClientError
+
+__all__ = ["SendFuture", "refuse_in_callback"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _making = threading.Lock()
+
+
+class _Thread(threading.local):
+    runs_callbacks = False
+
+
+_thread = _Thread()
+
+
+def refuse_in_callback(what: str) -> None:
+    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so to wait for one here
+    would be to wait for ever."""
+    if _thread.runs_callbacks:
+        raise ClientError(
+            f"{what} cannot wait in a callback of a send, whose thread reads the answers: use send_async there, "
+            "or hand the work to a thread of your own"
+        )
 
 
 class SendFuture(Future[T]):
@@ -50,43 +69,64 @@ class SendFuture(Future[T]):
     def result(self, timeout: float | None = None) -> T:
         if self._state == FINISHED and self._exception is None:
             return cast(T, self._result)  # without a lock: most are asked for when they are done
+        self._refuse_to_wait("result()", timeout)
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._refuse_to_wait("exception()", timeout)
+        return super().exception(timeout)
+
+    def _refuse_to_wait(self, what: str, timeout: float | None) -> None:
+        if self._state != FINISHED and timeout != 0:
+            refuse_in_callback(what)
 
     def done(self) -> bool:
         return self._state == FINISHED
 
     def set_result(self, result: T) -> None:
-        self._result = result
-        self._finish(failed=False)
+        """Once: what comes after a result or an exception changes nothing (an answer after the deadline)."""
+        self._finish(result, None)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        self._exception = exception
-        self._finish(failed=True)
+        """As set_result."""
+        self._finish(None, exception)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         self._done_callbacks.append(fn)
         if self._state == FINISHED:
             self._run_callbacks()
 
-    def _finish(self, failed: bool) -> None:
+    def _finish(self, result: T | None, exception: BaseException | None) -> None:
         with _making:
+            if self._state == FINISHED:
+                return
             condition = self._made_condition
             if condition is None:
-                self._state = FINISHED
-        if condition is not None:
-            self._finish_waited_for(condition, failed)
+                self._result, self._exception, self._state = result, exception, FINISHED
+        if condition is not None and not self._finish_waited_for(condition, result, exception):
+            return
         if self._done_callbacks:
-            self._run_callbacks()
+            before, _thread.runs_callbacks = _thread.runs_callbacks, True
+            try:
+                self._run_callbacks()
+            finally:
+                _thread.runs_callbacks = before
 
-    def _finish_waited_for(self, condition: threading.Condition, failed: bool) -> None:
+    def _finish_waited_for(
+        self, condition: threading.Condition, result: T | None, exception: BaseException | None
+    ) -> bool:
+        """False: another thread was faster."""
         with condition:
-            self._state = FINISHED
+            if self._state == FINISHED:
+                return False
+            self._result, self._exception, self._state = result, exception, FINISHED
             for waiter in self._waiters:
-                if failed:
+                if exception is not None:
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
             condition.notify_all()
+        return True
 
     def _run_callbacks(self) -> None:
         """Each is popped, so it runs once, whoever of the setter and the adder comes first."""

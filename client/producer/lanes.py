@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from metaq.protocol.limits import MAX_PARTS
@@ -23,9 +24,20 @@ _UNDIVIDED = 64
 class Accumulator:
     """The queue of one partition. Either idle; or lingering or ready (in its lane's list); or busy (a request is under
     way, or its sender is preparing it); or paused (its last request failed; the retry thread decides what becomes of
-    the queue)."""
+    the queue). under_way: what its request holds, or the retry thread while it decides."""
 
-    __slots__ = ("answered", "busy", "failures", "lane", "partition", "paused", "queue", "queued_bytes", "ready")
+    __slots__ = (
+        "answered",
+        "busy",
+        "failures",
+        "lane",
+        "partition",
+        "paused",
+        "queue",
+        "queued_bytes",
+        "ready",
+        "under_way",
+    )
 
     def __init__(self, partition: TopicPartition, lane: Lane) -> None:
         self.partition = partition
@@ -37,6 +49,7 @@ class Accumulator:
         self.paused = False
         self.failures = 0  # in a row
         self.answered = 0  # messages of the last request
+        self.under_way: Sequence[Outgoing] = ()
 
     def put(self, outgoing: Outgoing) -> None:
         self.queue.append(outgoing)
@@ -178,6 +191,7 @@ class Lane:
                 before = accumulator.queued_bytes
                 batch = accumulator.take(max_bytes - size, max_records - records)
                 accumulator.busy = True
+                accumulator.under_way = batch
                 size += before - accumulator.queued_bytes
                 records += batch[0].count if len(batch) == 1 else sum([outgoing.count for outgoing in batch])
                 turns.append(Turn(accumulator, batch))

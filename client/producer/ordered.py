@@ -99,8 +99,8 @@ class OrderedProducer:
         """
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         chosen = self._choose(topic, payload, key, partition)
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, deadline)
         message = StoredMessage(topic, bytes(outgoing.body), outgoing.flag, chosen, key)
         backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds)
         while self._may_send(chosen):

@@ -84,6 +84,11 @@ class Outgoing(Waiter):
         self.result: Any = None
         self.error: Exception | None = None
 
+    @property
+    def goes_by_key(self) -> bool:
+        """Whether its key chooses the partition."""
+        return self.key is not None and self.fixed is None
+
     def succeed(self, result: Any) -> None:
         if self.done:
             return  # its caller has given up

@@ -10,7 +10,7 @@ from isal.isal_zlib import crc32
 
 from ..values import TopicPartition
 
-__all__ = ["PartitionSelector", "RoundRobinSelector", "partition_for_key"]
+__all__ = ["PartitionSelector", "RoundRobinSelector", "key_bytes", "partition_for_key"]
 
 
 class PartitionSelector(Protocol):
@@ -43,5 +43,9 @@ def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) ->
 
     The same key goes to the same partition while the list is the same; when brokers come or go, keys may move.
     """
-    raw = key.encode("utf-8") if isinstance(key, str) else key
-    return partitions[crc32(raw) % len(partitions)]
+    return partitions[crc32(key_bytes(key)) % len(partitions)]
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """What a key is compared and hashed by: a text and its UTF-8 bytes are one key."""
+    return key.encode("utf-8") if isinstance(key, str) else key

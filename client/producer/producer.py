@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,7 +22,7 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.record import Buffer, checksum, encode_attributes
+from metaq.protocol.record import Buffer, checksum
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
@@ -33,13 +34,14 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
+from .at_exit import AtExit, Losses
 from .batching import Outbox
 from .building import build_batch, build_message
-from .futures import SendFuture
+from .futures import SendFuture, refuse_in_callback
 from .lanes import Accumulator, Flight, Lane, Turn
 from .outgoing import Outgoing
 from .partitioner import PartitionSelector
-from .routing import Router
+from .routing import Router, no_partition
 from .sending import FailedTurn, Sender
 from .transaction import Transaction
 from .transactional import Transactional
@@ -51,7 +53,6 @@ __all__ = ["Producer"]
 log = logging.getLogger(__name__)
 
 _VIEW_RETRIES = 3
-_LOOK_AGAIN_SECONDS = 1.0  # for the message's deadline and a closed producer; changes of the cluster wake up
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
 
 
@@ -97,14 +98,20 @@ class Producer:
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
         self._sender = Sender(self._metadata, self._pool, self._config.connection, self._landed, self._settled, clock)
-        self._outbox = Outbox(self._config, self._sender.transmit, self._linger, clock)
+        self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
+        self._outbox = Outbox(
+            self._config, self._sender.transmit, self._linger, self._look_at, self._router.partitions_for_keys, clock
+        )
         self._closing = False
-        self._cluster_changed = threading.Condition()
+        self._changed_topics: set[str] = set()
         self._undelivered: Undelivered | None = None
         if undelivered is not None:
             interval = self._config.recover_interval_seconds
             self._undelivered = Undelivered(undelivered, self._send_again, interval, clock)
         self._metadata.on_change(self._view_changed)
+        self._losses: Counter[tuple[str, str]] | None = None  # counted when the program ends
+        self._counting = threading.Lock()
+        self._at_exit = AtExit(self, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
     def direct(
@@ -152,15 +159,16 @@ class Producer:
         """Send one message and wait until it is acknowledged.
 
         tag: what consumers filter on. keys: for lookups, without blanks. attribute: metaq 1.x's. headers: any other
-        texts. key: messages with the same key go to the same partition. partition: exactly there. timeout: seconds for
-        everything, tries on other brokers included (default delivery_timeout_seconds).
+        texts. key: messages with the same key go to the same partition; its words become keys for lookups, too, if it
+        is a text (bytes: UTF-8). partition: exactly there. timeout: seconds for everything, tries on other brokers
+        included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys).
+        LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts).
         """
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -176,21 +184,25 @@ class Producer:
         partition: TopicPartition | None = None,
         timeout: float | None = None,
     ) -> Future[SendResult]:
-        """As `send`, but return a future at once; it ends with what `send` would return or raise.
+        """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
+        deadline at the latest.
 
-        Blocks only for the first connection to a broker and while max_buffered_bytes are waiting (then raises
-        RequestTimedOut). Callbacks of the future run on the thread that reads the answer: keep them short.
+        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper, and while
+        max_buffered_bytes are waiting (then raises RequestTimedOut). A topic that was sent to before and is away now is
+        no reason: its messages are queued. Callbacks of the future run on the thread that reads the answer: keep them
+        short. What waits for an answer (`send`, `flush`, a transaction) raises ClientError there.
 
         With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
         try:
-            route = self._route if self._undelivered is None else self._router.route
-            _, flights = self._outbox.add(outgoing, route(outgoing))
+            if self._undelivered is not None and self._router.is_away(outgoing):
+                raise no_partition(topic)  # kept until somebody publishes it
+            _, flights = self._outbox.add(outgoing, self._route(outgoing))
         except MetaqError as error:
             if self._undelivered is None or not error.retriable:
                 raise
@@ -215,15 +227,15 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute and headers are given to every payload; a Message keeps its own. The results are in order
-        and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch is
-        larger than one frame: send it in parts.
+        tag, keys, attribute, headers and key are given to every payload; a Message keeps its own. The results are in
+        order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
+        is larger than one frame: send it in parts.
         """
         items = list(payloads)
         if not items:
             return []
-        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._deadline(timeout)
+        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -249,8 +261,9 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        outgoing = build_batch(topic, items, encode_attributes(attribute, tag, keys, headers), self._deadline(timeout))
-        outgoing.key, outgoing.fixed, outgoing.future = key, partition, future
+        deadline = self._deadline(timeout)
+        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
+        outgoing.future = future
         outgoing.encode()
         _, flights = self._outbox.add(outgoing, self._route(outgoing))
         for flight in flights:
@@ -295,9 +308,11 @@ class Producer:
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds."""
+        """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
+        a callback of a send."""
+        refuse_in_callback("flush()")
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
-        if not self._outbox.flush(self._clock() + seconds):
+        if not self._flush(self._clock() + seconds):
             raise RequestTimedOut(f"{self._outbox.buffered_bytes} bytes are not acknowledged after {seconds} s")
         if self._undelivered is not None:
             self._undelivered.write()
@@ -305,24 +320,49 @@ class Producer:
     def close(self, timeout: float = 10.0) -> None:
         """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered.
 
-        Idempotent.
+        Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
+        Raises ClientError in a callback of a send, and closes nothing then.
         """
+        refuse_in_callback("close()")
         if self._closing:
             return
+        try:
+            self._end(timeout)
+        finally:
+            self._at_exit.cancel()
+            self._deadlines.close()
+            self._timers.close()
+            self._pool.close()
+            if self._undelivered is not None:
+                self._undelivered.close()
+            self._metadata.close()
+
+    def deliver_last(self, timeout: float) -> Losses:
+        """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""
+        if self._closing:
+            return {}
+        self._losses = Counter()
+        self._end(timeout)
+        if self._undelivered is not None:
+            self._undelivered.close()
+        with self._counting:
+            return dict(self._losses)
+
+    def _end(self, timeout: float) -> None:
+        """Flush; give up what is left after `timeout` seconds, and accept nothing any more."""
         deadline = self._clock() + timeout
         try:
             if self._undelivered is not None:
                 self._undelivered.stop_sending(timeout)
-            self._outbox.flush(deadline)
+            self._flush(deadline)
         finally:
             self._closing = self._transactional.closed = True
-            for outgoing in self._outbox.close():
-                self._give_up(outgoing, _Closed("the producer was closed before this message could be sent"))
-            self._timers.close()
-            self._pool.close()  # requests under way end with BrokerUnavailable
-            if self._undelivered is not None:
-                self._undelivered.close()
-            self._metadata.close()
+            self._give_up_all(self._outbox.close())
+
+    def _flush(self, deadline: float) -> bool:
+        """Wait until everything has its outcome; False at the deadline."""
+        self._timers.call_later(0.0, self._outbox.send_all)  # not here: it may have to connect
+        return self._outbox.wait_until_empty(deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -338,6 +378,7 @@ class Producer:
         return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
+        refuse_in_callback("a blocking send")
         accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
         try:
             for flight in flights:
@@ -348,35 +389,28 @@ class Producer:
                     self._sender.lose(flight)
             raise
         if not outgoing.done:
-            self._wait(outgoing, accumulator.lane.connection)
+            self._wait(outgoing, None if accumulator is None else accumulator.lane.connection)
         if outgoing.error is not None:
             raise outgoing.error
         return outgoing.result
 
-    def _route(self, outgoing: Outgoing) -> TopicPartition:
-        """As Router.route; but a topic that was sent to before is waited for, until the message's deadline.
+    def _route(self, outgoing: Outgoing) -> TopicPartition | None:
+        """Where a message is to be queued: as Router.route, or None: by its key, which the outbox does in order.
 
-        Its only broker may be between two lives: restarted, or its ZooKeeper session has just ended.
+        A topic that was sent to before may be away: its only broker may be between two lives, restarted, or its
+        ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
         """
+        last = self._outbox.partition_of(outgoing.topic)
+        if outgoing.goes_by_key:
+            if (last is None or outgoing.once) and not self._router.partitions_for_keys(outgoing.topic):
+                raise no_partition(outgoing.topic)
+            return None
         try:
             return self._router.route(outgoing)
         except NoPartition:
-            if outgoing.once or not self._outbox.has_sent_to(outgoing.topic):
+            if outgoing.once or last is None or not self._router.is_away(outgoing):
                 raise
-        with self._cluster_changed:
-            while self._is_away(outgoing) and not self._closing:
-                remaining = outgoing.deadline - self._clock()
-                if remaining <= 0:
-                    break
-                self._cluster_changed.wait(min(remaining, _LOOK_AGAIN_SECONDS))
-        return self._router.route(outgoing)
-
-    def _is_away(self, outgoing: Outgoing) -> bool:
-        """Whether what a message needs is not registered now: its partition's broker, or any that has the topic."""
-        view = self._metadata.view(outgoing.topic)
-        if outgoing.fixed is not None:
-            return outgoing.fixed.broker not in view.endpoints
-        return not view.partitions
+        return outgoing.fixed or last
 
     def _wait(self, outgoing: Outgoing, connection: Connection | None) -> None:
         if connection is not None:
@@ -387,7 +421,7 @@ class Producer:
         else:
             outgoing.park_until_done(outgoing.deadline, self._clock)
         if not outgoing.done:
-            outgoing.error = _undelivered(outgoing)
+            outgoing.error = self._overdue(outgoing)
             outgoing.done = True  # whoever holds it now drops it
 
     # --- what becomes of a batch ------------------------------------------------------------------------------------
@@ -410,26 +444,39 @@ class Producer:
         now = self._clock()
         for outgoing in batch:
             outgoing.attempts += 1
-            if outgoing.cause is None or now < outgoing.deadline:  # its own deadline cutting a try short tells nothing
-                outgoing.cause = error
+            outgoing.cause = _telling(outgoing, error, now)
             may_retry = not self._closing and _may_retry(outgoing, error)
             if not outgoing.done and may_retry and now < outgoing.deadline:
                 again.append(outgoing)
             else:
                 given_up.append(outgoing)
-                self._give_up(outgoing, _undelivered(outgoing) if may_retry else error)
-        self._outbox.failed(accumulator, again, given_up)
+                self._give_up(outgoing, self._overdue(outgoing) if may_retry else error)
+        self._give_up_all(self._outbox.failed(accumulator, again, given_up))
         pause = self._pause(accumulator.failures)
         self._router.avoid(accumulator.partition, error, pause)
         self._timers.call_later(0.0 if accumulator.failures == 1 else pause, partial(self._try_again, accumulator))
 
     def _give_up(self, outgoing: Outgoing, error: MetaqError) -> None:
         """Nothing is tried any more: the caller gets the error, or the store the message."""
-        keeps = self._undelivered is not None and outgoing.storable and outgoing.future is not None
-        if self._undelivered is not None and keeps and error.retriable and not outgoing.done:
+        if self._undelivered is not None and self._keeps(outgoing) and error.retriable and not outgoing.done:
             self._undelivered.keep(outgoing, error)
         else:
-            outgoing.fail(error)
+            self._fail(outgoing, error)
+
+    def _fail(self, outgoing: Outgoing, error: Exception) -> None:
+        if self._losses is not None and not outgoing.done:
+            with self._counting:
+                self._losses[outgoing.topic, str(outgoing.cause or error)] += outgoing.count
+        outgoing.fail(error)
+
+    def _give_up_all(self, left: Sequence[Outgoing]) -> None:
+        """The producer was closed."""
+        for outgoing in left:
+            self._give_up(outgoing, _Closed("the producer was closed before this message was acknowledged"))
+
+    def _keeps(self, outgoing: Outgoing) -> bool:
+        """Whether a store for undelivered messages takes it."""
+        return self._undelivered is not None and outgoing.storable and outgoing.future is not None
 
     def _send_again(self, message: StoredMessage) -> SendResult:
         return self.send_stored(message, retry=False)
@@ -441,21 +488,24 @@ class Producer:
 
     def _try_again(self, accumulator: Accumulator) -> None:
         """Retry thread: route everything queued of a failed partition anew."""
-        placed: list[tuple[Outgoing, TopicPartition]] = []
+        drained = self._outbox.drain(accumulator)
+        if drained is None:
+            return  # it was tried again already, when the cluster changed
+        placed: list[tuple[Outgoing, TopicPartition | None]] = []
         given_up: list[Outgoing] = []
-        for outgoing in self._outbox.drain(accumulator):
-            partition = None
+        for outgoing in drained:
             if not outgoing.done and outgoing.deadline <= self._clock():
-                self._give_up(outgoing, _undelivered(outgoing))
-            elif not outgoing.done:
-                partition = self._route_again(outgoing, accumulator.partition)
-            if partition is None:
+                self._give_up(outgoing, self._overdue(outgoing))
                 given_up.append(outgoing)
-            else:
+            elif outgoing.done:
+                given_up.append(outgoing)
+            elif outgoing.goes_by_key:
+                placed.append((outgoing, None))
+            elif (partition := self._route_again(outgoing, accumulator.partition)) is not None:
                 placed.append((outgoing, partition))
-        if given_up:
-            self._outbox.give_up(given_up)
-        self._outbox.resume(accumulator, placed)
+            else:
+                given_up.append(outgoing)
+        self._give_up_all(self._outbox.resume(accumulator, placed, given_up))
 
     def _route_again(self, outgoing: Outgoing, before: TopicPartition) -> TopicPartition | None:
         try:
@@ -463,16 +513,49 @@ class Producer:
         except NoPartition:
             return before  # nobody publishes the topic at the moment: it waits here until its deadline
         except Exception as error:  # a selector of the user's: the message gets its error
-            outgoing.fail(error)
+            self._fail(outgoing, error)
             return None
 
     def _view_changed(self, topic: str) -> None:
         """Any thread. A view lists all brokers that are registered, not only those of its topic."""
-        with self._cluster_changed:
-            self._cluster_changed.notify_all()
+        self._changed_topics.add(topic)
+        self._timers.call_later(0.0, self._try_changed)
         self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
         if self._undelivered is not None:
             self._undelivered.send_soon()
+
+    def _try_changed(self) -> None:
+        """Retry thread: what waits for brokers that are away need not wait longer if they are back."""
+        topics: set[str] = set()
+        while self._changed_topics:
+            topics.add(self._changed_topics.pop())
+        for accumulator in self._outbox.paused(topics) if topics else ():
+            self._try_again(accumulator)
+
+    # --- deadlines --------------------------------------------------------------------------------------------------
+
+    def _look_at(self, when: float) -> None:
+        self._deadlines.call_later(when - self._clock(), self._expire)
+
+    def _expire(self) -> None:
+        """Deadlines' thread: end futures whose time is over, whatever their messages wait for."""
+        queued, under_way = self._outbox.take_expired()
+        for outgoing in queued:
+            self._give_up(outgoing, self._overdue(outgoing))
+        for outgoing in under_way:
+            if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
+                self._fail(outgoing, self._overdue(outgoing))
+
+    def _overdue(self, outgoing: Outgoing) -> ClientError:
+        """What a message ends with at its deadline."""
+        if (outgoing.cause is None or isinstance(outgoing.cause, NoPartition)) and self._router.is_away(outgoing):
+            return NoPartition(
+                f"topic {outgoing.topic!r}: no broker that is registered now has "
+                + ("the topic" if outgoing.fixed is None else f"partition {outgoing.fixed}")
+                + ", and none came back before the message's deadline"
+            )
+        cause = f"; the last of {outgoing.attempts} tries failed: {outgoing.cause}" if outgoing.cause else ""
+        return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{cause}")
 
     def _linger(self, lane: Lane) -> None:
         self._timers.call_later(self._config.linger_ms / 1000, partial(self._outbox.flush_lingering, lane))
@@ -492,9 +575,13 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
     return error.retriable
 
 
-def _undelivered(outgoing: Outgoing) -> RequestTimedOut:
-    cause = f"; the last of {outgoing.attempts} tries failed: {outgoing.cause}" if outgoing.cause else ""
-    return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{cause}")
+def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
+    """Which error is the cause of a failed message: its own deadline cutting a try short tells nothing, and that its
+    broker is not registered any more tells less than what the broker did before."""
+    known = outgoing.cause
+    if known is None or isinstance(known, NoPartition):
+        return error
+    return known if now >= outgoing.deadline or isinstance(error, NoPartition) else error
 
 
 def connect_metadata(connect: str, root: str, config: ProducerConfig) -> Metadata:

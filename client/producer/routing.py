@@ -14,7 +14,7 @@ from ..values import TopicPartition
 from .outgoing import Outgoing
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
 
-__all__ = ["Router"]
+__all__ = ["Router", "no_partition"]
 
 
 class Router:
@@ -46,15 +46,26 @@ class Router:
             view = self._view(topic)
         partitions = view.partitions
         if not partitions:
-            raise NoPartition(
-                f"topic {topic!r} has no partition: no broker that is registered now publishes it. Add [topic={topic}] "
-                "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
-            )
+            raise no_partition(topic)
         if outgoing.key is not None:
             return self._by_key(outgoing.key, partitions)
         if self._avoided or self._pool.down:
             partitions = self._usable(view)
         return self._select(topic, partitions, outgoing.message)
+
+    def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
+        """From which keys choose; empty if nobody publishes the topic now. Raises NoPartition if it cannot be known."""
+        partitions = self._view(topic).partitions
+        if partitions and partitions[0].partition == UNKNOWN:
+            raise _unknown_partitions(topic, "a key chooses from")
+        return partitions
+
+    def is_away(self, outgoing: Outgoing) -> bool:
+        """Whether what a message needs is not registered now: its partition's broker, or any that has the topic."""
+        view = self._view(outgoing.topic)
+        if outgoing.fixed is not None:
+            return outgoing.fixed.broker not in view.endpoints
+        return not view.partitions
 
     def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
         """As `route`, on the transaction's broker only; None: it has none yet. Raises NoPartition."""
@@ -135,6 +146,14 @@ class Router:
             if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
         )
         return usable or view.partitions
+
+
+def no_partition(topic: str) -> NoPartition:
+    """Nobody publishes the topic now."""
+    return NoPartition(
+        f"topic {topic!r} has no partition: no broker that is registered now publishes it. Add [topic={topic}] "
+        "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
+    )
 
 
 def _unknown_partitions(topic: str, what_for: str) -> NoPartition:

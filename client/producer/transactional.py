@@ -14,7 +14,7 @@ from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, R
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import Buffer, encode_attributes
+from metaq.protocol.record import Buffer
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
@@ -29,6 +29,7 @@ from ..pool import ConnectionPool
 from ..replies import frame_error, is_success, text_error, transaction_refusal
 from ..values import SendResult, TopicPartition
 from .building import build_batch, build_message
+from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch, encode_batch
 from .routing import Router
 
@@ -71,6 +72,7 @@ class Transactional:
 
         Raises NoPartition, BrokerUnavailable, ClientError (the producer is closed).
         """
+        refuse_in_callback("a transaction")
         if self.closed:
             raise ClientError("this producer is closed")
         endpoint = self.metadata.view(topic).endpoints.get(broker)
@@ -98,6 +100,7 @@ class Transactional:
 
         Raises TransactionRefused (XaRefused with a code), RequestTimedOut, BrokerUnavailable.
         """
+        refuse_in_callback("a transaction")
         wait = self._wait(deadline)
         if not connection.speaks_frames:
             return self._text_verb(connection, kind, tx_key, timeout_seconds, qualifier, wait)
@@ -138,6 +141,7 @@ class Transactional:
 
         Raises TransactionRefused and the other refusals, RequestTimedOut, BrokerUnavailable.
         """
+        refuse_in_callback("a transaction")
         send = self._put_frame if connection.speaks_frames else self._put_texts
         return send(connection, tx_key, partition, outgoing)
 
@@ -205,8 +209,8 @@ class TransactionSends(ABC):
         timeout: float | None = None,
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, self._calls.deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._calls.deadline(timeout)
+        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         return self._put(outgoing)[0]
 
     def send_batch(
@@ -229,9 +233,8 @@ class TransactionSends(ABC):
         items = list(payloads)
         if not items:
             return []
-        attributes = encode_attributes(attribute, tag, keys, headers)
-        outgoing = build_batch(topic, items, attributes, self._calls.deadline(timeout))
-        outgoing.key, outgoing.fixed = key, partition
+        deadline = self._calls.deadline(timeout)
+        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
         return self._put(outgoing)
 
     @abstractmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from metaq.protocol.errors import LocalStoreError, MetaqError
@@ -39,24 +38,32 @@ class Undelivered:
     ) -> None:
         self._store = store
         self._resender = Resender(store, lambda queue: queue.startswith(_PREFIX), send, interval_seconds, clock)
-        self._given_up: deque[tuple[Outgoing, MetaqError]] = deque()
+        self._given_up: dict[Outgoing, MetaqError] = {}
+        self._closed = False
         self._writing = threading.Lock()
         self._timers = Timers("metaq-undelivered", clock)
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """`error` says why it was given up; its future ends once it is in the store."""
-        self._given_up.append((outgoing, error))
-        self._timers.call_later(0.0, self.write)
+        """`error` says why it was given up; its future ends once it is in the store. One that waits to be written is
+        not kept twice, whoever gives it up. After `close` its future ends with LocalStoreError."""
+        self._given_up.setdefault(outgoing, error)
+        if self._closed:
+            self.write()
+        else:
+            self._timers.call_later(0.0, self.write)
 
     def write(self) -> None:
         """Put everything that was given up into the store, now."""
         with self._writing:
+            given_up = list(self._given_up.items())
             by_topic: dict[str, list[tuple[Outgoing, MetaqError]]] = {}
-            while self._given_up:
-                outgoing, error = self._given_up.popleft()
-                by_topic.setdefault(outgoing.topic, []).append((outgoing, error))
-            for topic, given_up in by_topic.items():
-                self._append(topic, given_up)
+            for outgoing, error in given_up:
+                if not outgoing.done:  # else its answer came after all
+                    by_topic.setdefault(outgoing.topic, []).append((outgoing, error))
+            for topic, messages in by_topic.items():
+                self._append(topic, messages)
+            for outgoing, _ in given_up:
+                del self._given_up[outgoing]
 
     def _append(self, topic: str, given_up: list[tuple[Outgoing, MetaqError]]) -> None:
         try:
@@ -82,6 +89,7 @@ class Undelivered:
         """Write what is left and close the store. Idempotent."""
         self._timers.close()
         self._resender.close(_LAST_WAIT_SECONDS)  # its sends have failed by now
+        self._closed = True
         self.write()
         self._store.close()
 

@@ -17,6 +17,8 @@ import click
 from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
+from .options import ZK_METAVAR
+
 __all__ = ["main", "run"]
 
 COMMANDS = {
@@ -59,6 +61,17 @@ class CommandTable(click.Group):
         command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click knows no commands that are not loaded
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+        if ctx.params.get("zk") is not None and command is not None and not _takes_zk(command):
+            raise click.UsageError(f"--zk is not for `metaq {name}`, which asks no cluster: leave it out", ctx)
+        return name, command, rest
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -70,9 +83,15 @@ class CommandTable(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _takes_zk(command: click.Command) -> bool:
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return any(each.name == "zk" for each in command.params) or any(map(_takes_zk, below))
+
+
 @click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="metaq")
-def cli() -> None:
+@click.option("--zk", metavar=ZK_METAVAR, help="ZooKeeper connect string, in front of the command or behind it.")
+def cli(zk: str | None) -> None:
     """A ZooKeeper-coordinated message cluster that speaks metaq 1.x.
 
     \b

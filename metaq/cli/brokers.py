@@ -66,7 +66,9 @@ def list_brokers(zk: str, as_json: bool) -> None:
     else:
         columns = ("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
         rows = [tuple(each.values()) for each in found]
-        print_table(columns, [(*row[:5], None if row[5] is None else str(row[5]), row[6]) for row in rows])
+        print_table(
+            columns, [(str(row[0]), *row[1:5], None if row[5] is None else str(row[5]), row[6]) for row in rows]
+        )
 
 
 def _version(address: BrokerAddress) -> str | None:

@@ -25,6 +25,7 @@ __all__ = ["consume"]
 POLL_SECONDS = 0.5
 """Longest wait for messages before Ctrl-C and the timeout are looked at."""
 POLL_MESSAGES = 1000
+EXIT_INCOMPLETE = 1
 
 Writer = Callable[[Message], bytes]
 
@@ -74,11 +75,14 @@ def consume(
     tags: tuple[str, ...],
     write: Writer,
     as_json: bool,
-) -> None:
+) -> int:
     """Print messages of a topic.
 
     Without --group: all partitions from --from to the end, nothing is written to ZooKeeper. With --group: as a member
     of that consumer group, until --count, --timeout or Ctrl-C.
+
+    Partitions whose broker does not answer are told on stderr and left out, with exit code 1 unless --count is reached;
+    with --follow they come when it is back.
 
     \b
     Example
@@ -87,8 +91,9 @@ def consume(
     """
     output = Output(_json_line if as_json else write, count)
     timer = IdleTimer(timeout)
+    left_out: list[str] = []
     if group is None:
-        _consume_directly(zk, topic, start, only, follow, tags, output, timer)
+        left_out = _consume_directly(zk, topic, start, only, follow, tags, output, timer)
     else:
         _check_group_options(start, only, follow)
         _consume_in_group(zk, topic, group, start, tags, output, timer)
@@ -96,6 +101,7 @@ def consume(
         raise RequestTimedOut(
             f"only {output.printed:,} of --count={count} messages came before --timeout={timeout:g} s"
         )
+    return EXIT_INCOMPLETE if left_out and not follow and output.left != 0 else 0
 
 
 def _consume_directly(
@@ -107,13 +113,20 @@ def _consume_directly(
     tags: tuple[str, ...],
     output: Output,
     timer: IdleTimer,
-) -> None:
+) -> list[str]:
+    """What could not be read, told already: a sentence for each broker."""
+    left_out: list[str] = []
+
+    def silent(sentence: str) -> None:
+        left_out.append(sentence)
+        click.echo(f"metaq: {sentence}", err=True)
+
     def may_wait() -> bool:
         output.flush()
         return timer.may_wait()
 
     with Cluster(zk) as cluster:
-        for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn):
+        for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent):
             if tags and message.tag not in tags:
                 continue
             output.put(message)
@@ -121,6 +134,7 @@ def _consume_directly(
             if output.left == 0:
                 break
     output.flush()
+    return left_out
 
 
 def _consume_in_group(
@@ -128,6 +142,8 @@ def _consume_in_group(
 ) -> None:
     from metaq import Consumer, ConsumerConfig  # only with a group
 
+    with Cluster(zk) as cluster:
+        cluster.choose_partitions(topic)  # a group that waits for a misspelt topic would be listed for ever
     beginning = place_of(start) or start.kind
     with (
         stop_signal() as stop,
@@ -149,6 +165,8 @@ def _consume_in_group(
             if messages:
                 output.flush()  # printed before it can be committed
                 timer.message_came()
+    if stop.interrupted:
+        raise KeyboardInterrupt  # it has left its group
 
 
 def _warn(damage: CorruptRecord) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import click
 
 from metaq.client.cluster import Cluster
-from metaq.client.inquiry import messages_before, partition_bounds
+from metaq.client.inquiry import partition_bounds
+from metaq.client.nearest import did_you_mean
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError
+from metaq.protocol.errors import BrokerUnavailable, ClientError
 
+from .lag import GroupPartition, group_partitions
 from .options import (
     GROUP,
     PARTITION,
@@ -23,35 +24,11 @@ from .options import (
     json_option,
     zk_option,
 )
-from .output import print_json, print_table
+from .output import UNKNOWN, print_json, print_table
 from .positions import OffsetIn, offset_in
+from .reach import Reach, without
 
-__all__ = ["GroupPartition", "group_partition", "groups", "seek_group"]
-
-
-class GroupPartition(NamedTuple):
-    """How far a group is in one partition. committed: None before the first commit, when all that is there is ahead."""
-
-    partition: TopicPartition
-    owner: str | None
-    committed: int | None
-    end: int
-    lag_bytes: int
-    lag_messages: int | None
-
-
-def group_partition(
-    cluster: Cluster, group: str, partition: TopicPartition, owners: Mapping[str, str]
-) -> GroupPartition:
-    """Ask ZooKeeper and the broker. lag_messages is None if the broker cannot count (Java)."""
-    connection = cluster.connection(partition.broker)
-    bounds = partition_bounds(connection, partition)
-    offset = cluster.committed(group, partition)
-    position = bounds.first if offset is None else min(max(offset.offset, bounds.first), bounds.end)
-    before = messages_before(connection, partition, position)
-    lag = None if before is None or bounds.messages is None else bounds.messages - before
-    committed = None if offset is None else offset.offset
-    return GroupPartition(partition, owners.get(str(partition)), committed, bounds.end, bounds.end - position, lag)
+__all__ = ["check_groups", "groups", "seek_group"]
 
 
 @click.group()
@@ -91,36 +68,55 @@ def list_groups(zk: str, as_json: bool) -> None:
 def describe_group(zk: str, as_json: bool, group: str) -> None:
     """Owner, committed offset and lag of each partition that GROUP reads.
 
+    The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
+    commit it is all that is there. What a Java broker does not tell is unknown. Exit code 1 if a broker is silent.
+
     \b
     Example
       metaq groups describe audit
     """
     with Cluster(zk) as cluster:
-        rows = [
-            group_partition(cluster, group, partition, owners)
-            for topic in _known_topics(cluster, group)
-            for owners in [cluster.owners(group, topic)]
-            for partition in cluster.partitions(topic)
-        ]
+        check_groups(cluster, [group])
+        reach = Reach(cluster)
+        topics = cluster.group_topics(group)
+        rows = [row for topic in topics for row in group_partitions(cluster, reach, group, topic)]
         members = cluster.members(group)
     if as_json:
         print_json({"group": group, "members": members, "partitions": list(map(_as_json, rows))})
-        return
-    columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "LAG MESSAGES")
-    print_table(columns, [(row.partition.topic, str(row.partition), *row[1:]) for row in rows])
+    else:
+        columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
+        print_table(columns, list(map(_cells, rows)))
+    if reach.silent:
+        raise BrokerUnavailable(without(reach.silent, [row.partition for row in rows]))
 
 
-def _known_topics(cluster: Cluster, group: str) -> list[str]:
-    topics = cluster.group_topics(group)
-    if not topics:
-        known = ", ".join(sorted(cluster.view.groups())) or "there is none"
-        raise ClientError(f"group {group!r} has no members and no offsets: choose from {known}")
-    published = set(cluster.topics())
-    return [topic for topic in topics if topic in published]
+def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> None:
+    """Raise ClientError for a group without a member and an offset, with the nearest that has one, and `otherwise`."""
+    known = cluster.view.groups()
+    for group in groups:
+        if group not in known or not cluster.group_topics(group):
+            near = did_you_mean(group, known, "`metaq groups list` shows those that have")
+            raise ClientError(f"group {group!r} has no members and no offsets: {near}{otherwise}")
+
+
+def _cells(row: GroupPartition) -> tuple[object, ...]:
+    lags = (row.bounds and row.bounds.end, row.lag_bytes, row.lag_messages, row.lag_seconds)
+    known = [("closed" if row.closed else UNKNOWN) if each is None else each for each in lags]
+    return (row.partition.topic, str(row.partition), row.owner, row.committed, *known)
 
 
 def _as_json(row: GroupPartition) -> dict[str, object]:
-    return {"topic": row.partition.topic, **row._asdict(), "partition": str(row.partition)}
+    return {
+        "topic": row.partition.topic,
+        "partition": str(row.partition),
+        "owner": row.owner,
+        "committed": row.committed,
+        "end": row.bounds and row.bounds.end,
+        "lag_bytes": row.lag_bytes,
+        "lag_messages": row.lag_messages,
+        "lag_seconds": row.lag_seconds,
+        "closed": row.closed,
+    }
 
 
 @groups.command("seek")
@@ -130,6 +126,7 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic whose offsets to move.")
 @click.option("--to", "target", type=POSITION, required=True, help="Where the group shall go on.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
+@click.option("--new", is_flag=True, help="For a group that has neither members nor offsets yet: where it will begin.")
 @click.argument("group", type=GROUP)
 def seek_group(
     zk: str,
@@ -138,6 +135,7 @@ def seek_group(
     topic: str,
     target: Position,
     only: tuple[PartitionName, ...],
+    new: bool,
     group: str,
 ) -> None:
     """Move the committed offsets of GROUP, which must have no live members: they would write theirs over it.
@@ -149,6 +147,8 @@ def seek_group(
       metaq groups seek audit --topic trades --to key:order-7
     """
     with Cluster(zk) as cluster:
+        if not new:
+            check_groups(cluster, [group], "; --new gives a new group its offsets")
         members = cluster.members(group)
         if members:
             raise ClientError(

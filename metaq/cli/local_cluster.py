@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from metaq.broker.store.directories import scan_data_paths
+from metaq.broker.store.files import REAL_FILES
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
@@ -21,7 +23,7 @@ from metaq.protocol.errors import BrokerUnavailable
 from .options import TopicSpec
 from .servers import Child, stop_all, wait_until
 
-__all__ = ["HOST", "ClusterPlan", "LocalCluster", "server_ini"]
+__all__ = ["HOST", "ClusterPlan", "LocalCluster", "server_ini", "stored_topics", "with_stored"]
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
@@ -46,6 +48,26 @@ class ClusterPlan:
     session_timeout_ms: int = 30_000
     disk_reserve: int | None = None
     """Bytes; None: the broker's default."""
+
+
+def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
+    """By id of each broker whose directory has partitions: their topics, and how many partitions reach the highest."""
+    found: dict[int, dict[str, int]] = {}
+    for data in data_dir.glob("broker-*/data"):
+        number = data.parent.name.removeprefix("broker-")
+        partitions = scan_data_paths(REAL_FILES, [str(data)]) if number.isascii() and number.isdecimal() else []
+        if partitions:  # in order: the last one of a topic stays
+            found[int(number)] = {each.topic: each.partition + 1 for each in partitions}
+    return found
+
+
+def with_stored(topics: Sequence[TopicSpec], stored: Mapping[int, Mapping[str, int]]) -> list[TopicSpec]:
+    """`topics` and what brokers hold besides: whoever starts a cluster again need not name what is in it."""
+    counts = {topic.name: topic.partitions for topic in topics}
+    for held in stored.values():
+        for name, partitions in held.items():
+            counts[name] = max(counts.get(name, 0), partitions)
+    return [TopicSpec(*each) for each in counts.items()]
 
 
 def server_ini(plan: ClusterPlan, broker_id: int, connect_string: str) -> str:

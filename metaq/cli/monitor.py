@@ -28,6 +28,7 @@ EXIT_ALARM = 1
 @click.option(
     "--group", "-g", "groups", type=GROUP, multiple=True, help="Only this group; repeat for more. Default: all."
 )
+@click.option("--ignore-group", "ignored_groups", type=GROUP, multiple=True, help="Not this group; repeat for more.")
 @click.option(
     "--max-lag",
     type=click.IntRange(0),
@@ -86,6 +87,7 @@ def monitor(
     every: float | None,
     probe_topic: str | None,
     groups: tuple[str, ...],
+    ignored_groups: tuple[str, ...],
     data_dirs: tuple[str, ...],
     as_json: bool,
     **limits: int,
@@ -93,14 +95,15 @@ def monitor(
     """Look at ZooKeeper, every broker and every group. Exit code 1 if the last look had an alarm.
 
     Told are: ZooKeeper and brokers that do not answer, failed puts, connections, prepared transactions, groups that are
-    too far behind, stand still (--every), have no owner or point outside the readable bytes, full disks, little memory.
+    too far behind, have messages waiting and no member, stand still (--every), have no owner or point outside the
+    readable bytes, full disks, little memory. One cause gives one line; what it hides is unknown.
 
     \b
     Example
       metaq monitor --probe-topic probes
       metaq monitor --every 60 --max-lag 1000000 --json
     """
-    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs)
+    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs, ignored_groups)
     with stop_signal() as stop:
         while True:
             seen = watching.look()

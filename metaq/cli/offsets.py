@@ -14,7 +14,7 @@ from metaq.coordination.offset_store import Offset
 from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import ClientError, ConfigError
 
-from .groups import seek_group
+from .groups import check_groups, seek_group
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
 from .sql_url import sql_store
@@ -229,10 +229,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
       metaq offsets skip audit --topic trades --partition 0-3
     """
     with Cluster(zk) as cluster:
-        if group not in cluster.view.groups():
-            raise ClientError(
-                f"group {group!r} never had a member or an offset: `metaq groups list` shows those that had"
-            )
+        check_groups(cluster, [group])
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
         owners = cluster.owners(group, topic)
         owned = [f"{each} by {owners[str(each)]}" for each in chosen if str(each) in owners]

@@ -22,6 +22,7 @@ __all__ = [
     "TIME",
     "TOPIC",
     "TOPIC_WITH_PARTITIONS",
+    "ZK_METAVAR",
     "Position",
     "TopicSpec",
     "dry_run_option",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 MAX_PARTITIONS = 65_536
+ZK_METAVAR = "HOST:PORT[,...][/CHROOT]"
 
 
 class _Name(click.ParamType[str]):
@@ -196,9 +198,19 @@ BYTES = _Bytes()
 PORT = click.IntRange(0, 65535)
 """A TCP port; 0 lets the system choose a free one."""
 
+
+class _ZkOption(click.Option):
+    """Behind the command, else in front of it, else of the environment."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        in_front = ctx.find_root().params.get("zk")
+        return super().resolve_envvar_value(ctx) if in_front is None else str(in_front)
+
+
 zk_option = click.option(
     "--zk",
-    metavar="HOST:PORT[,...][/CHROOT]",
+    cls=_ZkOption,
+    metavar=ZK_METAVAR,
     envvar="METAQ_ZK",
     default="127.0.0.1:2181",
     show_default=True,

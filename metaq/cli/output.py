@@ -8,13 +8,23 @@ from typing import IO, Any
 
 import simplejson
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["byte_size", "console", "print_json", "print_table"]
+__all__ = ["UNKNOWN", "byte_size", "console", "print_json", "print_table"]
+
+UNKNOWN = "unknown"
+"""The cell for a number that is not known, which is not 0."""
+
+_GAP, _NARROW_GAP = 3, 1
+"""Blanks between two columns, and where they are scarce."""
+_FOLDED_WIDTH = 9
+"""No column of text is made narrower."""
 
 _PIPE_COLUMNS = 200
+_ANY_WIDTH = 1_000_000
 """Width of tables that go to a file or pipe: there is no terminal to wrap for."""
 
 
@@ -30,15 +40,40 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print `rows` under `columns` on stdout; integers are grouped by thousands and set to the right, None is `-`."""
+    """Print `rows` under `columns` on stdout; integers are grouped by thousands and set to the right, None is `-`.
+
+    On a terminal it is as wide as that: text is folded, never numbers; where that is not enough each row becomes lines
+    of name and value. Elsewhere each row is one line, whole.
+    """
     cells = [list(row) for row in rows]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        numeric = bool(cells) and all(_is_number(row[index]) or row[index] is None for row in cells)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console().print(table)
+    numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]
+    texts = [[_cell(value) for value in row] for row in cells]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
+    narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
+    target = console(pipe_columns=_ANY_WIDTH)
+    for gap in (_GAP, _NARROW_GAP):
+        if sum(narrowest) + gap * len(columns) <= target.width:
+            target.print(_table(columns, texts, numeric, narrowest, gap))
+            return
+    for row in texts:
+        target.print(_table(("NAME", "VALUE"), list(zip(columns, row, strict=True)), (False, False), (0, 0), _GAP))
+
+
+def _table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Sequence[bool],
+    narrowest: Sequence[int],
+    gap: int,
+) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1) if gap == _GAP else (0, 0))
+    for column, right, width in zip(columns, numeric, narrowest, strict=True):
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=right, min_width=width or None
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def byte_size(count: float) -> str:
@@ -52,6 +87,10 @@ def byte_size(count: float) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_right(value: object) -> bool:
+    return value is None or value == UNKNOWN or _is_number(value)
 
 
 def _cell(value: object) -> str:

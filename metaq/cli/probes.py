@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,11 +13,21 @@ from typing import NamedTuple
 from metaq import Producer
 from metaq.client.admin import prepared_transactions
 from metaq.client.cluster import Cluster
-from metaq.client.inquiry import Bounds, partition_bounds, read_bytes, read_stats
+from metaq.client.connection import Connection
+from metaq.client.inquiry import read_bytes, read_stats
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import CoordinationUnavailable, MetaqError, OffsetOutOfRange, RequestRefused
+from metaq.coordination.records import parse_partition_name
+from metaq.protocol.errors import (
+    CoordinationUnavailable,
+    MetaqError,
+    OffsetOutOfRange,
+    RequestRefused,
+)
 
+from .groups import check_groups
+from .lag import GroupPartition, group_partitions
 from .output import byte_size
+from .reach import Reach
 from .stats import named_figures
 
 __all__ = ["Level", "Limits", "Monitor", "Seen"]
@@ -28,10 +38,11 @@ _PROBE_READ_BYTES = 4096
 
 
 class Level(StrEnum):
-    """Worst first."""
+    """Worst first. UNKNOWN: could not be looked at, for a reason that another line tells."""
 
     ALARM = "alarm"
     WARNING = "warning"
+    UNKNOWN = "unknown"
     OK = "ok"
 
 
@@ -65,96 +76,148 @@ class Monitor:
         probe_topic: str | None = None,
         groups: Sequence[str] = (),
         data_dirs: Sequence[str] = (),
+        ignored_groups: Sequence[str] = (),
     ) -> None:
         self._zk = zk
         self._limits = limits
         self._probe_topic = probe_topic
         self._groups = groups
+        self._ignored = ignored_groups
         self._data_dirs = data_dirs
+        self._checked = False
         self._put_failed: dict[int, int] = {}
         self._committed: dict[tuple[str, TopicPartition], int] = {}
 
     def look(self) -> list[Seen]:
-        """Everything once, worst first. What cannot be asked is a finding, no error."""
+        """Everything once, worst first. What cannot be asked is a finding, no error.
+
+        Raises ClientError, NoPartition the first time for a group or a probe topic that never was.
+        """
         found = [*self._machine()]
         try:
             with Cluster(self._zk) as cluster:
+                self._check_names(cluster)
                 found.append(Seen(Level.OK, "zookeeper", f"{self._zk} answers"))
-                for broker_id in cluster.view.brokers():
-                    found += _guarded(f"broker {broker_id}", self._broker(cluster, broker_id))
-                if self._probe_topic is not None:
-                    found += _guarded(f"probe {self._probe_topic}", self._probe(cluster, self._probe_topic))
-                for group in self._groups or cluster.view.groups():
-                    found += _guarded(f"group {group}", self._group(cluster, group))
+                found += self._cluster(cluster)
         except CoordinationUnavailable as error:
             found.append(Seen(Level.ALARM, "zookeeper", str(error)))
         return sorted(found, key=lambda each: list(Level).index(each.level))
 
+    def _check_names(self, cluster: Cluster) -> None:
+        if self._checked:
+            return
+        check_groups(cluster, (*self._groups, *self._ignored))
+        if self._probe_topic is not None and self._probe_topic not in cluster.view.topics():
+            cluster.choose_partitions(self._probe_topic)
+        self._checked = True
+
+    def _cluster(self, cluster: Cluster) -> Iterator[Seen]:
+        reach = Reach(cluster)
+        brokers = cluster.view.brokers()
+        if not brokers:
+            yield Seen(Level.ALARM, "brokers", "no broker is registered")
+        for broker_id, nodes in brokers.items():
+            if nodes.master is None:
+                yield Seen(Level.ALARM, f"broker {broker_id}", "has no master, only slaves: nobody can send to it")
+            else:
+                yield from _guarded(f"broker {broker_id}", self._broker(reach, broker_id))
+        if self._probe_topic is not None:
+            yield from _guarded(f"probe {self._probe_topic}", self._probe(cluster, reach, self._probe_topic))
+        groups = [each for each in self._groups or cluster.view.groups() if each not in self._ignored]
+        for group in groups:
+            yield from _guarded(f"group {group}", self._group(cluster, reach, group))
+        yield from _left_behind(cluster, groups, brokers.keys())
+
     # --- brokers ------------------------------------------------------------------------------------------------------
 
-    def _broker(self, cluster: Cluster, broker_id: int) -> Iterator[Seen]:
+    def _broker(self, reach: Reach, broker_id: int) -> Iterator[Seen]:
+        found = reach.ask(TopicPartition("", broker_id, 0), lambda connection: list(self._asked(broker_id, connection)))
+        yield from found or [Seen(Level.ALARM, f"broker {broker_id}", reach.silent[broker_id])]
+
+    def _asked(self, broker_id: int, connection: Connection) -> Iterator[Seen]:
         what, limits = f"broker {broker_id}", self._limits
-        connection = cluster.connection(broker_id)
         figures = named_figures(read_stats(connection))
         yield Seen(Level.OK, what, f"{connection.endpoint} answers, version {figures.get('version')}")
         yield from _above(what, "connections", _number(figures, "curr_connections"), limits.max_connections)
         failed = _number(figures, "put_failed")
-        before = self._put_failed.get(broker_id, failed)
-        self._put_failed[broker_id] = failed
-        if failed < before:
+        before = self._put_failed.get(broker_id)
+        if failed is None:
+            yield Seen(Level.UNKNOWN, what, "does not tell how many puts have failed")
+        elif before is not None and failed < before:
             yield Seen(Level.WARNING, what, "has been restarted since the last look")
-        else:
+        elif before is not None:
             yield from _above(what, "failed puts since the last look", failed - before, limits.max_put_failed)
+        if failed is not None:
+            self._put_failed[broker_id] = failed
         if connection.speaks_frames:  # a Java broker tells it by JMX only
             try:
                 prepared = len(prepared_transactions(connection))
             except RequestRefused as error:
-                yield Seen(Level.OK, what, f"prepared transactions cannot be seen: {error}")
+                yield Seen(Level.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
                 yield from _above(what, "prepared transactions", prepared, limits.max_prepared)
 
     # --- a message there and back -------------------------------------------------------------------------------------
 
-    def _probe(self, cluster: Cluster, topic: str) -> Iterator[Seen]:
+    def _probe(self, cluster: Cluster, reach: Reach, topic: str) -> Iterator[Seen]:
         first: dict[int, TopicPartition] = {}
         for partition in cluster.partitions(topic):
             first.setdefault(partition.broker, partition)
         with Producer(self._zk) as producer:
             for partition in first.values():
-                yield from _guarded(f"probe {topic} {partition}", _round_trip(cluster, producer, partition))
+                what = f"probe {topic} {partition}"
+                if partition.broker in reach.silent:
+                    yield Seen(Level.UNKNOWN, what, f"not tried: broker {partition.broker} does not answer")
+                else:
+                    yield from _guarded(what, _round_trip(cluster, producer, partition))
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def _group(self, cluster: Cluster, group: str) -> Iterator[Seen]:
-        members = cluster.members(group)
-        published = set(cluster.topics())
+    def _group(self, cluster: Cluster, reach: Reach, group: str) -> Iterator[Seen]:
+        members = len(cluster.members(group))
+        rows: list[GroupPartition] = []
         for topic in cluster.group_topics(group):
-            if topic not in published:
-                yield Seen(Level.WARNING, f"group {group}", f"no live broker has its topic {topic}")
-                continue
-            partitions = cluster.partitions(topic)
-            owners = cluster.owners(group, topic)
-            for partition, offset in zip(partitions, cluster.committed_many(group, partitions), strict=True):
-                what = f"group {group} {topic} {partition}"
-                if members and str(partition) not in owners:
-                    yield Seen(Level.WARNING, what, f"no owner among {len(members)} members")
-                if offset is not None:
-                    bounds = partition_bounds(cluster.connection(partition.broker), partition)
-                    yield from self._progress(what, (group, partition), offset.offset, bounds, bool(members))
+            found = group_partitions(cluster, reach, group, topic)
+            rows += found
+            if not found and members:
+                yield Seen(Level.ALARM, f"group {group}", f"no live broker has its topic {topic}")
+        by_cause: dict[_Cause, list[GroupPartition]] = {}
+        for row in rows:
+            by_cause.setdefault(self._cause(group, row, members), []).append(row)
+        for cause, found in by_cause.items():
+            yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
-    def _progress(
-        self, what: str, key: tuple[str, TopicPartition], offset: int, bounds: Bounds, live: bool
-    ) -> Iterator[Seen]:
+    def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
+        """The first thing that is wrong with a partition, so that one cause gives one line for all of a group's."""
+        key = (group, row.partition)
         before = self._committed.get(key)
-        self._committed[key] = offset
-        if not bounds.first <= offset <= bounds.end:
-            text = f"offset {offset} is outside the readable bytes [{bounds.first}, {bounds.end}]"
-            yield Seen(Level.ALARM, what, text)
-            return
-        lag = bounds.end - offset
-        if live and lag and before == offset:
-            yield Seen(Level.ALARM, what, f"stands still at {offset} since the last look, {byte_size(lag)} are waiting")
-        yield from _above(what, "bytes behind", lag, self._limits.max_lag)
+        if row.committed is not None:
+            self._committed[key] = row.committed
+        if row.closed:
+            return _Cause(Level.WARNING, "closed by an operator, lag unknown")
+        if row.bounds is None:
+            return _Cause(Level.UNKNOWN, f"lag unknown, broker {row.partition.broker} does not answer")
+        if row.outside:
+            return _Cause(Level.ALARM, "the offset is outside the readable bytes")
+        lag = row.lag_bytes or 0
+        limit = self._limits.max_lag
+        still = row.committed is not None and before == row.committed
+        if not members:
+            return (
+                _Cause(Level.ALARM, "no live member, and messages are waiting")
+                if lag
+                else _Cause(Level.OK, "at the end, no live member")
+            )
+        if row.owner is None:
+            stuck = lag > limit or (still and lag)
+            return _Cause(Level.ALARM if stuck else Level.WARNING, f"no owner among {members} members")
+        if lag and still:
+            return _Cause(Level.ALARM, "stands still since the last look")
+        if lag > limit:
+            return _Cause(Level.ALARM, f"more than {byte_size(limit)} behind (--max-lag)")
+        if lag and row.committed is None:
+            return _Cause(Level.WARNING, "no offset is committed yet, so at most this is waiting")
+        return _Cause(Level.OK, "behind by")
 
     # --- this machine -------------------------------------------------------------------------------------------------
 
@@ -168,6 +231,63 @@ class Monitor:
         if free is not None:
             level = Level.ALARM if free < self._limits.min_memory else Level.OK
             yield Seen(level, "memory", f"{free} percent available (limit {self._limits.min_memory})")
+
+
+class _Cause(NamedTuple):
+    """Why partitions of a group are shown, and how."""
+
+    level: Level
+    text: str
+
+
+_NAMED = 8
+"""Partitions that a line names."""
+
+
+def _listed(rows: Sequence[GroupPartition]) -> str:
+    """What is waiting in these partitions altogether, and which they are; the farthest behind first."""
+    farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
+    names = [_place(row) for row in farthest[:_NAMED]]
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f"{_waiting(rows)} in {', '.join(names)}{more}"
+
+
+def _place(row: GroupPartition) -> str:
+    name = f"{row.partition.topic} {row.partition}"
+    if row.bounds is not None and row.outside:
+        return f"{name} (offset {row.committed}, readable [{row.bounds.first}, {row.bounds.end}])"
+    return name
+
+
+def _waiting(rows: Sequence[GroupPartition]) -> str:
+    messages = _total(row.lag_messages for row in rows)
+    seconds = [row.lag_seconds for row in rows]
+    oldest = "unknown" if None in seconds else f"{max(each or 0 for each in seconds):,}"
+    size = _total(row.lag_bytes for row in rows)
+    counted = "unknown" if messages is None else f"{messages:,}"
+    return f"{counted} messages, {'unknown' if size is None else f'{size:,}'} bytes, {oldest} seconds"
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(each or 0 for each in known)
+
+
+def _left_behind(cluster: Cluster, groups: Sequence[str], registered: Iterable[int]) -> Iterator[Seen]:
+    """A line for each broker that is gone and of which groups have offsets: what is on it waits for nobody's eyes."""
+    having: dict[int, list[str]] = {}
+    for group in groups:
+        for broker_id in _committed_brokers(cluster, group) - set(registered):
+            having.setdefault(broker_id, []).append(group)
+    for broker_id, names in sorted(having.items()):
+        text = f"is not registered, so what waits there is unknown; groups with offsets on it: {', '.join(names)}"
+        yield Seen(Level.WARNING, f"broker {broker_id}", text)
+
+
+def _committed_brokers(cluster: Cluster, group: str) -> set[int]:
+    view = cluster.view
+    topics = view.committed_topics(group)
+    return {parse_partition_name(each)[0] for topic in topics for each in view.committed_partitions(group, topic)}
 
 
 def _round_trip(cluster: Cluster, producer: Producer, partition: TopicPartition) -> Iterator[Seen]:
@@ -202,14 +322,17 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
         yield Seen(Level.ALARM, what, str(error))
 
 
-def _above(what: str, name: str, value: int, limit: int) -> Iterator[Seen]:
+def _above(what: str, name: str, value: int | None, limit: int) -> Iterator[Seen]:
+    if value is None:
+        yield Seen(Level.UNKNOWN, what, f"does not tell its {name}")
+        return
     level = Level.ALARM if value > limit else Level.OK
     yield Seen(level, what, f"{value} {name} (limit {limit})")
 
 
-def _number(figures: dict[str, object], name: str) -> int:
+def _number(figures: dict[str, object], name: str) -> int | None:
     value = figures.get(name)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) else None
 
 
 def _available_memory_percent() -> int | None:

@@ -135,7 +135,7 @@ def _batch_sender(producer: Producer, topic: str, tag: str | None) -> Sender:
 def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> Sender:
     def send(lines: list[bytes]) -> int:
         pairs = [_split_key(line, separator) for line in lines]
-        futures = [producer.send_async(topic, payload, key=key, keys=key.split(), tag=tag) for key, payload in pairs]
+        futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]
         for future in futures:
             future.result()
         return sum(len(payload) for _, payload in pairs)

@@ -19,6 +19,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, DirectoryInUse
 
 __all__ = [
     "Child",
+    "Stop",
     "die_with_parent",
     "locked_directory",
     "stop_all",
@@ -29,12 +30,24 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-@contextmanager
-def stop_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
-    stop = threading.Event()
+class Stop(threading.Event):
+    """Set by SIGTERM or SIGINT. number: of the first of them, 0 before."""
 
-    def request_stop(_number: int, _frame: FrameType | None) -> None:
+    number = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was Ctrl-C."""
+        return self.number == signal.SIGINT
+
+
+@contextmanager
+def stop_signal() -> Iterator[Stop]:
+    """An event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
+    stop = Stop()
+
+    def request_stop(number: int, _frame: FrameType | None) -> None:
+        stop.number = stop.number or number
         stop.set()
 
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}

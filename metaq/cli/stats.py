@@ -15,6 +15,7 @@ from .target import Target, target_options
 __all__ = ["named_figures", "stats", "stats_rows"]
 
 _TEXT_ITEMS = ("config", "help", "replication")
+_IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
 
 
@@ -45,7 +46,7 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     elif as_json:
         print_json(named_figures(lines))
     else:
-        print_table(("NAME", "VALUE"), list(named_figures(lines).items()))
+        print_table(("NAME", "VALUE"), [(name, _shown(name, value)) for name, value in named_figures(lines).items()])
 
 
 def named_figures(lines: Sequence[str]) -> _Row:
@@ -68,7 +69,12 @@ def _print_rows(rows: list[_Row], as_json: bool) -> None:
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
     headings = [name.replace("_", " ").upper() for name in columns]
-    print_table(headings, [[row.get(name) for name in columns] for row in rows])
+    print_table(headings, [[_shown(name, row.get(name)) for name in columns] for row in rows])
+
+
+def _shown(name: str, value: object) -> object:
+    """A number that names something is no quantity: its digits stay together."""
+    return str(value) if name in _IDENTIFIERS and value is not None else value
 
 
 def _value(text: str) -> object:

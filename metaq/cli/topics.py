@@ -7,9 +7,11 @@ import click
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
 
 from .options import TOPIC, json_option, zk_option
-from .output import print_json, print_table
+from .output import UNKNOWN, print_json, print_table
+from .reach import Reach, without
 
 __all__ = ["topics"]
 
@@ -55,26 +57,41 @@ def _summary(cluster: Cluster, topic: str) -> dict[str, object]:
 def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     """Each partition of TOPIC: its broker, its readable bytes and its messages.
 
+    Exit code 1 if a broker does not answer; the others' partitions are shown.
+
     \b
     Example
       metaq topics describe trades
     """
     with Cluster(zk) as cluster:
-        rows = [_describe(cluster, partition) for partition in cluster.partitions(topic)]
+        reach = Reach(cluster)
+        partitions = cluster.choose_partitions(topic)
+        rows = [_describe(reach, partition) for partition in partitions]
     if as_json:
         print_json({"topic": topic, "partitions": rows})
     else:
-        print_table(("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES"), [tuple(row.values()) for row in rows])
+        print_table(("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES"), list(map(_cells, rows)))
+    if reach.silent:
+        raise BrokerUnavailable(without(reach.silent, partitions))
 
 
-def _describe(cluster: Cluster, partition: TopicPartition) -> dict[str, object]:
-    bounds = partition_bounds(cluster.connection(partition.broker), partition)
-    endpoint = cluster.endpoint(partition.broker)
+def _cells(row: dict[str, object]) -> list[object]:
+    *cells, closed = row.values()
+    return [("closed" if closed else UNKNOWN) if each is None else each for each in cells]
+
+
+def _describe(reach: Reach, partition: TopicPartition) -> dict[str, object]:
+    closed = False
+    try:
+        bounds = reach.ask(partition, lambda connection: partition_bounds(connection, partition))
+    except PartitionClosed:
+        bounds, closed = None, True
     return {
         "partition": str(partition),
-        "broker": f"{endpoint.host}:{endpoint.port}",
-        "first_offset": bounds.first,
-        "end_offset": bounds.end,
-        "bytes": bounds.end - bounds.first,
-        "messages": bounds.messages,
+        "broker": str(reach.source(partition) or "none"),
+        "first_offset": bounds and bounds.first,
+        "end_offset": bounds and bounds.end,
+        "bytes": bounds and bounds.end - bounds.first,
+        "messages": bounds and bounds.messages,
+        "closed": closed,
     }

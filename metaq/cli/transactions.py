@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from metaq.client.admin import complete_transaction, prepared_transactions
+from metaq.client.connection import Connection
+from metaq.protocol.errors import TransactionRefused
 
 from .confirm import confirm
 from .options import dry_run_option, json_option, yes_option
@@ -66,6 +68,19 @@ _EFFECTS = {
 }
 
 
+def _check_there(connection: Connection, key: str, action: str) -> None:
+    """Raise TransactionRefused if the broker has nothing with this key that `action` could be done to."""
+    wanted = "decided" if action == "forget" else "prepared"
+    found = {
+        each.get("key"): "prepared" if each.get("state") == "prepared" else "decided"
+        for each in prepared_transactions(connection)
+    }
+    if found.get(key) != wanted:
+        raise TransactionRefused(
+            f"{connection.endpoint} has no {wanted} transaction {key!r}: `metaq transactions list` shows those it has"
+        )
+
+
 def _deciding(action: str) -> click.Command:
     @target_options
     @dry_run_option
@@ -74,7 +89,9 @@ def _deciding(action: str) -> click.Command:
     @click.argument("key")
     def decide(target: Target, dry_run: bool, yes: bool, as_json: bool, key: str) -> None:
         if dry_run:
-            click.echo(f"would {action} {key} on {target.endpoint()}")
+            with target.connected() as connection:
+                _check_there(connection, key, action)
+            click.echo(f"would {action} {key} on {connection.endpoint}")
             return
         confirm(f"{action} {key}? Its coordinator may have decided otherwise", yes=yes)
         with target.connected() as connection:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from metaq.coordination.ports import ready_port, ready_ports
+from metaq.protocol.errors import ConfigError
 
-from .local_cluster import ClusterPlan, LocalCluster
+from .local_cluster import ClusterPlan, LocalCluster, stored_topics, with_stored
 from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, TopicSpec
 from .servers import locked_directory, stop_signal
 
@@ -23,7 +25,11 @@ __all__ = ["up"]
     show_default=True,
     help="Where ZooKeeper and the brokers keep their data; kept for the next start.",
 )
-@click.option("--brokers", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of broker processes.")
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 64),
+    help="Number of broker processes.  [default: as many as --data-dir has messages of, at least 1]",
+)
 @click.option(
     "--port",
     type=PORT,
@@ -41,7 +47,7 @@ __all__ = ["up"]
     multiple=True,
     default=("test:1",),
     show_default=True,
-    help="Topic and its partitions on each broker; repeat for more.",
+    help="Topic and its partitions on each broker; repeat for more. What --data-dir holds is served besides.",
 )
 @click.option(
     "--flush",
@@ -65,7 +71,7 @@ __all__ = ["up"]
 )
 def up(
     data_dir: Path,
-    brokers: int,
+    brokers: int | None,
     port: int,
     zookeeper_port: int,
     topics: tuple[TopicSpec, ...],
@@ -74,6 +80,9 @@ def up(
     disk_reserve: int | None,
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints one line with the addresses once all serve.
+
+    A start on the --data-dir of an earlier one serves all that is in it: topics that are not named too, and no topic
+    with fewer partitions than it has there. Fewer brokers than have messages there are refused.
 
     \b
     Example: two brokers with four partitions of `trades` each
@@ -85,16 +94,45 @@ def up(
             f"{', '.join(names)}: a topic is given twice: name each one once", param_hint="--topic"
         )
     with stop_signal() as stop, locked_directory("--data-dir", data_dir) as directory:
+        stored = stored_topics(directory)
+        served = with_stored(topics, stored)
+        brokers = _enough(brokers, stored, directory)
+        _tell_of_more(topics, served, directory)
         plan = ClusterPlan(
             data_dir=directory.resolve(),
             ports=ready_ports("--port", port, brokers),
             zookeeper_port=ready_port("--zookeeper-port", zookeeper_port),
-            topics=topics,
+            topics=served,
             durable=flush == "sync",
             session_timeout_ms=round(session_timeout * 1000),
             disk_reserve=disk_reserve,
         )
         with LocalCluster(plan) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
+            names = [topic.name for topic in served]
             click.echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
             cluster.watch(stop.wait)
+
+
+def _enough(brokers: int | None, stored: Mapping[int, Mapping[str, int]], directory: Path) -> int:
+    """How many brokers to start; ConfigError if that leaves one out whose directory has messages."""
+    needed = max(stored, default=0) + 1
+    if brokers is None:
+        return needed
+    if brokers < needed:
+        left_out = "; ".join(f"broker-{each}: {', '.join(stored[each])}" for each in sorted(stored) if each >= brokers)
+        remedy = f"would hide what {directory} holds ({left_out}): start {needed} brokers, or move these folders away"
+        raise ConfigError("--brokers", brokers, remedy)
+    return brokers
+
+
+def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:
+    """Who names fewer partitions than there are is told that none is hidden; a default is not what somebody named."""
+    counts = dict(served)
+    context = click.get_current_context()
+    if context.get_parameter_source("topics") is not click.core.ParameterSource.COMMANDLINE:
+        return
+    for name, partitions in named:
+        if partitions < counts[name]:
+            more = f"{counts[name]} partitions are served, because {directory} has them"
+            click.echo(f"metaq up: --topic={name}:{partitions}: {more}", err=True)

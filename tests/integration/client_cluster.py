@@ -24,9 +24,15 @@ class Brokers:
     """Brokers that share a chroot; each keeps its directory and port across restarts."""
 
     def __init__(
-        self, connect: str, directory: Path, topics: Mapping[str, int], max_segment_size: int = 1 << 30
+        self,
+        connect: str,
+        directory: Path,
+        topics: Mapping[str, int],
+        max_segment_size: int = 1 << 30,
+        session_seconds: float = SESSION_SECONDS,
     ) -> None:
         self.connect = connect
+        self._session_ms = int(session_seconds * 1000)
         self._max_segment_size = max_segment_size
         self._directory = directory
         self._topics = topics
@@ -37,12 +43,11 @@ class Brokers:
         """Start a broker, or start it again where it was. Its messages are on disk when they are acknowledged."""
         directory = self._directory / f"broker-{broker_id}"
         (directory / "data").mkdir(parents=True, exist_ok=True)
-        session_ms = int(SESSION_SECONDS * 1000)
         ini = server_ini(
             directory / "data",
             {topic: f"numPartitions={count}" for topic, count in self._topics.items()},
             broker_id=broker_id,
-            zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={session_ms}\nzk.zkSyncTimeMs=100",
+            zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={self._session_ms}\nzk.zkSyncTimeMs=100",
             max_segment_size=self._max_segment_size,
         )
         if broker_id in self._ports:
@@ -59,9 +64,14 @@ class Brokers:
 
 @contextmanager
 def running_brokers(
-    connect: str, directory: Path, topics: Mapping[str, int], count: int = 1, max_segment_size: int = 1 << 30
+    connect: str,
+    directory: Path,
+    topics: Mapping[str, int],
+    count: int = 1,
+    max_segment_size: int = 1 << 30,
+    session_seconds: float = SESSION_SECONDS,
 ) -> Iterator[Brokers]:
-    brokers = Brokers(connect, directory, topics, max_segment_size)
+    brokers = Brokers(connect, directory, topics, max_segment_size, session_seconds)
     try:
         for broker_id in range(count):
             brokers.start(broker_id)

@@ -75,7 +75,11 @@ def storm_of_calls(interrupts: int) -> dict[str, int]:
                 with lock:
                     here = connection
                 done: SimpleQueue[object] = SimpleQueue()  # an Event may be interrupted with its lock held
-                here.submit(ask, lambda reply, error, done=done: done.put(reply), time.monotonic() + 30)
+
+                def answered(reply: object, _error: object, done: SimpleQueue[object] = done) -> None:
+                    done.put(reply)
+
+                here.submit(ask, answered, time.monotonic() + 30)
                 try:
                     done.get(timeout=_PATIENCE)
                     seen["futures"] += 1

@@ -121,15 +121,16 @@ def test_a_wrong_file_is_one_line(tmp_path, ini):
     assert text.count("\n") == 1
 
 
-def test_an_absent_zookeeper_is_one_line_with_its_address(tmp_path):
+def test_an_absent_zookeeper_is_told_while_it_is_waited_for_and_ends_the_start_with_one_line(tmp_path):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port, the broker least of all
         port = silent.getsockname()[1]
         zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
         code, text = run_until_it_fails(tmp_path, server_ini(tmp_path / "data", {"t": ""}, zookeeper=zookeeper))
     assert code == 1
-    assert text.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port}")
-    assert text.count("\n") == 1
+    waiting, error = text.splitlines()
+    assert f"waiting up to 1 s for ZooKeeper at 127.0.0.1:{port}: nothing listens" in waiting
+    assert error.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port} does not answer within 1 s: nothing listens")
 
 
 def test_a_broker_id_in_use_names_the_other_broker(tmp_path, chroot):

@@ -122,7 +122,8 @@ def test_a_group_goes_on_where_it_stopped(cluster):
 
 
 def test_a_groups_offsets_are_moved_only_without_live_members(cluster):
-    assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "earliest").code == 0
+    assert "--new gives" in cluster.run("groups", "seek", "mover", "--topic", "shared", "--to", "earliest").err
+    assert cluster.run("groups", "seek", "mover", "--new", "--topic", "shared", "--to", "earliest").code == 0
     described = json.loads(cluster.run("groups", "describe", "mover", "--json").out)
     assert sum(row["lag_messages"] for row in described["partitions"]) == 100
     assert cluster.run("groups", "seek", "mover", "--topic", "shared", "--partition", "1-1", "--to", "latest").code == 0
@@ -137,7 +138,7 @@ def test_a_groups_offsets_are_moved_only_without_live_members(cluster):
         assert "live members" in refused.err
         assert "stop them first" in refused.err
     finally:
-        assert stop(member, signal.SIGINT) == 0
+        assert stop(member, signal.SIGINT) == 130
     assert json.loads(cluster.run("groups", "list", "--json").out)
 
 
@@ -171,7 +172,7 @@ def test_topics_and_brokers_tell_what_there_is(cluster):
         (("topics", "describe", "nowhere"), "topic 'nowhere' is published by no live broker"),
         (("brokers", "describe", "9"), "broker 9 is not registered"),
         (("groups", "describe", "nobody"), "group 'nobody' has no members and no offsets"),
-        (("groups", "seek", "g", "--topic", "lines", "--to", "999999"), "999999 is outside"),
+        (("groups", "seek", "g", "--new", "--topic", "lines", "--to", "999999"), "999999 is outside"),
     ],
 )
 def test_what_does_not_exist_is_one_line_and_exit_code_1(cluster, arguments, said):
@@ -191,3 +192,29 @@ def test_a_reader_that_leaves_its_pipe_is_no_traceback(cluster):
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 141
     assert said == b""
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "codes"),
+    [
+        (("consume", "--topic", "seek", "--follow"), signal.SIGINT, (130,)),
+        (("consume", "--topic", "seek", "--group", "interrupted"), signal.SIGINT, (130,)),
+        (("consume", "--topic", "seek", "--group", "ended"), signal.SIGTERM, (0,)),
+        (("monitor", "--every", "600"), signal.SIGINT, (0, 1)),
+        (("monitor", "--every", "600"), signal.SIGTERM, (0, 1)),
+    ],
+)
+def test_commands_that_run_on_end_with_the_code_of_the_page(cluster, command, number, codes):
+    assert cluster.run("produce", "--topic", "seek", stdin=b"something to print\n").code == 0
+    process = start(*command, env=cluster.env)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert stop(process, number) in codes
+
+
+def test_identifiers_in_tables_are_no_quantities(cluster):
+    table = cluster.run("--zk", cluster.zookeeper, "stats", "--broker", "0").out
+    ((_, port),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["port"])
+    assert port == str(cluster.broker_ports[0])
+    ((_, pid),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["pid"])
+    assert pid.isdigit()

@@ -180,8 +180,76 @@ def test_the_monitor_finds_a_healthy_cluster_a_lagging_group_and_a_dead_broker(
         cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
     lagging = operator.ran(*look, "--max-lag", "10")
     assert lagging.code == 1
-    assert "alarm group audit trades 0-0: " in lagging.out
+    assert "alarm group audit: no live member, and messages are waiting: 2 messages" in lagging.out
+    assert "'audti' has no members and no offsets: did you mean 'audit'?" in operator.refused(*look, "--group", "audti")
+    assert "did you mean 'trades'?" in operator.refused("monitor", "--probe-topic", "trade")
     brokers.running[0].kill()
     dead = operator.ran(*look)
     assert dead.code == 1
     assert "alarm" in dead.out
+
+
+def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_members(
+    brokers: Brokers, operator: Operator
+) -> None:
+    for partition in range(4):
+        send(operator.connect, "trades", partition, b"waiting", b"too")
+    look = ("monitor", "--min-memory", "0")
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
+    ran = operator.ran(*look, "--json")
+    (alarm,) = (each for each in json.loads(ran.out)["findings"] if each["level"] != "ok")
+    assert ran.code == 1
+    assert alarm["level"] == "alarm"
+    # also what is in partitions of which no offset was ever committed
+    assert "8 messages, 200 bytes, " in alarm["text"]
+    assert "trades 0-0, trades 0-1, trades 0-2, trades 0-3" in alarm["text"]
+    assert operator.ran(*look, "--ignore-group", "audit").code == 0
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 9, 0): 0})
+    left_behind = operator.ran(*look, "--ignore-group", "audit")
+    assert left_behind.code == 0
+    gone = operator.ran(*look)
+    assert "warning broker 9: is not registered, so what waits there is unknown; groups with offsets on it: audit" in (
+        gone.out
+    )
+
+
+def test_the_lag_of_a_group_is_told_in_bytes_messages_and_seconds(brokers: Brokers, operator: Operator) -> None:
+    send(operator.connect, "trades", 0, b"read", b"unread")
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 0, 0): 24, TopicPartition("trades", 0, 1): 999})
+    first, beyond, *_ = operator.json("groups", "describe", "audit")["partitions"]
+    assert (first["lag_bytes"], first["lag_messages"]) == (26, 1)
+    assert 0 <= first["lag_seconds"] < 1000
+    # nobody knows how far an offset is behind that the partition does not reach
+    assert (beyond["lag_bytes"], beyond["lag_messages"], beyond["lag_seconds"]) == (None, None, None)
+
+
+def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator: Operator) -> None:
+    for partition in (0, 1):
+        send(operator.connect, "orders", partition, b"one")
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("orders", 0, 0): 0})
+    assert operator.ran("partitions", "close", "--topic", "orders", "--start", "1", "--end", "1").code == 0
+    rows = operator.json("topics", "describe", "orders")["partitions"]
+    assert values(rows, "messages", "closed") == [(1, False), (None, True)]
+    rows = operator.json("groups", "describe", "audit")["partitions"]
+    assert values(rows, "lag_messages", "closed") == [(1, False), (None, True)]
+    assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
+
+
+def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator) -> None:
+    send(operator.connect, "trades", 0, b"one")
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
+    for seek in ("groups", "offsets"):
+        said = operator.refused(seek, "seek", "audti", "--topic", "trades", "--to", "earliest")
+        assert "group 'audti' has no members and no offsets: did you mean 'audit'?" in said
+    assert "did you mean 'audit'" in operator.refused("offsets", "skip", "audti", "--topic", "trades")
+    for action in ("commit", "rollback", "complete", "forget"):
+        said = operator.refused("transactions", action, "garbage", "--broker", "0", "--dry-run")
+        assert "transaction 'garbage'" in said
+    misspelt = operator.refused("consume", "--topic", "trade", "--group", "readers", "--timeout", "1")
+    assert "topic 'trade' is published by no live broker: did you mean 'trades'?" in misspelt
+    assert operator.json("groups", "list") == [{"group": "audit", "members": 0, "topics": ["trades"]}]

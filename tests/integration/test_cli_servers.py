@@ -50,6 +50,54 @@ def test_up_stops_on_ctrl_c_and_keeps_its_messages_for_the_next_start(tmp_path):
         assert stop(second.process) == 0
 
 
+def test_up_serves_what_its_data_directory_holds_whatever_it_is_told_to_serve(tmp_path):
+    first = start_up(tmp_path / "data", ["trades:3", "orders:1"], "--brokers", "2")
+    try:
+        for topic, lines in (("trades", 12), ("orders", 2)):  # to each of the partitions in turn
+            sent = "".join(f"{topic} {number}\n" for number in range(lines)).encode()
+            assert first.run("produce", "--topic", topic, "--batch", "1", stdin=sent).code == 0
+    finally:
+        assert stop(first.process) == 0
+    again = start_up(tmp_path / "data", ["trades:2", "new:1"])
+    try:
+        assert len(again.broker_ports) == 2
+        listed = json.loads(again.run("topics", "list", "--json").out)
+        assert {row["topic"]: row["partitions"] for row in listed} == {"new": 2, "orders": 2, "trades": 6}
+        for topic, lines in (("trades", 12), ("orders", 2)):
+            consumed = again.run("consume", "--topic", topic, "--group", "g", "--count", str(lines), "--timeout", "60")
+            assert len(consumed.out.splitlines()) == lines
+    finally:
+        again.process.send_signal(signal.SIGTERM)
+        _, said = again.process.communicate(timeout=DEADLINE)
+    assert f"--topic=trades:2: 3 partitions are served, because {tmp_path / 'data'} has them" in said.decode()
+    ran = run(*UP, "--data-dir", str(tmp_path / "data"), "--brokers", "1")
+    assert_one_line(ran, "--brokers=1", "broker-1: orders, trades", "start 2 brokers")
+
+
+def test_a_broker_serves_partitions_that_its_server_ini_has_no_number_for_and_says_so(zookeeper, tmp_path):
+    ini = tmp_path / "server.ini"
+    zk = ("--zk", zookeeper.connect_string)
+    three = server_ini(tmp_path, zookeeper.connect_string, port=0) + "numPartitions=3\n[topic=other]\nnumPartitions=2\n"
+    ini.write_text(three)
+    process = start("broker", "-f", str(ini))
+    try:
+        first_line(process)
+        for topic in ("only", "other"):
+            assert run("produce", "--topic", topic, "--batch", "1", *zk, stdin=b"a\nb\nc\n").code == 0
+    finally:
+        assert stop(process) == 0
+    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0))
+    process = start("broker", "-f", str(ini))
+    try:
+        first_line(process)
+        for topic in ("only", "other"):
+            assert sorted(run("consume", "--topic", topic, *zk).out.split()) == ["a", "b", "c"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=DEADLINE)
+    assert "[topic=only] numPartitions=1 would hide only-1, only-2" in said.decode()
+
+
 def test_brokers_and_zookeeper_do_not_outlive_a_killed_up(tmp_path):
     up = start_up(tmp_path / "data", ["trades:1"], "--brokers", "2")
     children = pids_of_children(up.process.pid)

@@ -63,6 +63,7 @@ def test_an_operator_decides_what_is_prepared(brokers: Brokers, producer: Produc
     table = operator.ran("transactions", "list", "--broker", "0")
     assert (table.code, [word for word in table.out.split() if word.startswith("XID")]) == (0, [first, second, third])
 
+    assert "no decided transaction" in operator.refused("transactions", "forget", first, "--dry-run")
     assert "would commit" in operator.ran("transactions", "commit", first, "--dry-run").out
     assert [state for _, state in states(operator)] == ["prepared"] * 3
     assert operator.json("transactions", "commit", first, "--yes") == {"key": first, "action": "commit"}

@@ -58,6 +58,21 @@ class Running:
         assert self.error is None
 
 
+def test_a_stop_that_comes_before_run_ends_it(brokers, producer):
+    producer.send("t", b"later")
+    with member(brokers, group="stopped") as consumer:
+        consumer.stop()
+        consumer.run(lambda message: pytest.fail("the handler was called"))
+        seen = []
+
+        def handler(message):
+            seen.append(message.payload)
+            consumer.stop()
+
+        consumer.run(handler)
+    assert seen == [b"later"]
+
+
 def test_a_rejected_message_is_kept_and_comes_again_until_it_is_processed_even_after_a_restart(
     brokers, producer, tmp_path
 ):

@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView, TopicReplica
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
 from tests.integration.coordination_helpers import deaf, expire, session_at, tree, wait_for
 from tests.waiting import DEADLINE, assert_within
@@ -318,6 +318,20 @@ def test_the_stale_nodes_of_its_own_earlier_life_are_replaced_at_once(session: Z
     other.close()  # the end of the old session takes nothing away
     assert ephemerals(session) == before
     assert {session.zk.get(path)[1].ephemeralOwner for path in before} == {session.session_id}
+
+
+def test_a_restarted_broker_blames_nobody_for_the_node_that_was_its_own(session: ZkSession, other: ZkSession, caplog):
+    registration(other).register([ORDERS])
+    registration(session).register([ORDERS])
+    assert caplog.text == ""
+
+
+def test_a_first_registration_is_told_as_such(session: ZkSession, caplog):
+    broker = registration(session)
+    broker.register([ORDERS])
+    broker._session_changed(SessionEvent.CONNECTED)  # late news of the session on which it is registered
+    broker._again.close(DEADLINE)
+    assert caplog.text == ""
 
 
 def test_another_brokers_node_is_waited_for(session: ZkSession, other: ZkSession):

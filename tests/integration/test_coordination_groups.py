@@ -14,7 +14,7 @@ from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.znodes import create_ephemeral
 from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
@@ -91,7 +91,7 @@ def test_a_member_registers_its_topics_and_leaves_nothing_behind(sessions: list[
 
 def test_members_see_each_other_and_share_the_partitions_as_java_does(sessions, broker):
     first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2").joined()
-    assert first.membership.snapshot().consumers == {"t": ("g_c1", "g_c2")}
+    wait_for(lambda: first.membership.snapshot().consumers == {"t": ("g_c1", "g_c2")}, "the news of the second")
     assert first.membership.snapshot() == second.membership.snapshot()
     assert first.membership.snapshot().brokers == {0: BrokerNodes(BROKER)}
     # the second vector of golden/assignment.json with 12 partitions
@@ -102,8 +102,58 @@ def test_members_see_each_other_and_share_the_partitions_as_java_does(sessions, 
 def test_a_consumer_of_other_topics_is_in_the_group_but_not_among_the_consumers_of_mine(sessions, broker):
     first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2", ("u", "t")).joined()
     Member(sessions[2], "c3", ("u",)).joined()
-    assert first.membership.snapshot().consumers == {"t": ("g_c1", "g_c2")}
-    assert second.membership.snapshot().consumers == {"u": ("g_c2", "g_c3"), "t": ("g_c1", "g_c2")}
+    wait_for(
+        lambda: second.membership.snapshot().consumers == {"u": ("g_c2", "g_c3"), "t": ("g_c1", "g_c2")}, "the third"
+    )
+    wait_for(lambda: first.membership.snapshot().consumers == {"t": ("g_c1", "g_c2")}, "the second")
+
+
+def test_a_consumer_that_came_again_with_other_topics_under_its_name_is_read_again(sessions, broker):
+    first = Member(sessions[0], "c1", ("t", "u")).joined().membership
+    second = Member(sessions[1], "c2", ("t",)).joined().membership
+    wait_for(lambda: first.snapshot().consumers == {"t": ("g_c1", "g_c2"), "u": ("g_c1",)}, "the second")
+    with deaf(sessions[0]):  # the watch shows the same names before and after
+        second.leave()
+        Member(sessions[1], "c2", ("u",)).joined()
+    wait_for(lambda: first.snapshot().consumers == {"t": ("g_c1",), "u": ("g_c1", "g_c2")}, "its new topics")
+
+
+def test_a_snapshot_without_a_change_asks_nothing_and_a_new_member_costs_two_requests(sessions, broker):
+    member = Member(sessions[0], "c1").joined()
+    others = [Member(sessions[1], f"d{number}").joined() for number in range(10)]
+    wait_for(lambda: len(member.membership.snapshot().consumers["t"]) == 11, "the others")
+    asked: list[object] = []
+    real = sessions[0].zk._call
+
+    def count(request: object, result: object) -> bool | None:
+        asked.append(request)
+        return real(request, result)  # type: ignore[no-any-return]
+
+    sessions[0].zk._call = count
+    for _ in range(100):
+        member.membership.snapshot()
+    assert asked == []
+    Member(sessions[1], "d10").joined()
+    wait_for(lambda: len(member.membership.snapshot().consumers["t"]) == 12, "the new one")
+    assert len(asked) == 2, asked  # the names, with the next watch; its data
+    others[0].membership.leave()
+    wait_for(lambda: len(member.membership.snapshot().consumers["t"]) == 11, "one less")
+    assert len(asked) == 3, asked
+
+
+def test_a_refused_partition_is_told_of_when_it_is_free(sessions, broker):
+    first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2").joined()
+    assert first.membership.claim("t", "0-0")
+    wait_for(lambda: len(second.membership.snapshot().consumers["t"]) == 2, "both")
+    events = threading.Event()
+    second.session.events.post(events.set)
+    assert events.wait(DEADLINE)
+    told = second.changes
+    assert not second.membership.claim("t", "0-0")
+    assert not second.membership.claim("t", "0-0")
+    first.membership.release("t", "0-0")
+    wait_for(lambda: second.changes > told, "the news")
+    assert second.membership.claim("t", "0-0")
 
 
 def test_each_change_of_members_partitions_and_brokers_is_told_on_the_event_thread(sessions, broker):
@@ -162,11 +212,27 @@ def test_leaving_ends_the_wait_for_a_configured_id(sessions):
 
 def test_a_member_whose_node_was_removed_says_so_and_joins_again(sessions, view):
     member = Member(sessions[0], "c1").joined()
+    assert member.membership.claim("t", "0-0")
     sessions[2].zk.delete(sessions[2].paths.consumer("g", "g_c1"))
-    with pytest.raises(SessionLost, match="not registered"):
-        member.membership.snapshot()
+    wait_for(lambda: not _is_registered(member), "the news")
     wait_for(lambda: view.consumers("g") == {"g_c1": ["t"]}, "its node")
-    assert member.membership.snapshot().consumers == {"t": ("g_c1",)}
+    wait_for(lambda: _is_registered(member), "the news that it is back")
+    assert member.membership.held == {("t", "0-0")}  # what it owns has stayed its own
+
+
+def test_late_news_of_the_session_on_which_it_joined_is_no_reason_to_join_again(sessions, caplog):
+    member = Member(sessions[0], "c1").joined().membership
+    member._session_changed(SessionEvent.CONNECTED)
+    member._again.close(DEADLINE)
+    assert caplog.text == ""
+
+
+def _is_registered(member: Member) -> bool:
+    try:
+        member.membership.snapshot()
+    except SessionLost:
+        return False
+    return True
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------

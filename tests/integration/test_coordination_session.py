@@ -4,11 +4,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 
+from metaq.coordination import kazoo_client
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
@@ -17,6 +19,7 @@ from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.watches import ChildrenWatcher
 from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
 from metaq.protocol.errors import CoordinationUnavailable, SessionLost
+from tests.integration.client_cluster import running_brokers
 from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, session_at, wait_for
 from tests.waiting import DEADLINE, assert_within
 
@@ -66,13 +69,147 @@ def test_an_unreachable_zookeeper_is_named_within_the_timeout_and_leaves_no_thre
         def attempt() -> float:
             started = time.monotonic()
             with pytest.raises(
-                CoordinationUnavailable, match=rf"ZooKeeper at {connect} does not answer within 0\.5 s: start"
+                CoordinationUnavailable, match=rf"no ZooKeeper at {connect}: nothing listens at {connect}: start"
             ):
                 ZkSession(connect).start(timeout=0.5)
             return time.monotonic() - started
 
         assert_within(5, attempt)
         wait_for(lambda: set(threading.enumerate()) <= before, "the end of its threads")
+
+
+def test_after_its_start_the_session_is_there_and_whoever_listens_then_hears_of_later_changes_only(chroot: str):
+    session = ZkSession(chroot)
+    connected = session._connected
+
+    def slowly() -> SessionEvent:
+        time.sleep(0.3)  # kazoo says that it is connected before it tells us
+        return connected()
+
+    session._connected = slowly  # type: ignore[method-assign]
+    with session:
+        assert session.session_id
+        seen = Recorder(session)
+        done = threading.Event()
+        session.events.post(done.set)
+        assert done.wait(DEADLINE)
+        assert seen.events == []
+
+
+@pytest.fixture
+def mute_server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def answering(server: socket.socket, answer: bytes) -> str:
+    """Have `server` answer each connection so and close it; return its address."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, suppress(OSError):
+                    connection.recv(4)
+                    connection.sendall(answer)
+                    connection.recv(4096)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def refusal(connect: str, timeout: float = 30.0) -> tuple[str, float]:
+    """Why no session can be had, and after how many seconds that is said."""
+    started = time.monotonic()
+    with pytest.raises(CoordinationUnavailable) as raised:
+        ZkSession(connect).start(timeout)
+    return str(raised.value), time.monotonic() - started
+
+
+def test_each_mistake_in_a_connect_string_is_told_by_its_own_sentence_in_less_than_two_seconds(
+    mute_server: socket.socket,
+):
+    other = answering(mute_server, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{unused.getsockname()[1]}"
+        for connect, sentence in (
+            (
+                closed,
+                f"no ZooKeeper at {closed}: nothing listens at {closed}: start ZooKeeper there, or correct the port",
+            ),
+            ("no-such-host.invalid:2181", "the host name 'no-such-host.invalid' is unknown"),
+            (other, f"what listens at {other} is not a ZooKeeper: correct the port"),
+            (f"{closed},{other}", f"nothing listens at {closed}: start ZooKeeper there, or correct the port; what"),
+        ):
+            text, _ = refusal(connect)
+            assert sentence in text
+            assert_within(2.0, lambda connect=connect: refusal(connect)[1])  # type: ignore[misc]
+
+
+def test_a_metaq_broker_is_not_a_zookeeper(chroot: str, tmp_path: Path):
+    with running_brokers(chroot, tmp_path, {"t": 1}) as brokers:
+        text, _ = refusal(f"127.0.0.1:{brokers.running[0].port}")
+    assert "is a metaq broker, not a ZooKeeper: correct the port" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"This ZooKeeper instance is not currently serving requests\n", "does not serve now: its ensemble"),
+        (b"", "closes each connection"),
+    ],
+)
+def test_a_zookeeper_that_elects_a_leader_is_waited_for(mute_server: socket.socket, answer: bytes, sentence: str):
+    connect = answering(mute_server, answer)
+    text, seconds = refusal(connect, 3.0)
+    assert f"ZooKeeper at {connect} does not answer within 3 s: " in text
+    assert sentence in text
+    assert seconds >= 3.0
+
+
+def test_a_server_that_says_nothing_is_waited_for(mute_server: socket.socket):
+    text, seconds = refusal(f"127.0.0.1:{mute_server.getsockname()[1]}", 2.5)
+    assert "does not answer: check that it can be reached" in text
+    assert seconds >= 2.5
+
+
+def test_a_broker_waits_for_a_zookeeper_that_is_started_with_it_and_says_so(own_server: EmbeddedZooKeeper, caplog):
+    own_server.stop()
+    session = ZkSession(own_server.connect_string)
+
+    def start_later() -> None:
+        wait_for(lambda: "nothing listens" in caplog.text, "the warning")
+        own_server.start()
+
+    starter = threading.Thread(target=start_later)
+    starter.start()
+    session.start(DEADLINE, wait_for_servers=True)
+    starter.join()
+    assert session.session_id
+    session.close()
+
+
+def test_many_reads_are_one_request_and_a_server_that_does_not_know_it_is_asked_one_by_one(
+    session: ZkSession, monkeypatch: pytest.MonkeyPatch
+):
+    session.nodes.ensure(["/a/b", "/a/c"])
+    session.nodes.write(session.session_id, [set_data("/a/b", b"data"), create_ephemeral("/a/e", b"")])
+    paths = ["/a/b", "/missing", "/a/c", "/a/e"]
+    together = session.nodes.get_many(paths)
+    assert together == [(b"data", 0), None, (None, 0), (b"", session.session_id)]
+    children = session.nodes.children_many(["/a", "/missing", "/a/b"])
+    assert [sorted(names) for names in children] == [["b", "c", "e"], [], []]
+    monkeypatch.setattr(kazoo_client._MultiRead, "type", 98)  # as multiRead is to ZooKeeper 3.5
+    assert session.nodes.get_many(paths) == together
+    assert not session.nodes._server_reads_many
+    assert session.nodes.children_many(["/a/b", "/missing"]) == [[], []]
+
+
+def test_thousands_of_reads_go_in_several_requests(session: ZkSession):
+    session.nodes.ensure([f"/many/{number}" for number in range(0, 2_000, 2)])
+    found = session.nodes.get_many([f"/many/{number}" for number in range(2_000)])
+    assert [node is not None for node in found] == [number % 2 == 0 for number in range(2_000)]
 
 
 def test_closing_ends_the_session_on_the_server_at_once(session: ZkSession, chroot: str):

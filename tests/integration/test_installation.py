@@ -139,3 +139,27 @@ def test_up_without_the_extra_says_in_one_sentence_what_to_install_and_that_work
     plain.succeed(install, PIP_NO_INDEX="1")  # finds metaq installed, and here the libraries too
     ports = "--port 0 --zookeeper-port 0"
     plain.serve(f"metaq up {ports}", tmp_path / "up.log", "zookeeper serves", cwd=tmp_path).close()
+
+
+USER = """
+from metaq import Producer
+
+with Producer("127.0.0.1:2181") as producer:
+    reveal_type(producer.send("orders", b"x").offset)
+    producer.send(7, b"x")
+"""
+
+
+def test_mypy_finds_the_types_of_an_installation_in_place(distributions, tmp_path):
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (checkout,) = tmp_path.glob("metaq-*")
+    environment = Environment(tmp_path / "venv", pip=False, libraries=True)
+    in_place = "install --quiet --no-deps --no-build-isolation --config-settings editable_mode=strict -e"
+    environment.succeed(f"{sys.executable} -m pip --python {environment.python} {in_place} {checkout}")
+    (tmp_path / "user.py").write_text(USER)
+    ran = environment.run(f"{sys.executable} -m mypy --strict --python-executable {environment.python} user.py")
+    assert 'Revealed type is "int"' in ran.output, ran.output
+    assert 'Argument 1 to "send" of "Producer" has incompatible type "int"' in ran.output
+    assert "Found 1 error in 1 file" in ran.output

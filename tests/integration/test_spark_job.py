@@ -53,7 +53,7 @@ def test_a_second_drain_appends_what_is_new_and_restore_sends_it_all(here, clust
     back = list(browse(cluster.zookeeper, "again"))
     assert [message.payload for message in back] == [str(number).encode() for number in range(1, 60)]
     first = back[0]
-    assert (first.tag, first.attribute, first.keys, first.headers) == ("buy", "old", ("o-1",), {"trace": "é"})
+    assert (first.tag, first.attribute, first.keys, first.headers) == ("buy", "old", ("o-1", "k"), {"trace": "é"})
 
 
 def test_what_fails_in_spark_ends_with_the_code_for_that(here, cluster, tmp_path, capsys):

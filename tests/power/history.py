@@ -62,8 +62,13 @@ class PartitionHistory:
             self.ever.setdefault(offset, set()).add(name)
             offset += record_bytes(name, size)
 
-    def keep(self, end: int) -> None:
-        """Everything in front of byte offset `end` has been promised."""
+    def keep(self, end: int, first: int = 0) -> None:
+        """Everything in front of byte offset `end` has been promised.
+
+        first: where a start has found it to begin; what nobody had promised by then may be gone.
+        """
+        for offset in [each for each in self.line if each < first and each not in self.settled]:
+            del self.line[offset]
         if end > self.kept_end:
             self.kept_end = end
             offsets = sorted(self.line)
@@ -123,6 +128,6 @@ class History:
         if kind == "put":
             partition.put(values["offset"], [(name, size) for name, size in values["messages"]])
         elif kind == "keep":
-            partition.keep(values["end"])
+            partition.keep(values["end"], values.get("first", 0))
         else:
             partition.removed_to = max(partition.removed_to, values["end"])

@@ -98,7 +98,8 @@ class StoreLife:
             self._promise_opened(log)
 
     def _promise_opened(self, log: PartitionLog) -> None:
-        self._shim.mark(kind="keep", partition=_name(log), end=log.visible_end if log.waits else log.synced_end)
+        end = log.visible_end if log.waits else log.synced_end
+        self._shim.mark(kind="keep", partition=_name(log), end=end, first=log.first_offset)
 
     def check(self, history: History) -> None:
         """Whether everything that was promised is there. Raises Broken."""

@@ -18,9 +18,10 @@ from metaq.coordination.ports import ready_ports
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..direct_read import read_topic
-from ..groups import group_partition
+from ..lag import group_partitions
 from ..local_cluster import ClusterPlan, LocalCluster
 from ..options import Position, TopicSpec
+from ..reach import Reach
 from ..servers import Child, wait_until
 from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
@@ -148,7 +149,7 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
     def committed() -> bool:
         tick()
         group.check()
-        return not any(_lag(cluster, GROUP).values())
+        return set(_lag(cluster, GROUP).values()) == {0}
 
     if not wait_until(committed, time.monotonic() + DRAIN_SECONDS, LAG_SECONDS):
         raise RequestTimedOut(
@@ -158,10 +159,8 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
 
 def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
     """Messages between the group's committed offset and the end, by partition."""
-    return {
-        str(partition): group_partition(cluster, group, partition, {}).lag_messages
-        for partition in cluster.partitions(FLIGHTS)
-    }
+    measured = group_partitions(cluster, Reach(cluster), group, FLIGHTS)
+    return {str(each.partition): each.lag_messages for each in measured}
 
 
 def _receive_rate(histories: list[History]) -> float:

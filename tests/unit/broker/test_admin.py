@@ -95,12 +95,24 @@ def test_topics_are_added_and_changed_and_registered_after_the_checksum_of_the_n
     assert reload(harness, peer)["changed"] is False
 
 
-def test_fewer_partitions_refuse_puts_at_once_and_stay_readable(harness, peer):
+def test_a_smaller_number_hides_no_partition_that_is_in_the_data_directory_and_says_so(harness, peer):
+    peer.ask(put("t", 1))
+    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=1")
+    report = reload(harness, peer)
+    assert harness.broker.partitions.served_topics()["t"].partitions == 2
+    assert report["warnings"] == [
+        "[topic=t] numPartitions=1 would hide t-1 of the data directory: 2 partitions are served; "
+        "to have fewer, stop the broker and delete those with `metaq partitions delete`"
+    ]
+    assert [peer.ask(put("t", partition)).code for partition in (1, 2)] == [200, 500]
+    assert len(peer.ask(encode_get("t", "g", 1, 0, 100, 1)).data) == 50
+
+
+def test_what_comes_without_a_partition_reaches_all_that_are_served(harness, peer):
     peer.ask(put("t", 2))
-    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=2")
+    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=1")
     reload(harness, peer)
-    assert peer.ask(put("t", 2)).code == 500
-    assert len(peer.ask(encode_get("t", "g", 2, 0, 100, 1)).data) == 25
+    assert {harness.broker.partitions.choose("t") for _ in range(100)} == {0, 1, 2}
 
 
 def test_a_topic_that_is_gone_from_the_file_stays_accepted(harness, peer):

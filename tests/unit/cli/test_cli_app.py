@@ -63,7 +63,9 @@ def test_a_bug_is_not_hidden(failing):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["prduce"], "prduce"),
+        (["prduce"], "No such command 'prduce'. Did you mean 'produce'"),
+        (["topics", "lsit"], "Did you mean 'list'?"),
+        (["--zk", "x:1", "check", "."], "--zk is not for `metaq check`"),
         (["up", "--topic", "a/b"], "--topic"),
         (["up", "--topic", "a", "--topic", "a:2"], "--topic"),
         (["up", "--port", "70000"], "--port"),
@@ -94,3 +96,25 @@ def test_a_broker_gets_its_plugins_in_both_spellings(tmp_path, monkeypatch):
         assert app.run(["broker", "-f", str(ini), wrong]) != 0
     assert app.run(["broker", "-f", str(ini), "-Fa=b", "-Fa=c"]) != 0
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["--zk", "front:1", "topics", "list"], "front:1"),
+        (["topics", "list", "--zk", "behind:1"], "behind:1"),
+        (["--zk", "front:1", "topics", "list", "--zk", "behind:1"], "behind:1"),
+        (["--zk", "front:1", "stats"], "front:1"),
+        (["topics", "list"], "environment:1"),
+    ],
+)
+def test_the_zookeeper_is_named_in_front_of_the_command_or_behind_it(monkeypatch, capsys, arguments, asked):
+    class Nowhere:
+        def __init__(self, zk):
+            raise CoordinationUnavailable(zk)
+
+    monkeypatch.setenv("METAQ_ZK", "environment:1")
+    monkeypatch.setattr("metaq.cli.topics.Cluster", Nowhere)
+    monkeypatch.setattr("metaq.cli.target.Cluster", Nowhere)
+    assert app.run(arguments) == 1
+    assert capsys.readouterr().err == f"metaq: {asked}\n"

@@ -8,6 +8,7 @@ import pytest
 
 from metaq.cli import probes
 from metaq.cli.app import run
+from metaq.cli.lag import GroupPartition
 from metaq.cli.probes import Level, Limits, Monitor
 from metaq.client.inquiry import Bounds
 from metaq.client.values import TopicPartition
@@ -27,30 +28,56 @@ def monitor(monkeypatch):
     return Monitor("zk:1", Limits(max_lag=100, min_memory=0))
 
 
-def look(monitor, offset, end=1000, first=0, live=True):
-    """(level, first words) of what is seen of one partition."""
-    return [
-        (each.level, " ".join(each.text.split()[:2]))
-        for each in monitor._progress("it", ("g", PLACE), offset, Bounds(first, end, None), live)
-    ]
+def cause(monitor, offset, *, end=1000, first=0, members=1, owner="c"):
+    """(level, first two words) of what is seen of one partition; offset: None if none is committed."""
+    lag = end - (first if offset is None else offset)
+    row = GroupPartition(PLACE, owner, offset, Bounds(first, end, None), lag)
+    level, text = monitor._cause("g", row, members)
+    return level, " ".join(text.split()[:2])
 
 
 def test_lag_beyond_the_limit_is_an_alarm(monitor):
-    assert look(monitor, 900) == [(Level.OK, "100 bytes")]
-    assert look(monitor, 899) == [(Level.ALARM, "101 bytes")]
+    assert cause(monitor, 900) == (Level.OK, "behind by")
+    assert cause(monitor, 899) == (Level.ALARM, "more than")
 
 
 def test_standing_still_is_known_from_the_second_look_on(monitor):
-    assert look(monitor, 990) == [(Level.OK, "10 bytes")]
-    assert look(monitor, 990) == [(Level.ALARM, "stands still"), (Level.OK, "10 bytes")]
-    assert look(monitor, 991) == [(Level.OK, "9 bytes")]
-    assert look(monitor, 991, live=False) == [(Level.OK, "9 bytes")]
-    assert look(monitor, 1000) == look(monitor, 1000) == [(Level.OK, "0 bytes")]
+    assert cause(monitor, 990) == (Level.OK, "behind by")
+    assert cause(monitor, 990) == (Level.ALARM, "stands still")
+    assert cause(monitor, 991) == (Level.OK, "behind by")
+    assert cause(monitor, 1000) == cause(monitor, 1000) == (Level.OK, "behind by")
+
+
+def test_messages_that_wait_for_nobody_are_an_alarm_however_few(monitor):
+    assert cause(monitor, 999, members=0, owner=None) == (Level.ALARM, "no live")
+    assert cause(monitor, None, members=0, owner=None) == (Level.ALARM, "no live")
+    assert cause(monitor, 1000, members=0, owner=None) == (Level.OK, "at the")
+
+
+def test_a_partition_without_an_owner_is_a_warning_until_it_stands_still(monitor):
+    assert cause(monitor, 990, owner=None) == (Level.WARNING, "no owner")
+    assert cause(monitor, 990, owner=None) == (Level.ALARM, "no owner")
+
+
+def test_a_partition_without_an_offset_is_not_ok_while_it_has_messages(monitor):
+    assert cause(monitor, None, end=100) == (Level.WARNING, "no offset")
+    assert cause(monitor, None, end=101) == (Level.ALARM, "more than")
+    assert cause(monitor, None, end=0) == (Level.OK, "behind by")
 
 
 @pytest.mark.parametrize(("offset", "first"), [(1001, 0), (9, 10)])
 def test_an_offset_that_cannot_be_read_is_an_alarm(monitor, offset, first):
-    assert look(monitor, offset, first=first) == [(Level.ALARM, f"offset {offset}")]
+    assert cause(monitor, offset, first=first) == (Level.ALARM, "the offset")
+
+
+def test_what_a_silent_broker_hides_is_unknown(monitor):
+    row = GroupPartition(PLACE, "c", 5, None)
+    assert monitor._cause("g", row, 1).level is Level.UNKNOWN
+    assert probes._waiting([row]) == "unknown messages, unknown bytes, unknown seconds"
+
+
+def test_a_figure_that_a_broker_does_not_tell_is_not_zero():
+    assert [each.level for each in probes._above("it", "connections", None, 5)] == [Level.UNKNOWN]
 
 
 def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, capsys):

@@ -12,8 +12,9 @@ from metaq.client.producer.batching import Outbox
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.lanes import Accumulator, Flight, Lane
 from metaq.client.producer.outgoing import Outgoing
+from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError, RequestTimedOut
+from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -31,11 +32,15 @@ class Sent:
     def __init__(self, **config):
         self.flights: list[Flight] = []
         self.lingering: list[Lane] = []
+        self.looks: list[float] = []
+        self.partitions: tuple[TopicPartition, ...] = (HERE, THERE)
         self.now = 0.0
         self.outbox = Outbox(
             ProducerConfig(**config),
             self.flights.append,
             self.lingering.append,
+            self.looks.append,
+            lambda topic: self.partitions,
             lambda: self.now,
         )
 
@@ -162,7 +167,7 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     assert sent.outbox.drain(accumulator) == [first, second, third]
     fourth = message()
     sent.add(fourth)  # arrives while the three are routed anew
-    sent.outbox.resume(accumulator, [(first, HERE), (second, HERE), (third, HERE)])
+    sent.outbox.resume(accumulator, [(first, HERE), (second, HERE), (third, HERE)], [])
     assert sent.batches[1:] == [(accumulator, [first, second, third, fourth])]
 
 
@@ -173,7 +178,8 @@ def test_a_failed_batch_may_move_to_another_partition():
     sent.add(keyed)
     sent.fail([first], [])
     drained = sent.outbox.drain(accumulator)
-    sent.outbox.resume(accumulator, [(drained[0], THERE), (drained[1], HERE)])
+    assert drained is not None
+    sent.outbox.resume(accumulator, [(drained[0], THERE), (drained[1], HERE)], [])
     assert {(each.partition, tuple(batch)) for each, batch in sent.batches[1:]} == {(HERE, (keyed,)), (THERE, (first,))}
 
 
@@ -229,17 +235,18 @@ def test_a_full_batch_does_not_linger():
 def test_flush_sends_what_lingers_and_gives_up_at_its_deadline():
     sent = Sent(linger_ms=5)
     accumulator = sent.add(first := message(future=True))
-    assert not sent.outbox.flush(deadline=0.0)
+    sent.outbox.send_all()
+    assert not sent.outbox.wait_until_empty(deadline=0.0)
     assert sent.batches == [(accumulator, [first])]
     sent.finish()
-    assert sent.outbox.flush(deadline=0.0)
+    assert sent.outbox.wait_until_empty(deadline=0.0)
 
 
-def test_after_close_nothing_is_accepted_and_the_queue_is_handed_back():
+def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back():
     sent = Sent()
-    sent.add(message())
+    sent.add(under_way := message())
     sent.add(waiting := message())
-    assert sent.outbox.close() == [waiting]
+    assert sent.outbox.close() == [under_way, waiting]
     with pytest.raises(ClientError, match="closed"):
         sent.add(message())
 
@@ -319,7 +326,7 @@ def test_a_part_that_failed_waits_alone_and_the_others_go_on():
     sent.outbox.failed(flight.turns[0].accumulator, [first], [])
     sent.outbox.landed(flight, flight.turns[1:], 1)
     assert parts(sent.flights[3]) == [(PARTITIONS[3], [third])]
-    sent.outbox.resume(flight.turns[0].accumulator, [(first, PARTITIONS[2])])
+    sent.outbox.resume(flight.turns[0].accumulator, [(first, PARTITIONS[2])], [])
     sent.finish(1)
     sent.finish(3)
 
@@ -361,7 +368,8 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
         sent.outbox.release(done)
         for accumulator, _ in failed:
             drained = sent.outbox.drain(accumulator)
-            sent.outbox.resume(accumulator, [(each, accumulator.partition) for each in drained])
+            assert drained is not None
+            sent.outbox.resume(accumulator, [(each, accumulator.partition) for each in drained], [])
 
     answer(failing=False)
     delivered[PARTITIONS[0]].clear()
@@ -376,3 +384,182 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
         answer(failing=False)
     assert delivered == expected
     assert sent.outbox.buffered_bytes == 0
+
+
+# --- keys while the partitions of their topic change -----------------------------------------------------------------
+
+
+def key_of(partition, partitions):
+    return next(key for key in map(str, range(100)) if partition_for_key(key, partitions) == partition)
+
+
+def moving():
+    """A key with a message under way to THERE, which leaves the list then."""
+    sent = Sent()
+    key = key_of(THERE, sent.partitions)
+    first = message(key=key)
+    accumulator = sent.add(first, None)
+    assert accumulator.partition == THERE
+    sent.partitions = (HERE,)
+    return sent, key, first, accumulator
+
+
+def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was():
+    sent, key, first, _there = moving()
+    second, third, other = message(key=key), message(key=key), message(key=key_of(HERE, (HERE, THERE)))
+    assert sent.add(second, None) is None
+    assert sent.add(third, None) is None
+    assert sent.add(other, None).partition == HERE  # a key that stays is not held back
+    assert [batch for _, batch in sent.batches] == [[first], [other]]
+    sent.finish(0)
+    sent.finish(1)
+    assert sent.batches[2:] == [(sent.batches[1][0], [second, third])]
+    sent.finish(2)
+    assert sent.outbox.buffered_bytes == 0
+
+
+def test_what_failed_is_sent_before_what_came_later_for_its_key():
+    sent, key, first, there = moving()
+    second, third = message(key=key), message(key=key)
+    sent.add(second, None)
+    sent.fail([first], [])
+    assert sent.outbox.drain(there) == [first]
+    sent.add(third, None)
+    sent.outbox.resume(there, [(first, None)], [])
+    assert sent.batches[1:] == [(sent.batches[-1][0], [first])]
+    assert sent.batches[-1][0].partition == HERE
+    sent.finish()
+    assert sent.batches[-1][1] == [second, third]
+
+
+def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it():
+    sent = Sent()
+    key = key_of(THERE, sent.partitions)
+    first, second = message(key=key), message(key=key)
+    there = sent.add(first, None)
+    sent.fail([first], [])
+    assert sent.outbox.drain(there) == [first]
+    assert sent.add(second, None) is there  # the list has not changed yet
+    sent.partitions = (HERE,)
+    sent.outbox.resume(there, [(first, None)], [])
+    assert [batch for _, batch in sent.batches[1:]] == [[first, second]]
+
+
+def test_a_key_whose_earlier_message_is_given_up_goes_on():
+    sent, key, first, _there = moving()
+    second = message(key=key)
+    sent.add(second, None)
+    sent.fail([], [first])
+    assert sent.batches[-1][1] == [second]
+
+
+def test_a_key_keeps_its_last_partition_while_nobody_publishes_its_topic():
+    sent = Sent()
+    key = key_of(THERE, sent.partitions)
+    there = sent.add(message(key=key), None)
+    sent.partitions = ()
+    assert sent.add(message(key=key), None) is there
+
+
+def test_a_key_of_a_topic_that_was_never_there_is_refused():
+    sent = Sent()
+    sent.partitions = ()
+    with pytest.raises(NoPartition, match="no partition"):
+        sent.add(message(key="k"), None)
+    assert sent.outbox.buffered_bytes == 0
+
+
+def test_what_waits_for_its_key_is_handed_back_at_the_close():
+    sent, key, first, _ = moving()
+    sent.add(second := message(key=key), None)
+    assert sent.outbox.close() == [first, second]
+
+
+ALL = (HERE, THERE, TopicPartition("t", 1, 1), TopicPartition("t", 2, 0))
+_keyed_steps = st.one_of(
+    st.integers(0, 5),
+    st.sampled_from(["finish", "fail"]),
+    st.sets(st.sampled_from(ALL)).map(lambda chosen: tuple(sorted(chosen))),
+)
+
+
+@given(st.lists(_keyed_steps, max_size=80))
+def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewhere(steps):
+    sent = Sent(max_batch_records=3)
+    sent.partitions = ALL
+    sending: dict[str | bytes | None, list[Outgoing]] = {}
+    acknowledged: dict[str | bytes | None, list[Outgoing]] = {}
+    paused: list[Accumulator] = []
+    answered = 0
+    sending["0"] = [message(key="0")]
+    sent.add(sending["0"][0], None)  # so that its topic was there once
+
+    def answer(failing):
+        nonlocal answered
+        flight = sent.flights[answered]
+        answered += 1
+        for accumulator, batch in flight.turns:
+            for outgoing in batch:  # all earlier ones of its key are acknowledged, or in front of it in this request
+                mine = acknowledged.setdefault(outgoing.key, [])
+                position = sending[outgoing.key].index(outgoing)
+                in_front = [each for each in batch[: batch.index(outgoing)] if each.key == outgoing.key]
+                assert len(mine) + len(in_front) == position
+            if failing:
+                sent.outbox.failed(accumulator, batch, [])
+                paused.append(accumulator)
+            else:
+                for outgoing in batch:
+                    acknowledged[outgoing.key].append(outgoing)
+        sent.outbox.landed(flight, () if failing else flight.turns, len(flight.turns) if failing else 0)
+        if not failing:
+            sent.outbox.release(flight.turns)
+
+    def try_again():
+        while paused:
+            drained = sent.outbox.drain(accumulator := paused.pop(0))
+            assert drained is not None
+            sent.outbox.resume(accumulator, [(each, None) for each in drained], [])
+
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            outgoing = message(key=str(step))
+            sending.setdefault(str(step), []).append(outgoing)
+            sent.add(outgoing, None)
+        elif isinstance(step, tuple):
+            sent.partitions = step
+        elif answered < len(sent.flights):
+            answer(failing=step == "fail")
+        if number % 3 == 2:
+            try_again()
+    try_again()
+    while answered < len(sent.flights):
+        answer(failing=False)
+    assert acknowledged == sending
+    assert sent.outbox.buffered_bytes == 0
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def test_futures_whose_time_is_over_leave_the_queue_and_those_under_way_keep_their_place():
+    sent = Sent()
+    under_way, queued, later = (message(deadline=time, future=True) for time in (1.0, 2.0, 9.0))
+    for outgoing in (under_way, queued, later):
+        sent.add(outgoing)
+    assert sent.looks == [1.0]
+    sent.now = 3.0
+    assert sent.outbox.take_expired() == ([queued], [under_way])
+    assert sent.looks == [1.0, 9.0]
+    assert sent.outbox.take_expired() == ([], [])
+    sent.finish()
+    assert sent.batches[-1][1] == [later]
+
+
+def test_messages_are_looked_at_for_their_deadlines_four_times_a_second_at_most():
+    sent = Sent()
+    sent.add(message(deadline=1.0, future=True))
+    sent.now = 1.0
+    sent.outbox.take_expired()
+    for number in range(10):
+        sent.add(message(deadline=1.01 + number / 100, future=True))
+    assert sent.looks == [1.0, 1.25]

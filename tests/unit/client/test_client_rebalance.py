@@ -100,6 +100,7 @@ class MemoryMembership:
         self.owners = {}
         self.brokers: dict[int, BrokerNodes] = {}
         self.failures = []
+        self.release_failures = []
         self.left = False
 
     def _fail(self):
@@ -124,6 +125,8 @@ class MemoryMembership:
         return granted
 
     def release_many(self, given):
+        if self.release_failures:
+            raise self.release_failures.pop(0)
         for _, name in given:
             del self.owners[name]
 
@@ -154,6 +157,7 @@ class World:
     """One member whose events the test feeds; nothing runs by itself."""
 
     def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING):
+        self.now = 0.0
         self.membership = MemoryMembership(*partitions)
         self.store = MemoryStore()
         membership, store = cast(Any, self.membership), cast(Any, self.store)
@@ -176,7 +180,7 @@ class World:
             timers,
             wake=self.wake,
             wants_notice=wants_notice,
-            clock=lambda: 0.0,
+            clock=lambda: self.now,
         )
         self.rerouted: list[str] = []
         fetcher: Any = SimpleNamespace(
@@ -277,20 +281,76 @@ def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
     assert world.state() is State.STABLE
 
 
-def test_a_partition_still_held_by_another_is_claimed_again_after_a_pause(caplog):
+def test_a_partition_still_held_by_another_is_claimed_when_it_is_free(caplog):
     world = World("0-0", "0-1")
     world.membership.owners = {"0-1": "g_slow"}
     world.start()
     assert world.state() is State.PLAN_LATER
     assert world.owned() == ["0-0"]  # what could be claimed is used meanwhile
-    (pause, again) = world.timers[-1]
-    assert pause <= ConsumerConfig().rebalance_min_seconds
-    assert "0-1 is held by g_slow" in caplog.text
     del world.membership.owners["0-1"]
-    again()
+    world.member.changed()  # as the membership tells
     world.queued()
+    assert caplog.text == ""  # nothing was wrong
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
     assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
+
+
+def test_a_partition_that_another_keeps_is_asked_for_again_and_its_holder_named_once(caplog):
+    world = World("0-0", "0-1")
+    world.membership.owners = {"0-1": "g_slow"}
+    world.start()
+    for _ in range(3):
+        (pause, again) = world.timers[-1]
+        world.now += pause
+        again()
+        world.queued()
+    assert caplog.text.count("0-1 is held by g_slow") == 1
+    del world.membership.owners["0-1"]
+    world.timers[-1][1]()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+
+
+def test_a_pause_that_a_change_has_ended_does_not_end_a_later_one():
+    world = World("0-0", "0-1")
+    world.membership.owners = {"0-1": "g_slow"}
+    world.start()
+    (_, first) = world.timers[-1]
+    world.member.changed()
+    world.queued()
+    first()
+    assert world.member._events.empty()
+
+
+def test_a_partition_freed_while_others_are_drained_is_claimed_at_once():
+    world = World("0-0", "0-1", wants_notice=True).start()
+    world.membership.members = ["g_a", "g_me"]  # 0-1 stays, 0-0 goes …
+    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]  # … and 0-2, 0-3 are wanted instead of 0-0, 0-1
+    world.membership.owners |= {"0-2": "g_slow", "0-3": "g_slow"}
+    world.member.take(Event.CHANGED)
+    assert world.state() is State.DRAINING
+    world.membership.owners = {name: owner for name, owner in world.membership.owners.items() if owner == "g_me"}
+    world.member.take(Event.CHANGED)  # both are free now
+    real, tries = world.membership.claim_many, []
+
+    def claim_many(wanted):
+        tries.append(wanted)
+        return set() if len(tries) == 1 else real(wanted)  # what it looked at was older
+
+    world.membership.claim_many = claim_many
+    world.member.notices.get()
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
+
+
+def test_nothing_is_logged_of_tries_that_fail_while_it_closes(caplog):
+    world = World("0-0").start()
+    world.membership.failures = [CoordinationUnavailable("closing")]
+    world.member._closing = True
+    world.member.take(Event.CHANGED)
+    assert world.state() is State.PLAN_LATER
+    assert caplog.text == ""
 
 
 def test_it_tries_for_ever_and_keeps_what_it_owns():
@@ -343,6 +403,22 @@ def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
     world.member.take(Event.CHANGED)
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
     assert world.moved == [("0-1", 0)]
+    assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
+
+
+def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0():
+    """start="latest" asks the broker; until it answers the position is 0 and means nothing."""
+    world = World("0-0", "0-1")
+    cast(Any, world.member._fetcher).open = lambda state, offset: None
+    world.start()
+    world.membership.release_failures = [CoordinationUnavailable("no answer")]
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.state() is State.PLAN_LATER
+    world.membership.members = ["g_me"]
+    world.member.take(Event.CHANGED)
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert world.moved == []
     assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
 
 

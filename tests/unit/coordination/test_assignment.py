@@ -81,3 +81,8 @@ def test_a_consumer_that_is_not_in_the_group_gets_nothing(assign, consumers, par
 def test_an_empty_group_owns_nothing(assign: Strategy):
     assert assign("c", [], ["0-0"]) == []
     assert assign("c", ["c"], []) == []
+
+
+@given(st.lists(st.one_of(names, st.text(st.characters(max_codepoint=127)))))
+def test_names_of_any_kind_are_sorted_by_their_utf_16_code_units(listed: list[str]):
+    assert java_sorted(listed) == sorted(listed, key=lambda text: text.encode("utf-16-be"))

@@ -9,7 +9,7 @@ import pytest
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.events import EventThread, PersistentTask
 from metaq.protocol.errors import CoordinationUnavailable
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, eventually
 
 
 class NoPause(Backoff):
@@ -93,6 +93,52 @@ def test_the_event_thread_may_close_itself(events: EventThread):
 
     events.post(close_from_within)
     assert closed.wait(DEADLINE)
+
+
+def test_later_calls_run_in_the_order_of_their_times_and_need_no_thread_of_their_own(events: EventThread):
+    seen: list[str] = []
+    done = threading.Event()
+    threads = threading.active_count()
+
+    def second() -> None:
+        seen.append("second")
+        done.set()
+
+    events.post_later(3600.0, lambda: seen.append("in an hour"))
+    events.post_later(0.02, second)
+    events.post_later(0.01, lambda: seen.append("first"))
+    events.post(lambda: seen.append("now"))
+    assert threading.active_count() == threads
+    assert done.wait(DEADLINE)
+    assert seen == ["now", "first", "second"]
+
+
+def test_a_task_at_rest_has_no_thread_and_is_started_again_by_a_trigger():
+    runs = threading.Semaphore(0)
+    task = PersistentTask("resting", lambda: runs.release())
+    for _ in range(2):
+        task.trigger()
+        assert runs.acquire(timeout=DEADLINE)
+        eventually(lambda: "metaq resting" not in {each.name for each in threading.enumerate()}, what="its end")
+
+
+def test_a_try_that_fails_because_of_the_end_is_not_logged(caplog: pytest.LogCaptureFixture):
+    started, go_on = threading.Event(), threading.Event()
+
+    def attempt() -> None:
+        started.set()
+        assert go_on.wait(DEADLINE)
+        raise CoordinationUnavailable("closed")
+
+    task = PersistentTask("test", attempt, Backoff(3600, 3600))
+    task.trigger()
+    assert started.wait(DEADLINE)
+    closing = threading.Thread(target=task.close, args=(DEADLINE,))
+    closing.start()
+    eventually(lambda: task._closed, what="closing")
+    go_on.set()
+    closing.join()
+    assert caplog.text == ""
 
 
 def test_a_task_is_tried_until_it_succeeds_and_its_backoff_begins_again():

@@ -30,7 +30,8 @@ class Answer:
         self._linked.append(callback)
 
     def give(self, value: Any = None, error: Exception | None = None) -> None:
-        self.value, self.exception = value, error
+        children = self.kind == "children" and error is None
+        self.value, self.exception = (value, "stat") if children else value, error
         for callback in self._linked:
             callback(self)
 
@@ -46,13 +47,14 @@ class FakeSession:
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.queue: deque[Callable[[], None]] = deque()
+        self.now = 0.0
         self.later: list[Callable[[], None]] = []
         self.listeners: list[Callable[[SessionEvent], None]] = []
         self.events = SimpleNamespace(
             post=self.queue.append, post_once=self.post_once, post_later=lambda _seconds, call: self.later.append(call)
         )
         self.zk = SimpleNamespace(
-            get_children_async=lambda _path, watch: self.request("children", watch),
+            get_children_async=lambda _path, watch, include_data: self.request("children", watch),
             exists_async=lambda _path, watch: self.request("exists", watch),
         )
         self.on_session = self.listeners.append
@@ -230,3 +232,81 @@ def test_a_closed_watcher_delivers_nothing_and_hears_nothing(session):
     session.run()
     assert session.listeners == []
     assert len(session.answers) == 1
+
+
+# --- a burst --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def burst(session: FakeSession) -> list[list[str]]:
+    """What a watcher delivered that waits for a second of quiet while there are two children or more."""
+    delivered: list[list[str]] = []
+    watcher = ChildrenWatcher(
+        session,  # type: ignore[arg-type]
+        PATH,
+        lambda _path, children: delivered.append(children),
+        lambda children: 1.0 if children >= 2 else 0.0,
+        lambda: session.now,
+    )
+    watcher.start()
+    session.run()
+    return delivered
+
+
+def change(session: FakeSession) -> None:
+    session.answers[-1].fire()
+    session.run()
+
+
+def pass_a_second(session: FakeSession) -> None:
+    session.now += 1.0
+    later, session.later = session.later, []
+    for call in later:
+        call()
+    session.run()
+
+
+def test_few_children_are_told_at_once(session, burst):
+    session.answer(["a"])
+    assert burst == [["a"]]
+    assert session.later == []
+
+
+def test_many_children_are_told_when_the_node_has_been_quiet(session, burst):
+    session.answer(["a", "b"])
+    assert burst == []
+    pass_a_second(session)
+    assert burst == [["a", "b"]]
+    assert len(session.answers) == 1
+
+
+def test_changes_of_a_burst_are_read_once_in_the_time_of_quiet_and_told_together(session, burst):
+    session.answer(["a", "b"])
+    for names in (["a", "b", "c"], ["a", "b", "c", "d"]):
+        change(session)
+        change(session)
+        read_before = len(session.answers)
+        pass_a_second(session)
+        assert len(session.answers) == read_before + 1
+        session.answer(names)
+    pass_a_second(session)
+    assert burst == [["a", "b", "c", "d"]]
+
+
+def test_a_burst_without_end_is_told_in_between_and_its_last_change_is_not_missed(session, burst):
+    session.answer(["a", "b"])
+    for number in range(25):
+        change(session)
+        pass_a_second(session)
+        session.answer(["a", str(number)])
+    assert 2 <= len(burst) <= 3
+    pass_a_second(session)
+    assert burst[-1] == ["a", "24"]
+
+
+def test_a_loss_during_the_wait_leads_to_a_read_and_another_wait(session, burst):
+    session.answer(["a", "b"])
+    session.tell(SessionEvent.RECONNECTED)
+    session.answer(["a", "b", "c"])
+    pass_a_second(session)
+    assert burst == [["a", "b", "c"]]

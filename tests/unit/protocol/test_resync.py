@@ -42,7 +42,7 @@ def test_a_good_record_between_two_damaged_ones_is_found():
 def test_empty_records_count_only_where_the_damaged_one_announces_them(empty):
     bad = bytearray(encode_record(b"changed", 1, 0))
     bad[-1] ^= 1
-    empties, good = encode_record(b"", 7, 0) * empty, encode_record(b"good", 8, 0)
+    empties, good = encode_record(b"", 7 << 56, 0) * empty, encode_record(b"good", 8, 0)
     assert found(bytes(bad) + empties + good) == len(bad)
     assert found(bytes(bad) + empties) == len(bad)
     assert found(bytes(bad) + empties + b"\xff" * 30) is None
@@ -88,12 +88,12 @@ def test_a_search_goes_on_step_by_step(monkeypatch):
 
 
 def test_twenty_zero_bytes_are_no_stored_record_but_a_legal_one_on_its_way_to_a_broker():
-    empty, stored = encode_record(b"", 0, 0), encode_record(b"", 7, 0)
-    assert is_blank(0, 0, 0, 0)
-    assert not any(is_blank(*header) for header in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, -1, 0), (0, 0, 0, 1)))
-    assert [header.id for header in iter_headers(stored + stored)] == [7, 7]
+    empty, stored = encode_record(b"", 0, 0), encode_record(b"", 7 << 56, 0)
+    assert all(is_blank(*header) for header in ((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, (1 << 56) - 1, 1)))
+    assert not any(is_blank(*header) for header in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, -1, 0), (0, 0, 1 << 56, 0)))
+    assert [header.id for header in iter_headers(stored + stored)] == [7 << 56] * 2
     with pytest.raises(RemoteProtocolError, match="zero"):
         list(iter_headers(stored + empty))
     assert len(list(iter_headers(stored + empty, stored=False))) == 2
     headers = np.frombuffer(stored + empty + encode_record(b"", 0, 1), HEADER_DTYPE)
-    assert blank_headers(headers).tolist() == [False, True, False]
+    assert blank_headers(headers).tolist() == [False, True, True]

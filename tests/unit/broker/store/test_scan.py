@@ -14,19 +14,20 @@ from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.record import HEADER_BYTES, encode_record
 
 BASE = 7_000
+FIRST_ID = 1 << 60
 
 
 def units_of(bodies: list[bytes]) -> list[tuple[int, int, int]]:
-    """(offset, id, size) of records with ids from 1 on."""
+    """(offset, id, size) of records with ids from FIRST_ID on."""
     offset, units = BASE, []
-    for number, body in enumerate(bodies, 1):
+    for number, body in enumerate(bodies, FIRST_ID):
         units.append((offset, number, HEADER_BYTES + len(body)))
         offset += HEADER_BYTES + len(body)
     return units
 
 
 def stored(bodies: list[bytes]) -> bytes:
-    return b"".join(encode_record(body, number, 0) for number, body in enumerate(bodies, 1))
+    return b"".join(encode_record(body, number, 0) for number, body in enumerate(bodies, FIRST_ID))
 
 
 RUNS = st.lists(st.tuples(st.binary(max_size=40), st.sampled_from([1, 3, 15, 16, 17, 300])), max_size=6)

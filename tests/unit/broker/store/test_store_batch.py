@@ -41,10 +41,10 @@ def test_a_stamped_batch_is_what_single_puts_would_have_written(items: list[tupl
 def test_units_of_puts_give_place_time_and_tag() -> None:
     flag, attribute = encode_attributes(tag="buy", keys=["k"])
     body = encode_body(b"payload", flag, attribute)
-    buffers, units = encode_puts([(0, 0, b""), (flag, checksum(body), memoryview(body))], 10, [5, 6], 99)
+    buffers, units = encode_puts([(0, 0, b""), (flag, checksum(body), memoryview(body))], 10, [5 << 56, 6 << 56], 99)
     found = np.frombuffer(units, UNIT_DTYPE)
-    assert found.tolist() == [(10, 5, 99, 20, 0), (30, 6, 99, 20 + len(body), tag_hash("buy"))]
-    assert [header.id for header in iter_headers(b"".join(buffers))] == [5, 6]
+    assert found.tolist() == [(10, 5 << 56, 99, 20, 0), (30, 6 << 56, 99, 20 + len(body), tag_hash("buy"))]
+    assert [header.id for header in iter_headers(b"".join(buffers))] == [5 << 56, 6 << 56]
 
 
 def test_ids_and_puts_must_be_as_many() -> None:

@@ -161,10 +161,24 @@ def test_a_tail_of_zeros_is_cut(harness: StoreHarness, zeros: int) -> None:
 def test_empty_records_of_a_java_broker_are_kept(harness: StoreHarness) -> None:
     log = harness.log
     harness.files.kill()
-    harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 0, 4))
+    harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 1 << 60, 4))
     log = harness._start_anew()
     assert log.message_count == 3
     assert not harness.report().notable
+
+
+@pytest.mark.parametrize("written", range(1, 12))
+def test_the_end_of_a_header_alone_is_no_message(harness: StoreHarness, written: int) -> None:
+    """A power cut kept the sector that the header ends in, and lost the one that it begins in."""
+    harness.append(*THREE)
+    end = harness.log.end_offset
+    harness.files.kill()
+    record = encode_record(b"never acknowledged", (1 << 60) + 5, 1)
+    with harness.data_file().open("ab") as file:
+        file.write(bytes(20 - written) + record[20 - written :])
+    log = harness._start_anew()
+    assert (log.message_count, log.end_offset) == (3, end)
+    assert harness.bodies() == list(THREE)
 
 
 @pytest.mark.parametrize("position", [0, 20, 24, 25 + 2, 25 + 20, 25 + 29])

@@ -1,0 +1,14 @@
+"""The nearest existing name to one that does not exist, for messages to users."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
+    """`did you mean 'trades'?`, or `otherwise` if no name is near."""
+    close = get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise

@@ -1,0 +1,68 @@
+"""Producers that nobody closed: what they have accepted is delivered when the program ends.
+
+The threads that send and read are daemons, and the interpreter ends them without a word. Its order of ending: it waits
+for all other threads of the program, then runs what `atexit` knows, the youngest first, and only then stops daemons. So
+a function of `atexit` comes when nobody sends any more (threading's own exit functions would come before the other
+threads have ended), and, registered after the ZooKeeper session was begun, before kazoo's, which ends that session.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+__all__ = ["AtExit", "Losses"]
+
+Losses = Mapping[tuple[str, str], int]
+"""Messages that could not be delivered, by topic and reason."""
+
+_began: float | None = None
+"""When the first producer was told that the program ends: all share the time, so that many do not take many times."""
+
+
+class _Leaving(Protocol):
+    def deliver_last(self, timeout: float) -> Losses:
+        """Deliver what was accepted within `timeout` seconds; return what was not."""
+
+
+class AtExit:
+    """Has a producer deliver what it holds when the program ends, unless `cancel` was called. Does not keep it alive.
+
+    A process that was forked off does nothing for its parent's producers. SIGKILL, SIGTERM without a handler and
+    os._exit end a program without this.
+    """
+
+    def __init__(self, producer: _Leaving, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._producer = weakref.ref(producer)
+        self._seconds = seconds
+        self._clock = clock
+        self._process = os.getpid()
+        atexit.register(self.run)
+
+    def cancel(self) -> None:
+        """The producer is closed. Idempotent."""
+        atexit.unregister(self.run)
+
+    def run(self) -> None:
+        """Deliver, and say on stderr what could not be."""
+        global _began
+        producer = self._producer()
+        if producer is None or os.getpid() != self._process:
+            return
+        _began = self._clock() if _began is None else _began
+        losses = producer.deliver_last(max(0.0, _began + self._seconds - self._clock()))
+        if sys.stderr is not None:
+            sys.stderr.write("".join(map(self._line, losses.items())))
+
+    def _line(self, loss: tuple[tuple[str, str], int]) -> str:
+        (topic, reason), count = loss
+        return (
+            f"metaq: {count} {'message' if count == 1 else 'messages'} to topic {topic!r} could not be delivered "
+            f"before the program ended (deliver_at_exit_seconds={self._seconds:g}): {reason}. "
+            "Close the producer, for example by `with Producer(...)`, and look at the futures\n"
+        )

@@ -1,0 +1,103 @@
+"""Why no ZooKeeper session can be had: what each server of a connect string says to `srvr`, ZooKeeper's request for its
+statistics. Every ZooKeeper answers that, even while it does not serve, or to say that it may not answer it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kazoo.hosts import collect_hosts
+
+__all__ = ["Finding", "examine", "sentence"]
+
+_REQUEST = b"srvr\r\n"
+"""A ZooKeeper reads four bytes; most of what it may be mistaken for, metaq's own brokers too, answers whole lines."""
+_BROKER_REQUEST = b"version 1\r\n"
+"""A metaq broker answers it, of either kind; to one that it does not know it only closes the connection."""
+_LONGEST_ANSWER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one server is like. certain: waiting does not help, unless somebody starts it or corrects its name."""
+
+    text: str
+    certain: bool
+
+
+def examine(hosts: str, seconds: float) -> list[Finding]:
+    """What each of `host:port,host:port…` is like, all asked at once, within about `seconds`."""
+    servers, _ = collect_hosts(hosts)
+    found: dict[int, Finding] = {}
+    deadline = time.monotonic() + seconds
+
+    def ask(index: int, host: str, port: int) -> None:
+        found[index] = _examine_server(host, port, seconds)
+
+    askers = [
+        threading.Thread(target=ask, args=(index, host.strip(), port), name="metaq zookeeper check", daemon=True)
+        for index, (host, port) in enumerate(servers)
+    ]
+    for each in askers:
+        each.start()
+    for each in askers:  # the look-up of a name cannot be given a time limit: it is left behind
+        each.join(max(0.0, deadline - time.monotonic()))
+    return [found.get(index) or _silent(_address(*server)) for index, server in enumerate(servers)]
+
+
+def _examine_server(host: str, port: int, seconds: float) -> Finding:
+    where = _address(host, port)
+    try:
+        socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return Finding(f"the host name {host!r} is unknown: correct it", certain=True)
+    try:
+        answer = _ask(host, port, _REQUEST, seconds)
+        if not answer and _ask(host, port, _BROKER_REQUEST, seconds).startswith(b"result "):
+            return Finding(
+                f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
+            )
+        return _judged(where, answer)
+    except ConnectionRefusedError:
+        return Finding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
+    except TimeoutError:
+        return _silent(where)
+    except OSError as error:
+        return Finding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
+
+
+def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
+    """What is answered first; b"" if the connection is closed instead. Raises TimeoutError, OSError."""
+    with socket.create_connection((host, port), timeout=seconds) as connection:
+        connection.sendall(request)
+        return connection.recv(_LONGEST_ANSWER)
+
+
+def _judged(where: str, answer: bytes) -> Finding:
+    if not answer:
+        return Finding(f"{where} closes each connection: ask its log why", certain=False)
+    if b"not currently serving" in answer:
+        return Finding(
+            f"the ZooKeeper at {where} does not serve now: its ensemble elects a leader, or has no majority",
+            certain=False,
+        )
+    if b"Mode:" in answer or b"whitelist" in answer or b"Zookeeper version" in answer:
+        return Finding(f"the ZooKeeper at {where} opens no session: ask its log why", certain=False)
+    return Finding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
+
+
+def _silent(where: str) -> Finding:
+    return Finding(f"{where} does not answer: check that it can be reached", certain=False)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def sentence(findings: Sequence[Finding]) -> str:
+    """All of them on one line, each once."""
+    return "; ".join(dict.fromkeys(each.text for each in findings))

@@ -1,0 +1,232 @@
+"""What a member sees of its group: the consumers, its topics and the brokers.
+
+It is kept current by watches, and costs ZooKeeper in proportion to what changed: the names come with the watches, and
+only the data of nodes that are new are read, all in one request. A consumer's node never changes while it lives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kazoo.protocol.states import ZnodeStat
+
+from .assignment import java_sorted
+from .brokers import (
+    BrokerNodes,
+    brokers_by_id,
+    consumer_topics,
+    is_process,
+    partition_names,
+    process_address,
+    topic_replicas,
+)
+from .paths import child_of
+from .registration import BrokerAddress
+from .session import ZkSession
+from .watches import ChildrenWatcher
+from .znodes import Znode
+
+__all__ = ["GroupSnapshot", "GroupView", "settle_seconds"]
+
+_SETTLE_SHARE = 1 / 400
+_LONGEST_SETTLE = 0.5
+_SMALL_GROUP = 16
+
+
+def settle_seconds(members: int) -> float:
+    """How long a group of so many must be quiet before a change of its members counts; small groups do not wait.
+
+    Each change costs the group requests in proportion to its members, and consumers come and go together.
+    """
+    return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """What a rebalance decides upon, as the watches have shown it. Every list is in Java's string order.
+
+    consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
+    masters and slaves by topic. brokers: the live processes by broker id.
+    """
+
+    consumers: Mapping[str, tuple[str, ...]]
+    partitions: Mapping[str, tuple[str, ...]]
+    brokers: Mapping[int, BrokerNodes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The children of the group's node at one moment."""
+
+    names: frozenset[str]
+    born: int
+    """zxid that created the parent."""
+    changes: int
+    """Children that have come, and children that have gone, under this parent."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:
+        return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
+
+    def same_nodes(self, former: _Listing) -> frozenset[str]:
+        """Names in both that stand for the same node: none if one may have gone and come again in between."""
+        seen = len(self.names ^ former.names)
+        return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class GroupView:
+    """Call start() and then wait(), then snapshot() as often as you like; close() ends it.
+
+    on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
+    methods, wait() not the event thread. The watches' side and snapshot() meet in `_lock`; `_reading` makes one read
+    at a time.
+    """
+
+    def __init__(self, session: ZkSession, group: str, topics: Sequence[str], on_change: Callable[[], None]) -> None:
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+        self._group = group
+        self._topics = topics
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._closed = False
+        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._awaited: set[str] = set()  # watched nodes that have not been seen yet
+        self._all_seen = threading.Event()
+        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; as `_subscriptions` is of
+        self._subscriptions: dict[str, list[str]] = {}
+        self._consumers: dict[str, tuple[str, ...]] = {}
+        self._topics_at = {self._paths.topic_sub(topic): topic for topic in topics}
+        self._brokers_at: dict[str, int] = {}
+        self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
+        self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
+        self._addresses: dict[int, list[BrokerAddress]] = {}
+
+    def start(self) -> None:
+        """Begin to watch. Idempotent."""
+        if self._watchers:
+            return
+        ids, brokers = self._paths.group_ids(self._group), self._paths.broker_ids()
+        self._awaited |= {ids, brokers, *self._topics_at}
+        self._watch(ids, self._members_changed, settle_seconds)
+        for path in self._topics_at:
+            self._watch(path, self._data_changed)
+        self._watch(brokers, self._brokers_changed)
+
+    def wait(self, seconds: float) -> bool:
+        """Until everything has been seen once; False if that takes longer."""
+        return self._all_seen.wait(seconds)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            watchers, self._watchers = list(self._watchers.values()), {}
+        for watcher in watchers:
+            watcher.close()
+
+    # --- event thread -------------------------------------------------------------------------------------------------
+
+    def _watch(
+        self, path: str, on_change: Callable[[str, list[str]], None], settle: Callable[[int], float] | None = None
+    ) -> None:
+        with self._lock:
+            if path in self._watchers or self._closed:
+                return
+            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change, settle)
+        watcher.start()
+
+    def _members_changed(self, path: str, names: list[str]) -> None:
+        with self._lock:
+            watcher = self._watchers.get(path)
+            if watcher is not None:
+                self._listing = _Listing.of(names, watcher.stat)
+        self._seen(path)
+
+    def _data_changed(self, path: str, names: list[str]) -> None:
+        """The data too may be others than before, of nodes that were made anew."""
+        with self._lock:
+            self._unread[path] = names
+        self._seen(path)
+
+    def _brokers_changed(self, path: str, names: list[str]) -> None:
+        """The ids of brokers are persistent: which of them live shows below each of them."""
+        for name in names:
+            if name.isdecimal():
+                broker = self._paths.broker(int(name))
+                self._brokers_at[broker] = int(name)
+                if not self._all_seen.is_set() and broker not in self._watchers:
+                    self._awaited.add(broker)
+                self._watch(broker, self._data_changed)
+        self._seen(path)
+
+    def _seen(self, path: str) -> None:
+        self._awaited.discard(path)
+        if not self._awaited:
+            self._all_seen.set()
+        self._on_change()
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> GroupSnapshot:
+        """At most one request, none if nothing has changed since the last one. Raises CoordinationUnavailable."""
+        with self._reading:
+            self._read_changes()
+            addresses = (address for each in self._addresses.values() for address in each)
+            return GroupSnapshot(dict(self._consumers), dict(self._partitions), brokers_by_id(addresses))
+
+    def look_again(self) -> None:
+        """Read who is in the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        names, stat = self._nodes.children_and_stat(self._paths.group_ids(self._group))
+        with self._lock:
+            self._listing = _Listing.of(names, stat)
+
+    def _read_changes(self) -> None:
+        with self._lock:
+            listing, unread = self._listing, self._unread
+            self._unread = {}
+        same = listing.same_nodes(self._read_listing) & self._subscriptions.keys()
+        fresh = {name: self._paths.consumer(self._group, name) for name in listing.names - same}
+        below = {path: {name: child_of(path, name) for name in names} for path, names in unread.items()}
+        try:
+            wanted = [*fresh.values(), *(child for each in below.values() for child in each.values())]
+            nodes = dict(zip(wanted, self._nodes.get_many(wanted), strict=True))
+        except BaseException:
+            with self._lock:
+                self._unread = unread | self._unread
+            raise
+        if listing is not self._read_listing or fresh:
+            self._consumers_are(listing, same, {name: (path, nodes[path]) for name, path in fresh.items()})
+        for path, children in below.items():
+            self._data_is(path, {name: (child, nodes[child]) for name, child in children.items()})
+
+    def _consumers_are(
+        self, listing: _Listing, same: frozenset[str], fresh: Mapping[str, tuple[str, Znode | None]]
+    ) -> None:
+        known = {name: self._subscriptions[name] for name in same}
+        self._subscriptions = known | {
+            name: consumer_topics(path, node) for name, (path, node) in fresh.items() if node
+        }
+        self._read_listing = listing
+        ordered = java_sorted(self._subscriptions)
+        self._consumers = {
+            topic: tuple(name for name in ordered if topic in self._subscriptions[name]) for topic in self._topics
+        }
+
+    def _data_is(self, path: str, entries: Mapping[str, tuple[str, Znode | None]]) -> None:
+        if path in self._topics_at:
+            self._partitions[self._topics_at[path]] = tuple(partition_names(topic_replicas(path, entries)))
+        else:
+            broker_id = self._brokers_at[path]
+            addresses = (
+                process_address(broker_id, name, child, node)
+                for name, (child, node) in entries.items()
+                if node is not None and is_process(name)
+            )
+            self._addresses[broker_id] = [each for each in addresses if each is not None]

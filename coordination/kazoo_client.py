@@ -1,0 +1,151 @@
+"""kazoo's client with what ours needs besides: the session timeout that was granted, many reads in one request, why it
+cannot connect, and one callback thread instead of two.
+"""
+
+from __future__ import annotations
+
+import atexit
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.paths import _prefix_root
+from kazoo.protocol.serialization import (
+    Connect,
+    GetChildren,
+    GetData,
+    MultiHeader,
+    int_struct,
+    multiheader_struct,
+    read_buffer,
+    read_string,
+    stat_struct,
+)
+from kazoo.protocol.states import ZnodeStat
+
+__all__ = ["Client"]
+
+_LONGEST_ANSWER = 256 << 20
+"""Bytes."""
+
+_ERROR = -1
+"""Type of a result in an answer to many reads."""
+
+
+class Client(KazooClient):  # type: ignore[misc]
+    """Arguments as KazooClient's.
+
+    granted_timeout: seconds of the session that the server granted last; None before the first connection.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, handler=_OneWorkerHandler(), **options)
+        self.granted_timeout: float | None = None
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    def get_many_async(self, paths: Sequence[str]) -> Any:
+        """As get_async of each path, in one request; a result is (data, stat) or the exception of this path.
+
+        The whole fails with UnimplementedError by a server older than ZooKeeper 3.6.
+        """
+        return self._read_many(GetData, paths)
+
+    def get_children_many_async(self, paths: Sequence[str]) -> Any:
+        """As get_many_async, for the names of the children."""
+        return self._read_many(GetChildren, paths)
+
+    def interrupt(self) -> None:
+        """End an attempt to connect that waits for an answer."""
+        self._connection.interrupt()
+
+    def _read_many(self, kind: Any, paths: Sequence[str]) -> Any:
+        result = self.handler.async_result()
+        self._call(_MultiRead(kind, [_prefix_root(self.chroot, path) for path in paths]), result)
+        return result
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    def _read(self, length: int, timeout: float) -> Any:
+        if not 0 <= length <= _LONGEST_ANSWER:  # what answers is not a ZooKeeper; kazoo would make room for it all
+            raise ConnectionDropped(f"an answer of {length} bytes")
+        return super()._read(length, timeout)
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        answer = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect) and answer[0].time_out > 0:  # else: that session has expired
+            self.client.granted_timeout = answer[0].time_out / 1000
+        return answer
+
+    def interrupt(self) -> None:
+        connected = self._socket
+        if connected is not None:
+            with suppress(OSError):  # it was closed in this moment
+                connected.shutdown(socket.SHUT_RDWR)
+
+
+class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo keeps answers and watches on two threads, so that a watch may wait for an answer. Ours never wait."""
+
+    _running: bool
+
+    def start(self) -> None:
+        with self._state_change:
+            if not self._running:
+                self.completion_queue = self.callback_queue
+                self._workers.append(self._create_thread_worker(self.callback_queue))
+                self._running = True
+                atexit.register(self.stop)
+
+
+class _MultiRead:
+    """`multiRead` of ZooKeeper 3.6: the answer has one result for each read, in order."""
+
+    type = 22
+
+    def __init__(self, kind: Any, paths: Sequence[str]) -> None:
+        self._kind = kind
+        self._paths = paths
+
+    def __repr__(self) -> str:
+        return f"MultiRead({self._kind.__name__}, {len(self._paths)} paths)"
+
+    def serialize(self) -> bytes:
+        header = MultiHeader(self._kind.type, False, -1).serialize()
+        reads = b"".join(bytes(header + self._kind(path, None).serialize()) for path in self._paths)
+        return reads + bytes(multiheader_struct.pack(-1, True, -1))
+
+    def deserialize(self, data: bytes, offset: int) -> list[Any]:
+        read = _read_data if self._kind is GetData else _read_children
+        results: list[Any] = []
+        while True:
+            kind, done, _ = multiheader_struct.unpack_from(data, offset)
+            offset += multiheader_struct.size
+            if done:
+                return results
+            result, offset = (_read_error if kind == _ERROR else read)(data, offset)
+            results.append(result)
+
+
+def _read_data(data: bytes, offset: int) -> tuple[Any, int]:
+    content, offset = read_buffer(data, offset)
+    return (content, ZnodeStat._make(stat_struct.unpack_from(data, offset))), offset + stat_struct.size
+
+
+def _read_children(data: bytes, offset: int) -> tuple[Any, int]:
+    (count,) = int_struct.unpack_from(data, offset)
+    offset += int_struct.size
+    names = []
+    for _ in range(count):
+        name, offset = read_string(data, offset)
+        names.append(name)
+    return names, offset
+
+
+def _read_error(data: bytes, offset: int) -> tuple[Any, int]:
+    (code,) = int_struct.unpack_from(data, offset)
+    return EXCEPTIONS[code](), offset + int_struct.size

@@ -1,0 +1,106 @@
+"""One of two brokers was killed and is still registered: what the other one has is shown, what is missing is said."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from metaq import Producer, TopicPartition
+from metaq.client.cluster import Cluster
+from metaq.coordination.embedded import EmbeddedZooKeeper
+
+from .cli_helpers import Operator, start, stop
+from .client_cluster import Brokers, running_brokers
+
+ALIVE, DEAD = 0, 1
+PARTITIONS = [TopicPartition("trades", broker, number) for broker in (ALIVE, DEAD) for number in (0, 1)]
+SESSION_SECONDS = 600.0
+"""The dead broker stays registered as long as the tests run."""
+
+
+@pytest.fixture(scope="module")
+def brokers(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    connect = f"{zookeeper.connect_string}/dead-broker"
+    directory = tmp_path_factory.mktemp("brokers")
+    with running_brokers(connect, directory, {"trades": 2, "probes": 1}, 2, session_seconds=SESSION_SECONDS) as brokers:
+        with Producer(connect) as producer:
+            for each in PARTITIONS:
+                producer.send("trades", f"on {each}".encode(), partition=each)
+        with Cluster(connect) as cluster:
+            cluster.commit("audit", dict.fromkeys(PARTITIONS, 0))
+        brokers.running[DEAD].kill()
+        yield brokers
+
+
+@pytest.fixture
+def operator(brokers: Brokers) -> Operator:
+    return Operator(brokers.connect)
+
+
+def assert_says_what_is_missing(code: int, said: str) -> None:
+    assert (code, said.count("\n")) == (1, 1), said
+    assert "broker 1 does not answer" in said
+    assert "without trades 1-0, trades 1-1" in said
+
+
+def test_topics_describe_shows_the_living_brokers_partitions(operator: Operator) -> None:
+    ran = operator.ran("topics", "describe", "trades", "--json")
+    assert_says_what_is_missing(ran.code, ran.err)
+    rows = json.loads(ran.out)["partitions"]
+    assert [(row["partition"], row["messages"]) for row in rows] == [
+        ("0-0", 1),
+        ("0-1", 1),
+        ("1-0", None),
+        ("1-1", None),
+    ]
+    table = operator.ran("topics", "describe", "trades").out
+    assert table.count("unknown") == 8
+
+
+def test_groups_describe_shows_the_living_brokers_partitions(operator: Operator) -> None:
+    ran = operator.ran("groups", "describe", "audit", "--json")
+    assert_says_what_is_missing(ran.code, ran.err)
+    rows = json.loads(ran.out)["partitions"]
+    assert [(row["committed"], row["lag_messages"]) for row in rows] == [(0, 1), (0, 1), (0, None), (0, None)]
+    assert [row["lag_seconds"] is None for row in rows] == [False, False, True, True]
+
+
+def test_consume_prints_the_living_brokers_messages(operator: Operator) -> None:
+    ran = operator.ran("consume", "--topic", "trades")
+    assert_says_what_is_missing(ran.code, ran.err)
+    assert sorted(ran.out.splitlines()) == ["on 0-0", "on 0-1"]
+    enough = operator.ran("consume", "--topic", "trades", "--count", "2")
+    assert enough.code == 0
+
+
+def test_consume_of_the_dead_brokers_partition_alone_fails(operator: Operator) -> None:
+    ran = operator.ran("consume", "--topic", "trades", "--partition", "1-0")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+
+
+def test_the_monitor_gives_one_alarm_for_one_cause_and_calls_unknown_what_it_hides(operator: Operator) -> None:
+    ran = operator.ran("monitor", "--probe-topic", "probes", "--min-memory", "0", "--group", "audit", "--json")
+    assert ran.code == 1
+    found = json.loads(ran.out)["findings"]
+    assert [(each["level"], each["what"]) for each in found if each["level"] != "ok"] == [
+        ("alarm", "broker 1"),
+        ("alarm", "group audit"),  # nobody reads what waits on broker 0
+        ("unknown", "probe probes 1-0"),
+        ("unknown", "group audit"),
+    ]
+    assert "2 messages" in found[1]["text"]
+    assert "unknown messages, unknown bytes, unknown seconds in trades 1-0, trades 1-1" in found[3]["text"]
+
+
+def test_a_following_reader_goes_on_with_the_broker_that_comes_back(brokers: Brokers, operator: Operator) -> None:
+    reader = start("consume", "--topic", "trades", "--follow", env={"METAQ_ZK": operator.connect})
+    try:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        assert {reader.stdout.readline() for _ in range(2)} == {b"on 0-0\n", b"on 0-1\n"}
+        assert b"broker 1 does not answer" in reader.stderr.readline()
+        brokers.start(DEAD)
+        assert {reader.stdout.readline() for _ in range(2)} == {b"on 1-0\n", b"on 1-1\n"}
+    finally:
+        stop(reader)
+        brokers.running[DEAD].kill()

@@ -1,0 +1,93 @@
+"""A program that ends without close(): what it has sent is delivered within a bounded time, or it is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq import Producer, browse
+from tests.integration.client_cluster import Brokers, running_brokers
+from tests.waiting import DEADLINE
+
+_PROGRAM = """
+import os, sys, threading, time
+from metaq import Producer, ProducerConfig
+connect, count, linger_ms, seconds = sys.argv[1], *map(float, sys.argv[2:5])
+producer = Producer(connect, linger_ms=int(linger_ms), config=ProducerConfig(deliver_at_exit_seconds=seconds))
+def send():
+    return [producer.send_async("t", b"%d" % number, timeout=60.0) for number in range(int(count))]
+"""
+
+
+@pytest.fixture
+def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
+    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
+        yield brokers
+
+
+def run(brokers: Brokers, end: str, count: int, linger_ms: int = 0, seconds: float = DEADLINE) -> tuple[int, str]:
+    """The program's exit code and what it said on stderr."""
+    program = [sys.executable, "-c", _PROGRAM + end]
+    arguments = [brokers.connect, str(count), str(linger_ms), str(seconds)]
+    done = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=2 * DEADLINE, check=False)
+    return done.returncode, done.stderr
+
+
+def stored(brokers: Brokers) -> list[int]:
+    return sorted(int(message.payload) for message in browse(brokers.connect, "t"))
+
+
+def test_everything_is_delivered(brokers: Brokers) -> None:
+    assert run(brokers, "futures = send()", 5000) == (0, "")
+    assert stored(brokers) == list(range(5000))
+
+
+def test_what_lingers_is_delivered(brokers: Brokers) -> None:
+    assert run(brokers, "futures = send()", 100, linger_ms=60_000) == (0, "")
+    assert stored(brokers) == list(range(100))
+
+
+def test_what_an_exception_leaves_behind_is_delivered(brokers: Brokers) -> None:
+    code, said = run(brokers, "futures = send()\nraise SystemExit(3)", 100, linger_ms=60_000)
+    assert (code, said) == (3, "")
+    assert stored(brokers) == list(range(100))
+
+
+def test_threads_that_go_on_after_the_main_one_can_send(brokers: Brokers) -> None:
+    end = "threading.Thread(target=lambda: (time.sleep(0.5), send())).start()"
+    assert run(brokers, end, 100, linger_ms=60_000) == (0, "")
+    assert stored(brokers) == list(range(100))
+
+
+def test_a_forked_child_leaves_its_parents_messages_alone(brokers: Brokers) -> None:
+    end = """
+futures = send()
+if (child := os.fork()) == 0:
+    sys.exit(7)
+print(os.waitpid(child, 0)[1] >> 8, file=sys.stderr)
+"""
+    assert run(brokers, end, 100, linger_ms=60_000) == (0, "7\n")
+    assert stored(brokers) == list(range(100))
+
+
+def test_what_cannot_be_delivered_in_time_is_said_with_its_number_topic_and_reason(brokers: Brokers) -> None:
+    with Producer(brokers.connect) as producer:
+        producer.send("t", b"0")
+    os.kill(brokers.running[0].process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    code, said = run(brokers, "futures = send()", 50, seconds=1.0)
+    took = time.monotonic() - started
+    os.kill(brokers.running[0].process.pid, signal.SIGCONT)
+    assert code == 0
+    assert took < 60
+    counts = [int(count) for count in re.findall(r"metaq: (\d+) messages? to topic 't' could not be delivered", said)]
+    assert sum(counts) == 50, said
+    assert "deliver_at_exit_seconds=1" in said

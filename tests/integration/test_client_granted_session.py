@@ -1,0 +1,66 @@
+"""A server that grants a shorter session than was asked for: what is believed of it is what was granted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.client.consumer.session_watch import SessionWatch
+from metaq.client.timers import Timers
+from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.group import GroupMembership
+from metaq.coordination.session import ZkSession
+from tests.integration.coordination_helpers import Relay, session_at
+from tests.waiting import eventually
+
+ASKED_SECONDS = 30.0
+GRANTED_SECONDS = 3.0
+
+
+@pytest.fixture
+def strict_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+    longest = int(GRANTED_SECONDS * 1000)
+    with EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100, max_session_timeout_ms=longest) as server:
+        yield server
+
+
+@pytest.fixture
+def relay(strict_server: EmbeddedZooKeeper) -> Iterator[Relay]:
+    relay = Relay(strict_server.connect_string)
+    yield relay
+    relay.close()
+
+
+def test_the_session_timeout_is_the_one_that_was_granted(strict_server: EmbeddedZooKeeper) -> None:
+    session = ZkSession(strict_server.connect_string, session_timeout=ASKED_SECONDS)
+    assert session.session_timeout == ASKED_SECONDS
+    with session:
+        assert session.session_timeout == GRANTED_SECONDS
+
+
+def test_a_member_that_is_cut_off_hands_nothing_out_when_another_can_own_its_partitions(
+    strict_server: EmbeddedZooKeeper, relay: Relay
+) -> None:
+    timers = Timers("test")
+    with (
+        session_at(relay.connect_string, ASKED_SECONDS) as cut_off,
+        session_at(strict_server.connect_string, ASKED_SECONDS) as other,
+    ):
+        member = GroupMembership(cut_off, "g", "c1", ["t"], lambda: None)
+        member.join()
+        assert member.claim("t", "0-0")
+        watch = SessionWatch(cut_off, "g", timers, lambda: True)
+        watch.prove()
+        other_member = GroupMembership(other, "g", "c2", ["t"], lambda: None)
+        other_member.join()
+        assert not watch.may_have_lost_everything()
+        relay.cut()
+        began = time.monotonic()
+        eventually(lambda: other_member.claim("t", "0-0"), what="taking over")
+        assert watch.may_have_lost_everything()
+        assert time.monotonic() - began < ASKED_SECONDS / 3  # or it would have noticed anyway
+        timers.close()
+        cut_off.close(timeout=1.0)

@@ -1,0 +1,53 @@
+"""Tables: as wide as the terminal, whole elsewhere."""
+
+import io
+
+import pytest
+
+from metaq.cli.output import UNKNOWN, print_table
+from metaq.cli.stats import _shown
+
+COLUMNS = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
+OWNER = "audit_127.0.0.1-4242-0f9a3c7e-5b1d-4f0e-9b8f-1c2d3e4f5a6b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def printed(monkeypatch, stream, columns, rows):
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # no bold letters
+    print_table(columns, rows)
+    return stream.getvalue().splitlines()
+
+
+def test_a_table_fits_the_terminal_and_folds_text_before_numbers(monkeypatch):
+    row = ("trades", "0-3", OWNER, 1_234_567, 2_345_678, 1_111_111, 12_345, UNKNOWN)
+    lines = printed(monkeypatch, Terminal(), COLUMNS, [row])
+    assert max(map(len, lines)) <= 80
+    assert all(any(number in line for line in lines) for number in ("1,234,567", "2,345,678", "1,111,111", UNKNOWN))
+    assert "trades" in lines[3]
+
+
+@pytest.mark.parametrize("digits", [9, 14])
+def test_where_the_numbers_do_not_fit_each_row_becomes_lines_of_name_and_value(monkeypatch, digits):
+    number = int("9" * digits)
+    lines = printed(monkeypatch, Terminal(), COLUMNS, [("trades", "0-3", OWNER, *[number] * 5)])
+    lines = [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= 80
+    values = dict(line.split(maxsplit=1) for line in lines if len(line.split()) == 2)
+    assert (values["TOPIC"], values["OWNER"], values["END"]) == ("trades", OWNER, f"{number:,}")
+
+
+def test_elsewhere_a_row_is_one_line_with_everything_in_it(monkeypatch):
+    long = "x" * 5000
+    lines = printed(monkeypatch, io.StringIO(), ("NAME", "VALUE"), [("a", long), ("b", 12_345)])
+    assert sum(long in line for line in lines) == 1
+    assert any(line.split() == ["b", "12,345"] for line in lines)
+
+
+def test_numbers_that_are_names_keep_their_digits_together():
+    assert [_shown(name, 7748) for name in ("pid", "port", "broker_id", "part", "cmd_put")] == [*["7748"] * 4, 7748]

@@ -1,0 +1,263 @@
+"""Every future of a producer ends in time: at its deadline, at the close, while a topic is away, and in callbacks."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+
+from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, SendResult, TopicPartition
+from metaq.client.producer.futures import SendFuture
+from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
+from metaq.protocol.frames import Frame
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.waiting import DEADLINE, assert_within, eventually
+
+FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+THERE = TopicPartition("t", 0, 1)
+PLACES: list[dict[str, Any]] = [{}, {"key": "k"}, {"partition": THERE}]
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker({"t": 2}) as broker:
+        yield broker
+
+
+def is_send(request: object) -> bool:
+    return isinstance(request, Frame) and request.code in (
+        RequestCode.SEND,
+        RequestCode.SEND_BATCH,
+        RequestCode.SEND_MANY,
+    )
+
+
+# --- a topic that is away ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(broker: FakeBroker, place: dict[str, Any]) -> None:
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster, config=FAST) as producer:
+        for partition in range(2):
+            producer.send("t", b"before", partition=TopicPartition("t", 0, partition))
+        cluster.unregister(broker)
+        futures: list[Future[SendResult]] = []
+
+        def attempt() -> float:
+            started = time.monotonic()
+            futures.append(producer.send_async("t", b"%d" % len(futures), timeout=DEADLINE, **place))
+            return time.monotonic() - started
+
+        assert_within(0.1, attempt)
+        futures += [producer.send_async("t", b"%d" % number, timeout=DEADLINE, **place) for number in range(1, 20)]
+        assert not any(future.done() for future in futures)
+        cluster.register(broker)
+        results = [future.result(DEADLINE) for future in futures]
+        if place:
+            assert results == sorted(results)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(broker: FakeBroker, place: dict[str, Any]) -> None:
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster) as producer:
+        producer.send("t", b"before")
+        cluster.unregister(broker)
+
+        def attempt() -> float:
+            started = time.monotonic()
+            futures = [producer.send_async("t", b"", timeout=0.3, **place) for _ in range(3)]
+            for future in futures:
+                assert isinstance(future.exception(DEADLINE), NoPartition)
+            return time.monotonic() - started
+
+        assert_within(1.0, attempt)
+        with pytest.raises(NoPartition, match="came back before"):
+            producer.send("t", b"", timeout=0.1, **place)
+        assert producer._outbox.buffered_bytes <= 21 + 30  # of blocked callers alone
+
+
+def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeBroker) -> None:
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster, config=ProducerConfig(max_buffered_bytes=3000)) as producer:
+        producer.send("t", b"before")
+        cluster.unregister(broker)
+        futures = [producer.send_async("t", bytes(1000), timeout=DEADLINE) for _ in range(2)]
+        with pytest.raises(RequestTimedOut, match="max_buffered_bytes"):
+            producer.send_async("t", bytes(1000), timeout=0.05)
+        cluster.register(broker)
+        assert not wait(futures, DEADLINE).not_done
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker: FakeBroker, behind: int) -> None:
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send("t", b"", partition=THERE)
+        broker.silent = True
+        for _ in range(behind):
+            producer.send_async("t", b"", partition=THERE)  # 30 seconds
+
+        def attempt() -> float:
+            started = time.monotonic()
+            future = producer.send_async("t", b"", partition=THERE, timeout=0.3)
+            assert isinstance(future.exception(DEADLINE), RequestTimedOut)
+            return time.monotonic() - started
+
+        assert_within(5.0, attempt, tries=1)  # the request under way may take 10 seconds
+        producer.close(0.0)
+
+
+def blocked(producer: Producer) -> None:
+    with pytest.raises(RequestTimedOut):
+        producer.send("t", b"", key="k", timeout=0.3)
+
+
+def test_a_future_ends_at_its_deadline_while_a_retry_waits(broker: FakeBroker) -> None:
+    patient = ProducerConfig(retry_min_seconds=60, retry_max_seconds=60)
+    broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY if is_send(request) else None
+    with Producer(metadata=FakeCluster([broker]), config=patient) as producer:
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send_async("t", b"", key="k", timeout=0.3).exception(DEADLINE),
+            lambda: producer.send_batch_async("t", [b""], key="k", timeout=0.3).exception(DEADLINE),
+            lambda: blocked(producer),
+        ]
+        for call in calls:
+
+            def attempt(call: Callable[[], object] = call) -> float:
+                started = time.monotonic()
+                call()
+                return time.monotonic() - started
+
+            assert_within(1.0, attempt)
+        producer.close(0.0)
+
+
+def test_an_answer_after_the_deadline_changes_nothing() -> None:
+    future: SendFuture[int] = SendFuture()
+    ended: list[object] = []
+    future.add_done_callback(ended.append)
+    future.set_exception(RequestTimedOut("late"))
+    future.set_result(1)
+    assert ended == [future]
+    assert isinstance(future.exception(), RequestTimedOut)
+
+
+# --- the close --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["alone", "with a store"])
+def test_every_future_ends_when_a_producer_is_closed_under_load(
+    broker: FakeBroker, stored: bool, tmp_path: Any
+) -> None:
+    """Sends, retries and answers go on in other threads while it is closed; some rounds, each a little different."""
+    refusals = itertools.cycle([ResponseCode.SYSTEM_BUSY, None, None, ResponseCode.SERVICE_NOT_AVAILABLE])
+    broker.refuse = lambda request: next(refusals) if is_send(request) else None
+    futures: list[Future[SendResult]] = []
+
+    def send(producer: Producer) -> None:
+        try:
+            while True:
+                futures.append(producer.send_async("t", b"x", key=f"k{len(futures) % 5}"))
+                futures.append(producer.send_async("t", b"x"))
+        except ClientError:
+            return
+
+    for number in range(25):
+        store = LocalMessageStore(tmp_path / f"{number}.db") if stored else None
+        producer = Producer(metadata=FakeCluster([broker]), config=FAST, undelivered=store)
+        with ThreadPoolExecutor(2) as pool:
+            senders = [pool.submit(send, producer) for _ in range(2)]
+            enough = len(futures) + 20 + number
+            eventually(lambda enough=enough: len(futures) > enough)  # type: ignore[misc]
+            producer.close(timeout=0.001 * number)
+            assert not wait(senders, DEADLINE).not_done
+    assert not wait(futures, DEADLINE).not_done
+    for future in futures:
+        assert isinstance(future.exception() or ClientError(), ClientError)
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+def test_what_would_wait_in_a_callback_is_refused_at_once(broker: FakeBroker, tmp_path: Any) -> None:
+    cluster = FakeCluster([broker])
+    with (
+        LocalMessageStore(tmp_path / "ordered.db") as store,
+        Producer(metadata=cluster) as producer,
+        OrderedProducer(partitions={"t": {0: 2}}, store=store, metadata=cluster) as ordered,
+    ):
+        pending: Future[SendResult] = SendFuture()
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send("t", b""),
+            lambda: producer.send_batch("t", [b""]),
+            lambda: ordered.send("t", b""),
+            lambda: producer.transaction().send("t", b""),
+            producer.flush,
+            producer.close,
+            pending.result,
+            pending.exception,
+        ]
+        for call in calls:
+            said: Future[BaseException | None] = Future()
+
+            def callback(
+                _: object, call: Callable[[], object] = call, said: Future[BaseException | None] = said
+            ) -> None:
+                try:
+                    call()
+                except ClientError as error:
+                    said.set_result(error)
+                else:
+                    said.set_result(None)
+
+            broker.silent = True
+            future = producer.send_async("t", b"first")
+            future.add_done_callback(callback)
+            broker.silent = False
+            broker.drop_connections()
+            assert "callback" in str(said.result(5))
+            future.result(DEADLINE)
+        assert producer.send("t", b"after").offset > 0
+
+
+def test_an_asynchronous_send_in_a_callback_goes_on(broker: FakeBroker) -> None:
+    done = threading.Event()
+    with Producer(metadata=FakeCluster([broker])) as producer:
+
+        def callback(future: Future[SendResult]) -> None:
+            following = producer.send_async("t", b"second")
+            following.add_done_callback(lambda _: done.set())
+
+        producer.send_async("t", b"first").add_done_callback(callback)
+        assert done.wait(DEADLINE)
+
+
+def test_a_callback_is_refused_to_wait_for_room(broker: FakeBroker) -> None:
+    said: Future[BaseException | None] = Future()
+    with Producer(metadata=FakeCluster([broker]), config=ProducerConfig(max_buffered_bytes=1000)) as producer:
+
+        def callback(_: object) -> None:
+            try:
+                producer.send_async("t", bytes(900))
+            except ClientError as error:
+                said.set_result(error)
+
+        producer.send_async("t", bytes(900)).add_done_callback(callback)
+        assert "max_buffered_bytes" in str(said.result(5))
+
+
+def test_a_callback_that_is_added_to_a_finished_future_may_wait(broker: FakeBroker) -> None:
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        future = producer.send_async("t", b"first")
+        future.result(DEADLINE)
+        results: list[SendResult] = []
+        future.add_done_callback(lambda _: results.append(producer.send("t", b"second")))
+        assert len(results) == 1
