@@ -168,7 +168,8 @@ class Connection:
         self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
         self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
         self._failure: MetaqError | None = None
-        self._ended = threading.Event()  # it failed, and nothing is under way any more
+        self._ended = False  # it failed, and nothing is under way any more
+        self._closers: list[Waiter] = []  # no Event: one whose wait was interrupted may keep its lock for ever
         self._background_thread: threading.Thread | None = None
         self._told = False  # on_closed was called
         # the leader's, and with the role the next leader's
@@ -358,10 +359,13 @@ class Connection:
     def close(self) -> None:
         """End the connection; requests under way get BrokerUnavailable."""
         surely(self._fail, BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
-        if self._background is None and not self._ended.is_set():
+        if self._background is None and not self._ended:
             self._end()  # the interpreter is about to exit
         if self._background_thread is not threading.current_thread():  # else a handler has called
-            self._ended.wait(_CLOSE_SECONDS)
+            closer = Waiter()
+            self._closers.append(closer)
+            if not self._ended:  # looked at behind the line above, as `_end` looks behind setting it
+                closer.park_until_done(time.monotonic() + _CLOSE_SECONDS, time.monotonic)
 
     # --- who reads --------------------------------------------------------------------------------------------------
 
@@ -423,7 +427,7 @@ class Connection:
         if self._leader is not None:
             return
         if self._failure is not None:
-            if self._pending or self._outcomes or not self._ended.is_set():
+            if self._pending or self._outcomes or not self._ended:
                 self._wake_background()
             else:
                 self._sock.close()  # not before: the reader may have been in recv, and the number be reused
@@ -681,7 +685,7 @@ class Connection:
         with self._mutex:
             if self._failure is None:
                 self._failure = failure
-        if not self._ended.is_set():
+        if not self._ended:
             self._shut_down()
             self._wake_background()
 
@@ -711,7 +715,9 @@ class Connection:
         if self.on_closed is not None and not self._told:
             self._told = True
             self.on_closed(self)
-        self._ended.set()
+        self._ended = True
+        for closer in list(self._closers):
+            closer.finish()
         self._look_again()
 
     # --- heartbeat --------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from queue import Empty, SimpleQueue
 from random import random
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
@@ -63,7 +65,7 @@ class ConnectionPool:
         self._links: dict[Endpoint, _Link] = {}
         self._down: frozenset[Endpoint] = frozenset()
         self._mutex = threading.Lock()
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # no Event: an interrupt may leave that locked for ever
         self._closed = False
         self._housekeeper: threading.Thread | None = None
         self._listeners: list[Callable[[Endpoint], None]] = []
@@ -133,7 +135,7 @@ class ConnectionPool:
             self._closed = True
             links = list(self._links.values())
             self._links.clear()
-        self._wake.set()
+        self._wake.put(None)
         for link in links:
             if link.connection is not None:
                 link.connection.close()
@@ -194,14 +196,14 @@ class ConnectionPool:
             link.retry_at = self._clock() + link.backoff.next()
             self._down |= {link.endpoint}
         log.info("%s; next try in %.2f s", cause, link.retry_at - self._clock())
-        self._wake.set()
+        self._wake.put(None)
 
     # --- housekeeping thread ----------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
         while not self._closed:
-            self._wake.wait(self._pause())
-            self._wake.clear()
+            with suppress(Empty):
+                self._wake.get(timeout=self._pause())
             for link in list(self._links.values()):
                 if self._closed:
                     return

@@ -2,7 +2,8 @@
 
 CPython looks for signals behind each call of a C function, where a function begins and where a loop begins anew. So
 the points here are each return from a C function, and each line, but for lines that begin with no operation or end a
-`with`: no signal comes between the last call of a block and the `__exit__` of its lock.
+`with`: no signal comes between the last call of a block and the `__exit__` of its lock. Each line is more than can be:
+where the code relies on statements without a call, the points are the beginnings of functions and loops instead.
 """
 
 import contextlib
@@ -19,10 +20,12 @@ import pytest
 
 from metaq import Producer, ProducerConfig
 from metaq.client import connection as connection_module
+from metaq.client import pool as pool_module
 from metaq.client import waiting as waiting_module
 from metaq.client.config import ConnectionConfig
-from metaq.client.connection import open_connection
+from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import fetcher as fetcher_module
+from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import encode_frame
@@ -57,9 +60,11 @@ def ends_of_with(code: CodeType) -> frozenset[tuple[int, int]]:
 class Interrupter:
     """Raises once in the calling thread, at the first point that is not among those `seen`."""
 
-    def __init__(self, seen: set[Point], files: frozenset[str] = FILES) -> None:
+    def __init__(self, seen: set[Point], files: frozenset[str] = FILES, lines: bool = True) -> None:
         self.seen = seen
         self.files = files
+        self.lines = lines
+        self._last: dict[Any, int] = {}  # line, by frame
         self.at: Point | None = None
         self._ends: dict[CodeType, frozenset[tuple[int, int]]] = {}
 
@@ -79,8 +84,14 @@ class Interrupter:
     def _trace(self, frame: Any, event: str, _arg: Any) -> Any:
         if frame.f_code.co_filename not in self.files:
             return None
-        if event == "line" and not self._cannot_raise(frame):
-            self._reach(("line", frame.f_code.co_name, frame.f_lineno))
+        if event == "call":
+            self._last[frame] = 0
+            self._reach(("begin", frame.f_code.co_name, frame.f_lineno))
+        if event == "line":
+            again = frame.f_lineno <= self._last[frame]
+            self._last[frame] = frame.f_lineno
+            if (self.lines or again) and not self._cannot_raise(frame):
+                self._reach(("line", frame.f_code.co_name, frame.f_lineno))
         return self._trace
 
     def _profile(self, frame: Any, event: str, _arg: Any) -> None:
@@ -102,12 +113,14 @@ class Interrupter:
             raise Interrupt(point)
 
 
-def at_each_point(scenario: Callable[[Interrupter], None], files: frozenset[str] = FILES) -> set[Point]:
+def at_each_point(
+    scenario: Callable[[Interrupter], None], files: frozenset[str] = FILES, lines: bool = True
+) -> set[Point]:
     """Run the scenario with an interrupt at each point in turn, until there is no new one several times in a row."""
     seen: set[Point] = set()
     fruitless = 0
     for _ in range(MOST_POINTS):
-        interrupter = Interrupter(seen, files)
+        interrupter = Interrupter(seen, files, lines)
         try:
             scenario(interrupter)
         except BaseException as error:
@@ -223,11 +236,41 @@ def test_closing_may_be_interrupted(broker):
         pulled = Once()
         connection.submit(long_poll, pulled, time.monotonic() + 30)
         interrupter.run(connection.close)
-        connection.close()
-        eventually(lambda: pulled.calls)
+        again = threading.Thread(target=connection.close, daemon=True)
+        again.start()
+        again.join(DEADLINE)
+        assert not again.is_alive()
+        eventually(lambda: pulled.calls and connection._sock.fileno() == -1)
         assert len(pulled.calls) == 1
 
-    assert len(at_each_point(scenario)) > 5
+    assert len(at_each_point(scenario, FILES | {threading.__file__})) > 5
+
+
+def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
+    def scenario(interrupter: Interrupter) -> None:
+        down: set[Endpoint] = set()
+
+        def connect(endpoint, config, protocol, timeout):
+            if endpoint in down:
+                raise BrokerUnavailable(f"{endpoint} is down")
+            return open_connection(endpoint, config, protocol, timeout)
+
+        def reach() -> bool:
+            with contextlib.suppress(BrokerUnavailable):
+                return pool.connection(endpoint, 10).call(ask, 10) is not None
+            return False
+
+        config = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
+        pool = ConnectionPool(config, open=connect)
+        pool.connection(broker.endpoint, 10)  # starts the housekeeping
+        endpoint = Endpoint("localhost", broker.endpoint.port)
+        down.add(endpoint)
+        interrupter.run(reach)
+        down.clear()
+        eventually(reach)
+        pool.close()
+
+    assert len(at_each_point(scenario, frozenset({pool_module.__file__, threading.__file__}), lines=False)) > 10
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside futures"])
