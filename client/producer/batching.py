@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from metaq.protocol.errors import ClientError, RequestTimedOut
+from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
@@ -84,6 +84,7 @@ class Outbox:
         of its key. Raises RequestTimedOut (no room), ClientError (closed, or no room in a callback), NoPartition.
         """
         flight: Flight | None = None
+        following: Sequence[Flight] | None = ()
         try:
             with self._lock:
                 if self._buffered + outgoing.size > self._max_buffered and self._buffered:
@@ -112,14 +113,18 @@ class Outbox:
                     self._buffered += outgoing.size
                     return accumulator, (flight,)
                 following = self._queue(outgoing, accumulator)
-        except BaseException:
-            if flight is not None and flight.turns[0].accumulator.busy:
-                threading.Thread(target=self._transmit, args=(flight,), name="metaq-lost-flight", daemon=True).start()
+            if following is None:
+                self._linger(lane)
+                following = ()
+            return accumulator, following
+        except MetaqError:
             raise
-        if following is None:
-            self._linger(lane)
-            following = ()
-        return accumulator, following
+        except BaseException:
+            lost = list(following or ())
+            if flight is not None and flight.turns[0].accumulator.busy:
+                lost.append(flight)
+            threading.Thread(target=self._recover, args=(lost,), name="metaq-lost-flight", daemon=True).start()
+            raise
 
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:
         """These turns were acknowledged, and of so many `failed` was told: send what has gathered meanwhile.
@@ -275,6 +280,11 @@ class Outbox:
             self._changed.notify_all()
         return under_way + queued
 
+    def _recover(self, flights: Sequence[Flight]) -> None:
+        """The thread that was going to send these, or had just queued a message, was interrupted."""
+        self._transmit_all(flights)
+        self.send_all()
+
     def _transmit_all(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
             self._transmit(flight)
@@ -284,7 +294,8 @@ class Outbox:
     def _queue(self, outgoing: Outgoing, accumulator: Accumulator) -> Sequence[Flight] | None:
         """Returns what may leave now; None if a linger time begins."""
         self._buffered += outgoing.size
-        accumulator.put(outgoing)
+        accumulator.queued_bytes += outgoing.size  # not `put`, which is a call: see `add`
+        accumulator.queue.append(outgoing)
         if accumulator.busy or accumulator.paused:
             return ()
         lane = accumulator.lane

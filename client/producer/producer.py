@@ -208,8 +208,12 @@ class Producer:
                 raise
             self._undelivered.keep(outgoing, error)
             return future
-        for flight in flights:
-            self._sender.transmit(flight)
+        try:  # as in `_send_and_wait`
+            for flight in flights:
+                self._sender.transmit(flight)
+        except BaseException:
+            self._sender.lose_untaken(flights)
+            raise
         return future
 
     def send_batch(
@@ -266,8 +270,12 @@ class Producer:
         outgoing.future = future
         outgoing.encode()
         _, flights = self._outbox.add(outgoing, self._route(outgoing))
-        for flight in flights:
-            self._sender.transmit(flight)
+        try:  # as in `_send_and_wait`
+            for flight in flights:
+                self._sender.transmit(flight)
+        except BaseException:
+            self._sender.lose_untaken(flights)
+            raise
         return future
 
     def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
@@ -380,13 +388,11 @@ class Producer:
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
         refuse_in_callback("a blocking send")
         accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
-        try:
+        try:  # not in a function of its own: where that begins an interrupt may come
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
         except BaseException:
-            for flight in flights:
-                if not flight.taken:
-                    self._sender.lose(flight)
+            self._sender.lose_untaken(flights)
             raise
         if not outgoing.done:
             self._wait(outgoing, None if accumulator is None else accumulator.lane.connection)

@@ -89,6 +89,12 @@ class Sender:
                 self.lose(flight)
             raise
 
+    def lose_untaken(self, flights: Sequence[Flight]) -> None:
+        """The caller of `transmit` was interrupted, maybe before it had begun with some of these."""
+        for flight in flights:
+            if not flight.taken:
+                self.lose(flight)
+
     def lose(self, flight: Flight) -> None:
         """The thread that was going to send it was interrupted: its messages are tried again."""
         threading.Thread(target=self._lose, args=(flight,), name="metaq-lost-flight", daemon=True).start()

@@ -26,6 +26,9 @@ from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import fetcher as fetcher_module
 from metaq.client.pool import ConnectionPool
+from metaq.client.producer import batching as batching_module
+from metaq.client.producer import producer as producer_module
+from metaq.client.producer import sending as sending_module
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import encode_frame
@@ -298,6 +301,26 @@ def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resol
                 producer.flush(20)
 
         assert len(at_each_point(scenario)) > 30
+
+
+@pytest.mark.parametrize("linger_ms", [0, 5], ids=["at once", "lingering"])
+@pytest.mark.parametrize("send", ["send_async", "send_batch_async"])
+def test_an_interrupted_asynchronous_send_leaves_a_producer_that_sends_and_can_be_flushed(send, linger_ms):
+    files = frozenset({batching_module.__file__, producer_module.__file__, sending_module.__file__})
+    with FakeBroker({"t": 1}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, linger_ms=linger_ms)
+            with Producer(metadata=FakeCluster([broker]), config=config) as producer:
+                producer.send("t", b"first")
+                payload: Any = b"interrupted" if send == "send_async" else [b"interrupted"]
+                interrupter.run(lambda: getattr(producer, send)("t", payload, timeout=20))
+                futures = [producer.send_async("t", b"after", timeout=20) for _ in range(3)]
+                for future in futures:
+                    assert future.result(20).offset >= 0
+                producer.flush(20)
+
+        assert len(at_each_point(scenario, files, lines=False)) > 10
 
 
 @pytest.mark.parametrize("files", [FILES, frozenset({fetcher_module.__file__})], ids=["connection", "fetcher"])
