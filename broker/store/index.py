@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -268,6 +268,10 @@ class UnitLimit:
         self.units = units
 
 
+def _end_of(unit: Any) -> int:
+    return int(unit["offset"]) + int(unit["size"])
+
+
 class Index(CheckedUnits):
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
@@ -346,12 +350,14 @@ class Index(CheckedUnits):
         probing = True
         while start < stop:
             chunk = self.units(start, min(stop, first_of(block_of(start + size) + 1)))  # blocks are read whole
-            ends = chunk["offset"] + chunk["size"]
-            fitting = int(np.searchsorted(ends, offset, "right"))
+            fitting = int(np.searchsorted(chunk["offset"], offset))
+            if fitting and _end_of(chunk[fitting - 1]) > offset:
+                fitting -= 1
             if fitting == len(chunk) < stop - start:
                 # what is left has about as many as its bytes say; a little more, so that the next read is the last
-                bytes_read = int(ends[-1]) - int(chunk["offset"][0])
-                size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
+                end = _end_of(chunk[-1])
+                bytes_read = end - int(chunk[0]["offset"])
+                size = (offset - end) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
                 if probing:  # to read the first few again costs less than to join them to the others
                     probing, size = False, size + len(chunk)
                     continue
@@ -362,7 +368,7 @@ class Index(CheckedUnits):
         # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
         found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join([each.data for each in chunks]), UNIT_DTYPE)
         if len(found):
-            self._remember(int(found[-1]["offset"]) + int(found[-1]["size"]), start)
+            self._remember(_end_of(found[-1]), start)
         return found
 
     def _remember(self, offset: int, number: int) -> None:

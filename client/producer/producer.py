@@ -394,14 +394,15 @@ class Producer:
         A topic that was sent to before may be away: its only broker may be between two lives, restarted, or its
         ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
         """
-        last = self._outbox.partition_of(outgoing.topic)
-        if outgoing.goes_by_key:
-            if (last is None or outgoing.once) and not self._router.partitions_for_keys(outgoing.topic):
+        if outgoing.key is not None and outgoing.goes_by_key:
+            known = not outgoing.once and self._outbox.partition_of(outgoing.topic) is not None
+            if not known and not self._router.partitions_for_keys(outgoing.topic):
                 raise no_partition(outgoing.topic)
             return None
         try:
             return self._router.route(outgoing)
         except NoPartition:
+            last = self._outbox.partition_of(outgoing.topic)
             if outgoing.once or last is None or not self._router.is_away(outgoing):
                 raise
         return outgoing.fixed or last
