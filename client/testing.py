@@ -125,7 +125,7 @@ class MemoryLog:
         record = bytes(self.data[offset - self.first : offset - self.first + size])
         header = HEADER.unpack_from(record)
         body = record[HEADER_BYTES:]
-        good = header[0] == len(body) and header[1] == checksum(body) and not is_blank(*header)
+        good = header[0] == len(body) and header[1] == checksum(body) and not is_blank(*header[:3])
         return None if good else offset + size
 
     def slice(self, offset: int, max_bytes: int, whole_first: bool = False) -> bytes:

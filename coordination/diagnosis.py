@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from kazoo.hosts import collect_hosts
 
+from .records import host_and_port
+
 __all__ = ["Finding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
@@ -46,11 +48,11 @@ def examine(hosts: str, seconds: float) -> list[Finding]:
         each.start()
     for each in askers:  # the look-up of a name cannot be given a time limit: it is left behind
         each.join(max(0.0, deadline - time.monotonic()))
-    return [found.get(index) or _silent(_address(*server)) for index, server in enumerate(servers)]
+    return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
 
 
 def _examine_server(host: str, port: int, seconds: float) -> Finding:
-    where = _address(host, port)
+    where = host_and_port(host, port)
     try:
         socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -92,10 +94,6 @@ def _judged(where: str, answer: bytes) -> Finding:
 
 def _silent(where: str) -> Finding:
     return Finding(f"{where} does not answer: check that it can be reached", certain=False)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def sentence(findings: Sequence[Finding]) -> str:

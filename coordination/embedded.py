@@ -18,6 +18,7 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, Director
 
 from .java import find_jars, find_java
 from .ports import ready_port
+from .records import host_and_port
 
 __all__ = ["EmbeddedZooKeeper", "four_letter_word"]
 
@@ -88,7 +89,7 @@ class EmbeddedZooKeeper:
     @property
     def connect_string(self) -> str:
         """`host:port`; the port is known after start()."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
     @property
     def log(self) -> Path:

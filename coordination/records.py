@@ -28,6 +28,7 @@ __all__ = [
     "format_partition_count",
     "format_plain_count",
     "format_topics",
+    "host_and_port",
     "parse_broker_id",
     "parse_broker_url",
     "parse_checksum",
@@ -93,6 +94,11 @@ def _damaged(path: str, data: bytes | str | None, expected: str) -> Coordination
     return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
 
 
+def host_and_port(host: str, port: int) -> str:
+    """`host:port`, or `[host]:port` for an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 # --- brokers ----------------------------------------------------------------------------------------------------------
 
 
@@ -103,11 +109,9 @@ def format_broker_url(host: str, port: int) -> bytes:
     """
     if not 0 < port < 65536:
         raise ConfigError("serverPort", port, "choose a port between 1 and 65535")
-    if ":" in host:
-        return f"meta://[{host}]:{port}".encode()
-    if not _HOST.match(host):
+    if ":" not in host and not _HOST.match(host):
         raise ConfigError("hostName", host, "use letters, digits, '-' and '.' only: 1.x clients cannot parse others")
-    return f"meta://{host}:{port}".encode()
+    return f"meta://{host_and_port(host, port)}".encode()
 
 
 def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:

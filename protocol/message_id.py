@@ -81,5 +81,5 @@ def store_time_ms(message_id: int) -> int | None:
 
 
 def store_times_ms(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The same of many ids, all of them ours: int64 as they are."""
+    """The same of many ids: int64 as they are. Of an id that is not ours the result means nothing."""
     return (ids >> TIME_SHIFT) + EPOCH_MS

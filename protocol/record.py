@@ -246,7 +246,7 @@ _LEAST_ID = 1 << 56
 """All positive ids are larger: ours since November 2011. A Java broker's are negative, or as good as random."""
 
 
-def is_blank(length: int, crc: int, message_id: int, flag: int) -> bool:
+def is_blank(length: int, crc: int, message_id: int) -> bool:
     """Whether a stored header is 20 zero bytes, or begins with 9 or more.
 
     That is no record, but what a file system leaves where data was lost, or what a disk has when it has written only
@@ -280,7 +280,7 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
         if length <= 0:
             if length < 0:
                 raise RemoteProtocolError(f"record at byte {start} has length {length}")
-            if stored and is_blank(length, crc, message_id, flag):
+            if stored and is_blank(length, crc, message_id):
                 raise RemoteProtocolError(f"the header at byte {start} is 20 zero bytes")
         header = RecordHeader(start, length, crc, message_id, flag)
         if header.end > end:

@@ -103,7 +103,7 @@ class RecordSearch:
         length, checksum, message_id, flag = HEADER.unpack(data)
         if not 0 <= length <= min(MAX_BODY_BYTES, self._end - position - HEADER_BYTES) or checksum >= 1 << 31:
             return None
-        if not length and (checksum or is_blank(length, checksum, message_id, flag)):
+        if not length and (checksum or is_blank(length, checksum, message_id)):
             return None
         return length, checksum, message_id, flag
 

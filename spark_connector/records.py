@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
-from metaq.protocol.message_id import EPOCH_MS
+from metaq.protocol.message_id import store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER_BYTES,
@@ -37,7 +37,6 @@ from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS
 __all__ = ["RecordBlock"]
 
 _LENGTH = Struct(">i")  # the first field of a record
-_MILLIS_SHIFT = 22  # message_id.py: the bits behind the milliseconds
 _NO_ATTRIBUTES = Attributes()
 
 
@@ -242,6 +241,7 @@ def _headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
 
 def _timestamps(ids: npt.NDArray[np.int64]) -> pa.Array:
     """Store times as UTC microseconds; null where the id is a Java broker's (not positive)."""
-    micros = ((ids >> _MILLIS_SHIFT) + EPOCH_MS) * 1000
     nulls: npt.NDArray[Any] = ids <= 0
-    return pa.array(micros, mask=nulls if nulls.any() else None).view(ARROW_SCHEMA.field("timestamp").type)
+    return pa.array(store_times_ms(ids) * 1000, mask=nulls if nulls.any() else None).view(
+        ARROW_SCHEMA.field("timestamp").type
+    )

@@ -180,6 +180,11 @@ def stamp_in_slices(
     body: Buffer, sizes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
 ) -> Generator[None, None, StampedRecords]:
     """As `stamp_records`, with a pause (`yield`) every few milliseconds."""
+    tags = _Tags()
+    if len(sizes) <= SLICE_RECORDS and len(memoryview(body)) <= SLICE_BYTES:  # the usual case, without copies
+        stamped, flags = _stamp(body, sizes, ids, 0)
+        yield from tags.hash_in_slices(stamped, flags)
+        return stamped
     data = memoryview(body)
     if data.readonly:
         data = memoryview(bytearray(body))
@@ -188,18 +193,13 @@ def stamp_in_slices(
     _check_sizes(sizes, int(ends[-1]) if len(ends) else 0, len(data))
     units = np.empty(len(sizes), UNIT_DTYPE)
     intact = np.empty(len(sizes), np.bool_)
-    tags = _Tags()
     first = 0
     while first < len(sizes):
         fitting = int(np.searchsorted(ends, starts[first] + SLICE_BYTES, "right"))
         last = max(first + 1, min(first + SLICE_RECORDS, fitting))
         start = int(starts[first])
         stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], first)
-        tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
-        for done in range(0, len(tagged), SLICE_ATTRIBUTES):
-            if done:
-                yield
-            tags.hash(stamped, tagged[done : done + SLICE_ATTRIBUTES], flags)
+        yield from tags.hash_in_slices(stamped, flags)
         units[first:last] = stamped.units
         units["offset"][first:last] += start
         intact[first:last] = stamped.intact
@@ -245,6 +245,14 @@ class _Tags:
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes | None, int], int] = {}
+
+    def hash_in_slices(self, stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> Generator[None, None, None]:
+        """The same for all that have an attribute, with pauses."""
+        tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
+        for done in range(0, len(tagged), SLICE_ATTRIBUTES):
+            if done:
+                yield
+            self.hash(stamped, tagged[done : done + SLICE_ATTRIBUTES], flags)
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
         """Fill in the tag hashes of the records with these numbers, which have an attribute."""

@@ -106,8 +106,8 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
     record = read_exactly(files, fd, size, position)
     if len(record) < max(size, HEADER_BYTES):
         return False
-    length, expected, message_id, flag = HEADER.unpack_from(record)
-    if length != size - HEADER_BYTES or is_blank(length, expected, message_id, flag):
+    length, expected, message_id, _ = HEADER.unpack_from(record)
+    if length != size - HEADER_BYTES or is_blank(length, expected, message_id):
         return False
     good: bool = checksum(memoryview(record)[HEADER_BYTES:]) == expected
     return good

@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -66,9 +66,9 @@ __all__ = [
     "StoredCheckpoint",
     "UnitArray",
     "UnitLimit",
+    "Vouched",
     "largest_id",
     "read_checkpoint",
-    "replace_and_write_units",
     "replace_index",
     "sync_units",
     "write_checkpoint",
@@ -119,6 +119,10 @@ def largest_id(units: Buffer | UnitArray) -> int:
     return max(0, int(array["id"].max())) if len(array) else 0
 
 
+Vouched = tuple[int, int]
+"""First byte offset and end of synced data."""
+
+
 class StoredCheckpoint(NamedTuple):
     """A checkpoint as found in a file, and the last unit that it covers: (offset, id, time_ms, size, tag), if any."""
 
@@ -167,12 +171,19 @@ def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset:
     return StoredCheckpoint(found, UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES))
 
 
-def write_units(files: Files, path: str, stored: int, units: Buffer, crc: int = 0) -> int:
+def write_units(
+    files: Files, path: str, stored: int, units: Buffer, crc: int = 0, vouched: Vouched | None = None
+) -> int:
     """Write units behind the `stored` ones, unsynced; without any the file is made anew. The CRC-32 afterwards.
 
-    crc: what the last write returned, 0 if nothing is stored. Any thread, one at a time for each file. Raises OSError;
-    nothing that the header promises is touched, unless the file is made anew: see `replace_and_write_units`.
+    crc: what the last write returned, 0 if nothing is stored. vouched: with nothing stored, what the file vouches for
+    all the same (version 1, or only damage). Written over, it would promise nothing before the next checkpoint, and a
+    start in between would check, and cut, what it had believed: so a new file that vouches for the same takes its
+    place, which waits for the disk. Any thread, one at a time for each file. Raises OSError; nothing that the header
+    promises is touched, or there is always the old file or the new one.
     """
+    if vouched is not None:
+        return _replace_and_write(files, path, units, *vouched)
     parts, crc = pack_units(stored, units, crc)
     fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
     try:
@@ -190,13 +201,8 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
     return _replace_index(files, path, units, len(units), first_offset, end)[0]
 
 
-def replace_and_write_units(files: Files, path: str, units: Buffer, first_offset: int, end: int) -> int:
-    """As `write_units` with nothing stored, where the file vouches for the synced data in [first_offset, end).
-
-    Written over, the file would promise nothing before the next checkpoint, and a start in between would check, and
-    cut, what it had believed. So a new file vouches for the same in its place. units: those of `end` and behind may
-    follow, unsynced. Waits for the disk. Any thread. Raises OSError; there is always the old file or the new one.
-    """
+def _replace_and_write(files: Files, path: str, units: Buffer, first_offset: int, end: int) -> int:
+    """units: behind those up to `end`, others may follow, unsynced."""
     array = np.frombuffer(units, UNIT_DTYPE)
     covered = int(np.searchsorted(array["offset"] + array["size"], end, "right"))
     return _replace_index(files, path, array, covered, first_offset, end)[1]
@@ -262,6 +268,10 @@ class UnitLimit:
         self.units = units
 
 
+def _end_of(unit: Any) -> int:
+    return int(unit["offset"]) + int(unit["size"])
+
+
 class Index(CheckedUnits):
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
@@ -271,7 +281,7 @@ class Index(CheckedUnits):
     descriptors or memory.
     """
 
-    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "vouched_end")
+    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "vouched")
 
     def __init__(
         self,
@@ -280,13 +290,11 @@ class Index(CheckedUnits):
         max_stored_id: int = 0,
         tail: Buffer = b"",
         crc: int = 0,
-        vouched_end: int | None = None,
+        vouched: Vouched | None = None,
     ) -> None:
-        """crc: see CheckedUnits. vouched_end: with nothing stored, the byte offset up to which the file vouches for the
-        data all the same (version 1, or only damage); the first units are written by `replace_and_write_units` then.
-        """
+        """crc: see CheckedUnits. vouched: see `write_units`."""
         super().__init__(file.path, stored, crc)
-        self.vouched_end = vouched_end
+        self.vouched = vouched
         self.file = file
         self.max_stored_id = max_stored_id
         self._tail = bytearray(tail)
@@ -319,7 +327,7 @@ class Index(CheckedUnits):
         """The first `count` units of the tail are in the file now; crc: what `write_units` returned."""
         del self._tail[: count * UNIT_BYTES]
         if count:
-            self.vouched_end = None
+            self.vouched = None
         self.stored += count
         self.crc = crc
         self.max_stored_id = max(self.max_stored_id, max_id)
@@ -342,12 +350,14 @@ class Index(CheckedUnits):
         probing = True
         while start < stop:
             chunk = self.units(start, min(stop, first_of(block_of(start + size) + 1)))  # blocks are read whole
-            ends = chunk["offset"] + chunk["size"]
-            fitting = int(np.searchsorted(ends, offset, "right"))
+            fitting = int(np.searchsorted(chunk["offset"], offset))
+            if fitting and _end_of(chunk[fitting - 1]) > offset:
+                fitting -= 1
             if fitting == len(chunk) < stop - start:
                 # what is left has about as many as its bytes say; a little more, so that the next read is the last
-                bytes_read = int(ends[-1]) - int(chunk["offset"][0])
-                size = (offset - int(ends[-1])) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
+                end = _end_of(chunk[-1])
+                bytes_read = end - int(chunk[0]["offset"])
+                size = (offset - end) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
                 if probing:  # to read the first few again costs less than to join them to the others
                     probing, size = False, size + len(chunk)
                     continue
@@ -358,7 +368,7 @@ class Index(CheckedUnits):
         # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
         found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join([each.data for each in chunks]), UNIT_DTYPE)
         if len(found):
-            self._remember(int(found[-1]["offset"]) + int(found[-1]["size"]), start)
+            self._remember(_end_of(found[-1]), start)
         return found
 
     def _remember(self, offset: int, number: int) -> None:

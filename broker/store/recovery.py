@@ -33,7 +33,6 @@ from .index import (
     UnitArray,
     largest_id,
     read_checkpoint,
-    replace_and_write_units,
     replace_index,
     write_units,
 )
@@ -342,27 +341,24 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
     stays true, and the next checkpoint covers them.
     """
-    vouched_end = None
+    vouched = None
     if known is not None and known.crc is None:
         units = np.concatenate([_covered_units(open_files.files, file, known), units])
         order_times(units)
     if known is not None and (known.crc is None or not known.units):
-        vouched_end = known.end if known.end > file.first_offset else None
+        vouched = (file.first_offset, known.end) if known.end > file.first_offset else None
         known = None
     stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)
     if len(units) > _UNITS_IN_MEMORY:
         data = units.tobytes()
         try:
-            if vouched_end is None:
-                crc = write_units(open_files.files, file.index_path, stored, data, crc)
-            else:
-                crc = replace_and_write_units(open_files.files, file.index_path, data, file.first_offset, vouched_end)
+            crc = write_units(open_files.files, file.index_path, stored, data, crc, vouched)
         except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
             return Index(handle, stored + len(units), max(max_id, largest_id(units)), crc=crc)
-    return Index(handle, stored, max_id, units.tobytes(), crc, vouched_end)
+    return Index(handle, stored, max_id, units.tobytes(), crc, vouched)
 
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:

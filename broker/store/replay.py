@@ -9,7 +9,7 @@ bytes. Acknowledged messages in whose place that broker has put its own are told
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,9 +22,12 @@ from .recovery import trusted_checkpoint
 from .scan import scan_units
 from .segment import SegmentFile, data_name, segment_files
 
-__all__ = ["Continuation", "Gap", "continuation", "first_gap", "replay_partition"]
+__all__ = ["Continuation", "Gap", "continuations", "first_gap", "replay_partition"]
 
 _FOREVER = 1 << 63
+
+Read = Callable[[int, int], bytes]
+"""(size, byte offset in the partition) -> bytes of a segment."""
 
 
 class Gap(NamedTuple):
@@ -40,8 +43,14 @@ class Gap(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """parts: what the journal has behind the good records of a segment, in order. lost: what cannot be put back."""
+    """What the journal has behind the good records of a segment.
 
+    file: a segment of size 0 that is not there, where the directory has lost its first one. end: byte offset behind its
+    good records, where the parts belong, in order. lost: what cannot be put back.
+    """
+
+    file: SegmentFile
+    end: int
     parts: list[memoryview]
     lost: list[Gap]
 
@@ -60,88 +69,116 @@ def replay_partition(
 ) -> tuple[int, list[Gap]]:
     """Continue the segments of a partition directory by the journal's entries: the bytes added, and what is lost.
 
-    entries: of this partition, in offset order. A directory without a segment gets one at the first entry. What
-    was added is not synced: the journal must stay until it is. Raises StoreError.
+    What was added is not synced: the journal must stay until it is. Raises StoreError; the rest as `continuations`.
     """
+    added, lost = 0, []
     try:
         files.make_directory(directory)
-        segments = segment_files(files, directory) or [_create(files, directory, entries[0].base)]
-        ends = [after.first_offset for _, after in pairwise(segments)] + [_FOREVER]
-        added, lost = 0, []
-        for segment, limit in zip(segments, ends, strict=True):
-            of_segment = [each for each in entries if segment.first_offset <= each.base < limit]
-            more, lost_here = _continue_segment(files, segment, limit, of_segment, data)
-            added += more
-            lost += lost_here
-        return added, lost
+        for each in continuations(files, directory, segment_files(files, directory), entries, data):
+            if each.parts:
+                _write(files, each)
+                added += sum(map(len, each.parts))
+            lost += each.lost
     except OSError as error:
         raise StoreError(f"{directory} cannot be recovered from the journal: {error}") from error
+    return added, lost
 
 
-def _create(files: Files, directory: str, first_offset: int) -> SegmentFile:
-    path = os.path.join(directory, data_name(first_offset))
-    files.close(files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-    return SegmentFile(path, first_offset, 0, 0)
-
-
-def _continue_segment(
-    files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
-) -> tuple[int, list[Gap]]:
-    known = trusted_checkpoint(files, file)
-    start = 0 if known is None else known.end - file.first_offset
-    if not entries or file.first_offset + start >= entries[-1].end:
-        return 0, []
-    fd = files.open(file.path, os.O_RDWR)
+def _write(files: Files, found: Continuation) -> None:
+    fd = files.open(found.file.path, os.O_RDWR | os.O_CREAT)
     try:
-        with naming(file.path):
-            good = scan_units(files, fd, start, min(file.size, limit - file.first_offset), file.first_offset).end
-            checked = file.first_offset + start, file.first_offset + good
-            parts, lost = continuation(files, fd, file.first_offset, checked, entries, data, limit)
-            if parts:
-                write_all(files, fd, parts, good)
+        with naming(found.file.path):
+            write_all(files, fd, found.parts, found.end - found.file.first_offset)
     finally:
         files.close(fd)
-    return sum(map(len, parts)), lost
 
 
-def continuation(
+def continuations(
     files: Files,
-    fd: int,
-    first_offset: int,
-    checked: tuple[int, int],
+    directory: str,
+    segments: Sequence[SegmentFile],
     entries: Sequence[JournalEntry],
     data: JournalData,
-    limit: int = _FOREVER,
-) -> Continuation:
-    """How the entries continue a segment that begins at byte `first_offset`, and what of them is lost.
+) -> Iterator[Continuation]:
+    """How the entries continue a partition, segment by segment; segments that they do not reach are left out.
 
-    checked: the byte offsets between which its records were found good; what lies before was synced. entries: those
-    that begin in the segment, in offset order. limit: byte offset where the next segment begins. Any thread. Raises
-    OSError.
+    segments: of the directory, in order. A directory without one gets one at the first entry, and so does one that has
+    lost its first segment. entries: of this partition, at least one, in offset order. Reads only. Raises OSError.
     """
-    replaced = _replaced(files, fd, first_offset, checked, entries, data)
+    if not segments or _first_is_lost(files, segments, entries):
+        base = entries[0].base
+        segments = [SegmentFile(os.path.join(directory, data_name(base)), base, 0, 0), *segments]
+    ends = [after.first_offset for _, after in pairwise(segments)] + [_FOREVER]
+    for file, limit in zip(segments, ends, strict=True):
+        of_segment = [each for each in entries if file.first_offset <= each.base < limit]
+        if of_segment:
+            yield _continuation(files, file, limit, of_segment, data)
+
+
+def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
+    """Whether a power cut took the segment in front, and retention did not.
+
+    A file system may keep the name of a newer segment over that of an older one, as long as neither directory nor file
+    was synced; the first checkpoint with units comes after both. What the journal has reaches up to the newer one then.
+    """
+    first = segments[0].first_offset
+    if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
+        return False
+    known = (trusted_checkpoint(files, each) for each in segments)
+    return not any(each is not None and each.units for each in known)
+
+
+def _continuation(
+    files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
+) -> Continuation:
+    """entries: those that begin in the segment. limit: byte offset where the next segment begins."""
+    if not file.size:
+        return _continue(file, lambda size, offset: b"", (file.first_offset, file.first_offset), limit, entries, data)
+    known = trusted_checkpoint(files, file)
+    start = file.first_offset if known is None else known.end
+    if start >= entries[-1].end:
+        return Continuation(file, file.end, [], [])
+    fd = files.open(file.path, os.O_RDONLY)
+    try:
+        with naming(file.path):
+            stop = min(file.end, limit) - file.first_offset
+            good = scan_units(files, fd, start - file.first_offset, stop, file.first_offset).end
+
+            def read(size: int, offset: int) -> bytes:
+                return read_exactly(files, fd, size, offset - file.first_offset)
+
+            return _continue(file, read, (start, file.first_offset + good), limit, entries, data)
+    finally:
+        files.close(fd)
+
+
+def _continue(
+    file: SegmentFile,
+    read: Read,
+    checked: tuple[int, int],
+    limit: int,
+    entries: Sequence[JournalEntry],
+    data: JournalData,
+) -> Continuation:
+    """checked: the byte offsets between which the records were found good; what lies before was synced."""
+    replaced = _replaced(read, checked, entries, data)
     lost = [Gap(replaced[-1].base, replaced[0].end, replaced=True)] if replaced else []
-    end = checked[1]
+    start = end = checked[1]
     reached, gap = first_gap(end, entries)
     parts: list[memoryview] = []
     for entry in entries:
         if end < entry.end <= reached:
             records = memoryview(data.read(entry))
             if entry in replaced or entry.end > limit or not _is_boundary(records, end - entry.base):
-                start = lost.pop().start if lost and lost[-1].end >= end else end
-                return Continuation(parts, [*lost, Gap(start, entries[-1].end, replaced=True)])
+                lost_from = lost.pop().start if lost and lost[-1].end >= end else end
+                return Continuation(file, start, parts, [*lost, Gap(lost_from, entries[-1].end, replaced=True)])
             parts.append(records[max(0, end - entry.base) :])
             end = entry.end
-    return Continuation(parts, [*lost, gap] if gap else lost)
+    return Continuation(file, start, parts, [*lost, gap] if gap else lost)
 
 
 def _replaced(
-    files: Files,
-    fd: int,
-    first_offset: int,
-    checked: tuple[int, int],
-    entries: Sequence[JournalEntry],
-    data: JournalData,
+    read: Read, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
     """The last of the entries that the checked records cover, or begin, with other bytes; newest first.
 
@@ -155,7 +192,7 @@ def _replaced(
         if entry.base < start and entry.end <= end:
             break
         length = min(entry.end, end) - entry.base
-        if read_exactly(files, fd, length, entry.base - first_offset) == data.read(entry)[:length]:
+        if read(length, entry.base) == data.read(entry)[:length]:
             break
         found.append(entry)
     return found

@@ -157,7 +157,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
     while position <= last and len(starts) < limit:
         (length,) = unpack(data, position)
         end = position + HEADER_BYTES + length
-        if length < 0 or end > len(data) or (not length and is_blank(*HEADER.unpack_from(data, position))):
+        if length < 0 or end > len(data) or (not length and is_blank(*HEADER.unpack_from(data, position)[:3])):
             break
         add(position)
         position = end

@@ -10,7 +10,6 @@ from .index import (
     UNIT_BYTES,
     Checkpoint,
     largest_id,
-    replace_and_write_units,
     sync_units,
     write_checkpoint,
     write_units,
@@ -40,7 +39,7 @@ class _Part:
         "segment",
         "stored",
         "units",
-        "vouched_end",
+        "vouched",
     )
 
     def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
@@ -55,7 +54,7 @@ class _Part:
         self.stored = 0 if index is None else index.stored
         self.crc = 0 if index is None else index.crc  # after the worker has written: that of the units, too
         self.max_stored_id = 0 if index is None else index.max_stored_id
-        self.vouched_end = None if index is None else index.vouched_end
+        self.vouched = None if index is None else index.vouched
         self.max_id = 0  # of the units; the worker looks
 
 
@@ -198,17 +197,11 @@ class SyncJob:
         for part in self._parts:
             if part.units:
                 part.max_id = largest_id(part.units)
-                part.crc = self._write_units(part)
+                part.crc = write_units(
+                    self._files, part.segment.index_path, part.stored, part.units, part.crc, part.vouched
+                )
                 part.units = b""
         self._units_written = True
-
-    def _write_units(self, part: _Part) -> int:
-        segment = part.segment
-        if part.vouched_end is None:
-            return write_units(self._files, segment.index_path, part.stored, part.units, part.crc)
-        return replace_and_write_units(
-            self._files, segment.index_path, part.units, segment.first_offset, part.vouched_end
-        )
 
     def move_checkpoints(self) -> None:
         """Worker thread: say in the indexes that data and units are on the disk."""

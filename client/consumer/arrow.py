@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.message_id import store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER_BYTES,
@@ -179,6 +179,5 @@ def _attributes_and_payloads(data: bytes, good: Good) -> tuple[list[Attributes] 
 
 def _timestamps(ids: npt.NDArray[np.int64]) -> pa.Array:
     """Store times; null where the id is a Java broker's."""
-    times = (ids >> TIME_SHIFT) + EPOCH_MS
     mask = ids <= 0
-    return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMP)
+    return pa.array(store_times_ms(ids), mask=mask if mask.any() else None).view(_TIMESTAMP)

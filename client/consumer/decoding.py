@@ -93,7 +93,7 @@ def decode_walking(
         if length <= 0:
             if length < 0:
                 return _decoded(messages, start + shift, WRONG_LENGTH)
-            if is_blank(length, checksum, identity, flag):
+            if is_blank(length, checksum, identity):
                 return _decoded(messages, start + shift, ZEROS)
         body_end = body_start + length
         if body_end > end:

@@ -440,7 +440,7 @@ class Fetcher:
         Raises _NotWhole if asking for more does not help.
         """
         header = HEADER.unpack_from(data) if len(data) >= HEADER_BYTES else None
-        if header is not None and (not 0 <= header[0] <= _LARGEST_GET_BYTES or is_blank(*header)):
+        if header is not None and (not 0 <= header[0] <= _LARGEST_GET_BYTES or is_blank(*header[:3])):
             return len(data)
         if len(data) < state.fetch_bytes or state.fetch_bytes >= _LARGEST_GET_BYTES:
             raise _NotWhole(

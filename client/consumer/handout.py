@@ -159,7 +159,6 @@ class Handout:
                     return self._batch_of(*found, limit)
                 except CorruptRecord as error:
                     self._damaged(found[0], error, report=True)
-                    self.under_way = False
                     return EMPTY
         messages = self.take(limit)
         return record_batch(messages) if messages else EMPTY
@@ -201,23 +200,19 @@ class Handout:
         """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it or tell the
         user, at each poll, until there is a seek.
         """
+        if report:  # else there are messages, which come again if on_damaged raises
+            self.under_way = False
         chunk = state.next_chunk()
         if chunk is None or chunk.damage is None:
             state.position = error.position
             self._fetcher.examine(state, error.position)
             return
         self._arrivals.pass_over(state)
-        try:
-            passes = self._damage.passes(state, error)
-        except Exception:
-            self.under_way = False
-            raise
-        if passes:
+        if self._damage.passes(state, error):
             state.position = chunk.end_offset
             self._handed_out(state, chunk)
             return
         if report:
-            self.under_way = False
             raise error
 
 

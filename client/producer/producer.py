@@ -406,14 +406,15 @@ class Producer:
         A topic that was sent to before may be away: its only broker may be between two lives, restarted, or its
         ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
         """
-        last = self._outbox.partition_of(outgoing.topic)
-        if outgoing.goes_by_key:
-            if (last is None or outgoing.once) and not self._router.partitions_for_keys(outgoing.topic):
+        if outgoing.key is not None and outgoing.goes_by_key:
+            known = not outgoing.once and self._outbox.partition_of(outgoing.topic) is not None
+            if not known and not self._router.partitions_for_keys(outgoing.topic):
                 raise no_partition(outgoing.topic)
             return None
         try:
             return self._router.route(outgoing)
         except NoPartition:
+            last = self._outbox.partition_of(outgoing.topic)
             if outgoing.once or last is None or not self._router.is_away(outgoing):
                 raise
         return outgoing.fixed or last
@@ -451,12 +452,12 @@ class Producer:
         for outgoing in batch:
             outgoing.attempts += 1
             outgoing.cause = _telling(outgoing, error, now)
-            may_retry = not self._closing and _may_retry(outgoing, error)
-            if not outgoing.done and may_retry and now < outgoing.deadline:
+            may_retry = _may_retry(outgoing, error)
+            if not outgoing.done and may_retry and not self._closing and now < outgoing.deadline:
                 again.append(outgoing)
             else:
                 given_up.append(outgoing)
-                self._give_up(outgoing, self._overdue(outgoing) if may_retry else error)
+                self._give_up(outgoing, self._no_time_left(outgoing) if may_retry else error)
         self._give_up_all(self._outbox.failed(accumulator, again, given_up))
         pause = self._pause(accumulator.failures)
         self._router.avoid(accumulator.partition, error, pause)
@@ -478,7 +479,7 @@ class Producer:
     def _give_up_all(self, left: Sequence[Outgoing]) -> None:
         """The producer was closed."""
         for outgoing in left:
-            self._give_up(outgoing, _Closed("the producer was closed before this message was acknowledged"))
+            self._give_up(outgoing, _Closed())
 
     def _keeps(self, outgoing: Outgoing) -> bool:
         """Whether a store for undelivered messages takes it."""
@@ -552,6 +553,10 @@ class Producer:
             if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
                 self._fail(outgoing, self._overdue(outgoing))
 
+    def _no_time_left(self, outgoing: Outgoing) -> ClientError:
+        """What a message ends with that could be tried again."""
+        return _Closed() if self._closing else self._overdue(outgoing)
+
     def _overdue(self, outgoing: Outgoing) -> ClientError:
         """What a message ends with at its deadline."""
         if (outgoing.cause is None or isinstance(outgoing.cause, NoPartition)) and self._router.is_away(outgoing):
@@ -571,6 +576,9 @@ class _Closed(ClientError):
     """The producer was closed; another one may send the message."""
 
     retriable = True
+
+    def __init__(self) -> None:
+        super().__init__("the producer was closed before this message was acknowledged")
 
 
 def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:

@@ -415,7 +415,7 @@ def _take(
     while position + HEADER_BYTES <= len(data):
         size = sizes.pop(0) if sizes is not None else None
         header = next(iter_headers(data[position:], stored=False), None)
-        if header is None or is_blank(*header[1:]) or (size is not None and header.end != size):
+        if header is None or is_blank(*header[1:4]) or (size is not None and header.end != size):
             consumed.damage.append(f"wrong length at {offset + position}")
             return (offset + position, True) if not verify else (offset + position + (size or len(data)), False)
         content = data[position + HEADER_BYTES : position + header.end]

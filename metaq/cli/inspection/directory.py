@@ -13,7 +13,7 @@ from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.transactions.redo import DIRECTORY
 
 from .findings import Finding, Level
-from .journal import JournalReport, PartitionEnd, inspect_journal
+from .journal import JournalReport, inspect_journal
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
 from .redo import RedoReport, inspect_redo
 
@@ -85,13 +85,8 @@ def inspect_directory(
         )
         for each in listed
     ]
-    ends = {
-        each.name: PartitionEnd(each.segments[-1], found.good_end)
-        for each, found in zip(listed, partitions, strict=True)
-        if each.segments
-    }
-    journal = inspect_journal(files, path, ends, in_use=in_use is True)
     logs = {each.name: each.segments for each in listed}
+    journal = inspect_journal(files, path, logs, in_use=in_use is True)
     directory = (log_path or path) / DIRECTORY
     transactions = inspect_redo(files, directory, logs, in_use=in_use is True) if directory.is_dir() else None
     return DirectoryReport(str(path), in_use, partitions, journal, transactions, findings)

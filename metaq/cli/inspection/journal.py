@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaq.broker.store.files import Files
-from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalData, JournalEntry, read_journal
-from metaq.broker.store.recovery import trusted_checkpoint
-from metaq.broker.store.replay import Continuation, Gap, continuation, first_gap
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
+from metaq.broker.store.replay import Continuation, Gap, continuations
 from metaq.broker.store.segment import SegmentFile
 
 from .findings import Finding, Level
 
-__all__ = ["JournalReport", "PartitionEnd", "inspect_journal"]
+__all__ = ["JournalReport", "inspect_journal"]
 
 
 @dataclass(slots=True)
@@ -29,16 +28,10 @@ class JournalReport:
     findings: list[Finding] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionEnd:
-    """The last segment of a partition, and the byte offset where its good records end."""
-
-    segment: SegmentFile
-    good_end: int
-
-
-def inspect_journal(files: Files, data_path: Path, ends: Mapping[str, PartitionEnd], *, in_use: bool) -> JournalReport:
-    """Compare the journal with what the partitions, by name, have themselves."""
+def inspect_journal(
+    files: Files, data_path: Path, logs: Mapping[str, Sequence[SegmentFile]], *, in_use: bool
+) -> JournalReport:
+    """Compare the journal with what the partitions, by name, have themselves. logs: their segments, in order."""
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
         journal = read_journal(files, str(data_path))
@@ -61,7 +54,8 @@ def inspect_journal(files: Files, data_path: Path, ends: Mapping[str, PartitionE
     data = JournalData(files)
     try:
         for name, found in sorted(journal.entries.items()):
-            _compare(report, name, _continuation(files, ends.get(name), found, data))
+            directory = os.path.join(data_path, name)
+            _compare(report, name, continuations(files, directory, logs.get(name, ()), found, data))
     except OSError as error:
         text = f"cannot be compared with the partitions: {error.strerror}"
         report.findings.append(Finding(Level.DAMAGE, error.filename or report.path, text))
@@ -73,32 +67,13 @@ def inspect_journal(files: Files, data_path: Path, ends: Mapping[str, PartitionE
     return report
 
 
-def _continuation(
-    files: Files, end: PartitionEnd | None, entries: Sequence[JournalEntry], data: JournalData
-) -> Continuation:
-    """What the next start finds; of a partition without a file, and of its last segment."""
-    if end is None:
-        reached, gap = first_gap(entries[0].base, entries)
-        parts = [memoryview(data.read(entry)) for entry in entries if entry.end <= reached]
-        return Continuation(parts, [gap] if gap else [])
-    segment = end.segment
-    known = trusted_checkpoint(files, segment)
-    start = segment.first_offset if known is None else known.end
-    of_segment = [entry for entry in entries if entry.base >= segment.first_offset and entry.end > start]
-    if not of_segment:
-        return Continuation([], [])
-    fd = files.open(segment.path, os.O_RDONLY)
-    try:
-        checked = start, max(start, end.good_end)
-        return continuation(files, fd, segment.first_offset, checked, of_segment, data)
-    finally:
-        files.close(fd)
-
-
-def _compare(report: JournalReport, name: str, found: Continuation) -> None:
-    for gap in found.lost:
-        report.findings.append(Finding(Level.DAMAGE, report.path, _lost_text(name, gap)))
-    if returning := sum(map(len, found.parts)):
+def _compare(report: JournalReport, name: str, found: Iterator[Continuation]) -> None:
+    returning = 0
+    for each in found:
+        returning += sum(map(len, each.parts))
+        for gap in each.lost:
+            report.findings.append(Finding(Level.DAMAGE, report.path, _lost_text(name, gap)))
+    if returning:
         report.returning[name] = returning
         text = f"{returning} bytes of {name} are in the journal only: they come back at the next start of ours"
         report.findings.append(Finding(Level.WARNING, report.path, f"{text}; a Java broker would not see them"))

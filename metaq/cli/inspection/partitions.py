@@ -30,6 +30,8 @@ class SegmentList:
     """`<topic>-<partition>`."""
     path: str
     segments: tuple[SegmentFile, ...]
+    unsafe: int
+    """Number of the first segment that the next start checks, and may cut; 0 if there is none."""
     archives: int
     quarantined: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -61,12 +63,6 @@ class PartitionReport:
     quarantined: int = 0
     findings: list[Finding] = field(default_factory=list)
 
-    @property
-    def good_end(self) -> int:
-        """Where the good records end: in front of a torn tail or zeros."""
-        last = self.bad[-1] if self.bad else None
-        return last.start if last is not None and last.end == self.end_offset else self.end_offset
-
 
 def list_partition(files: Files, name: str, path: str) -> SegmentList:
     """List a partition directory. What cannot be used becomes a finding. Raises OSError if it cannot be listed."""
@@ -92,24 +88,26 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
             continue
         segments.append(SegmentFile(where, int(stem), status.size, status.modified_ms))
     segments.sort(key=lambda segment: segment.first_offset)
+    unsafe = first_unsafe(files, segments) if segments else 0
     return SegmentList(
         name,
         path,
         tuple(segments),
+        unsafe,
         sum(file.endswith(_ARCHIVE_SUFFIXES) for file in names),
         tuple(os.path.join(path, file) for file in names if _QUARANTINE in file),
-        (*findings, *_joints(files, segments), *_orphans(path, names)),
+        (*findings, *_joints(segments, unsafe), *_orphans(path, names)),
     )
 
 
-def _joints(files: Files, segments: Sequence[SegmentFile]) -> list[Finding]:
+def _joints(segments: Sequence[SegmentFile], unsafe: int) -> list[Finding]:
     found = []
     for number, (before, after) in enumerate(pairwise(segments)):
         if before.end != after.first_offset:
             gap = before.end < after.first_offset
             size = abs(after.first_offset - before.end)
             effect = "no broker starts with it"
-            if gap and number >= first_unsafe(files, segments):
+            if gap and number >= unsafe:
                 effect = "the start of ours sets the later segments aside, a Java broker does not start"
             what = "gap" if gap else "overlap"
             text = f"{what} of {size} bytes: the segment before it ends at {before.end}; {effect}"
@@ -144,7 +142,6 @@ def inspect_partition(
         findings=list(listed.findings),
     )
     oversized = 0
-    unsafe = first_unsafe(files, segments) if segments else 0
     for number, segment in enumerate(segments):
         last = segment is segments[-1]
         try:
@@ -157,7 +154,7 @@ def inspect_partition(
             report.records = None
             continue
         oversized += found.oversized
-        _add(report, found, last, number >= unsafe, in_use)
+        _add(report, found, last, number >= listed.unsafe, in_use)
         _add_keys(report, segment, keys)
     if oversized:
         text = f"{oversized} records are larger than {limit} bytes: 1.x consumers with that maxTransferSize stop there"

@@ -332,6 +332,23 @@ def test_what_only_the_journal_has_is_told(check):
     assert "a Java broker would not see them" in said(report, "warning")[-1]
 
 
+def test_a_first_segment_that_only_the_journal_has_is_told(check):
+    check.data.mkdir()
+    harness = StoreHarness(check.data)
+    harness.group_commit, harness.max_segment_size = True, 20
+    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]
+    for number in range(2):
+        for log in logs:
+            log.append(*encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, [1 + number], 1))
+    while any(log.visible_end < log.end_offset for log in logs):
+        harness.threads.run_one()
+    harness.files.kill()
+    for path in (check.data / "t-1").glob("*.index"):
+        path.unlink()
+    (check.data / "t-1" / SEGMENT).unlink()  # what a power cut may do before the directory is synced
+    assert check()["journal"]["returning"] == {"t-1": 24}
+
+
 def test_what_the_journal_has_and_the_next_start_will_not_put_back_is_told(check):
     check.data.mkdir()
     harness = StoreHarness(check.data)

@@ -462,6 +462,19 @@ def test_what_on_damaged_raises_comes_out_once():
     assert bench.take() == [b"after"]
 
 
+def test_what_on_damaged_raises_loses_no_message_in_front_of_the_damage():
+    def fail(error):
+        raise KeyError(error.position)
+
+    bench = Bench(damage=DamagePolicy("skip", fail))
+    bench.arrive(chunk_of(record(b"before"), offset=1000))
+    bench.arrive(damage(1026, 1050))
+    with pytest.raises(KeyError):
+        bench.handout.take(10)  # as poll(), which has returned nothing
+    bench.handout.acknowledge()
+    assert (bench.state.consumed, bench.fetcher.moved) == (None, [1000])
+
+
 def test_damage_whose_end_nobody_knows_is_never_skipped():
     bench = Bench(damage=DamagePolicy("skip"))
     bench.arrive(Chunk.damaged(CorruptRecord("t", 1000, "strange"), 1000))

@@ -184,6 +184,34 @@ def test_every_future_ends_when_a_producer_is_closed_under_load(
         assert isinstance(future.exception() or ClientError(), ClientError)
 
 
+def test_what_a_broker_refuses_during_the_close_ends_with_the_close(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the broker's error, which another try might have mended."""
+    closing = threading.Event()
+
+    def refuse(request: object) -> ResponseCode | None:
+        if not is_send(request):
+            return None
+        closing.wait(DEADLINE)
+        return ResponseCode.SERVICE_NOT_AVAILABLE
+
+    broker.refuse = refuse
+    producer = Producer(metadata=FakeCluster([broker]), config=FAST)
+    future = producer.send_async("t", b"x")
+    give_up_the_rest = producer._outbox.close
+
+    def let_the_answer_come_first() -> Any:
+        closing.set()
+        future.exception(DEADLINE)
+        return give_up_the_rest()
+
+    monkeypatch.setattr(producer._outbox, "close", let_the_answer_come_first)
+    producer.close(0.0)
+    with pytest.raises(ClientError, match="closed before this message was acknowledged"):
+        future.result(DEADLINE)
+
+
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 

@@ -89,8 +89,8 @@ def test_a_search_goes_on_step_by_step(monkeypatch):
 
 def test_twenty_zero_bytes_are_no_stored_record_but_a_legal_one_on_its_way_to_a_broker():
     empty, stored = encode_record(b"", 0, 0), encode_record(b"", 7 << 56, 0)
-    assert all(is_blank(*header) for header in ((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, (1 << 56) - 1, 1)))
-    assert not any(is_blank(*header) for header in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, -1, 0), (0, 0, 1 << 56, 0)))
+    assert all(is_blank(*header) for header in ((0, 0, 0), (0, 0, 1), (0, 0, (1 << 56) - 1)))
+    assert not any(is_blank(*header) for header in ((1, 0, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1 << 56)))
     assert [header.id for header in iter_headers(stored + stored)] == [7 << 56] * 2
     with pytest.raises(RemoteProtocolError, match="zero"):
         list(iter_headers(stored + empty))

@@ -89,9 +89,8 @@ def test_a_whole_segment_can_be_damaged(log):
     assert place(partition, 0) == Damaged(0, 10 * SIZE)
 
 
+@pytest.mark.parametrize("log", ["unindexed"], indirect=True)  # a good index was made before the damage
 def test_the_units_of_an_index_made_over_damage_end_at_it(log):
-    if log.request == "indexed":
-        pytest.skip("an index that is good was made before the damage")
     partition = opened(log, lambda path: [overwrite(at * SIZE + 40, b"x")(path) for at in (3, 4, 9)])
     log.threads.run_all()
     assert [segment.index is None for segment in partition.segments] == [False] * 3
@@ -105,10 +104,9 @@ def test_the_units_of_an_index_made_over_damage_end_at_it(log):
     assert starts == [0, 2 * SIZE, 5 * SIZE, 5 * SIZE, 10 * SIZE]
 
 
+@pytest.mark.parametrize("log", ["unindexed"], indirect=True)
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_the_units_of_a_range_go_on_behind_damage(log, rebuilt):
-    if log.request == "indexed":
-        pytest.skip("an index that is good was made before the damage")
     partition = opened(log, lambda path: [overwrite(at * SIZE, b"\xff")(path) for at in (0, 3, 4, 9)])
     if rebuilt:
         log.threads.run_all()

@@ -478,6 +478,40 @@ def test_a_rolled_segment_whose_end_was_lost_is_filled_up_again(puts: Puts) -> N
     puts.check()
 
 
+def test_a_first_segment_whose_name_was_lost_comes_back_from_the_journal(puts: Puts) -> None:
+    """POSIX lets a power cut take an older name and leave a newer one, as long as the directory was not synced."""
+    puts.harness.max_segment_size = 40
+    for letter in "abc":
+        puts.put_together(range(PARTITIONS), letter.encode() * 10)
+    while any(len(each) < 3 for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    puts.harness.files.kill()
+    first = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    assert len(list(first.parent.glob("*.meta"))) > 1
+    for path in first.parent.glob("*.index"):
+        path.unlink()
+    first.unlink()
+    puts.harness._start_anew()
+    puts.check()
+
+
+def test_a_first_segment_that_retention_took_stays_away(puts: Puts) -> None:
+    puts.harness.max_segment_size = 40
+    for letter in "abcd":
+        puts.put_together(range(PARTITIONS), letter.encode() * 10)
+    while any(len(each) < 4 for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    puts.harness.store.get("t", 3).checkpoint()
+    puts.harness.threads.run_all()
+    assert journal_files(puts.harness)
+    puts.harness.files.kill()
+    first = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    first.unlink()
+    puts.harness._start_anew()
+    assert bodies(puts.harness, 3)[0] != b"a" * 10 + b"-3"
+    assert puts.harness.store.get("t", 3).first_offset > 0
+
+
 def test_a_copy_that_somebody_put_beside_the_journal_is_left_alone(puts: Puts) -> None:
     puts.round("a")
     puts.harness.threads.run_all()
