@@ -5,10 +5,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from struct import Struct
 from typing import TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Close, Connect
 
 from metaq.coordination.session import ZkSession
 from tests.waiting import DEADLINE, eventually
@@ -33,13 +35,27 @@ def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSes
         session.close()
 
 
+def end_on_server(session: ZkSession) -> None:
+    """End the session on the server as if its time had run out.
+
+    Its end is asked for in one breath with the connection to it: a second client that first waited for its connection
+    would lose the session to the first one, which connects again, and both would take it from each other for ever.
+    """
+    host, _, port = session.connect.partition("/")[0].split(",")[0].rpartition(":")
+    number, password = session.zk.client_id
+    connect = Connect(0, 0, int(SESSION_TIMEOUT * 1000), number, password, False).serialize()
+    close = Struct(">ii").pack(1, Close.type)
+    with socket.create_connection((host, int(port)), DEADLINE) as raw:
+        raw.sendall(b"".join(Struct(">i").pack(len(each)) + each for each in (connect, close)))
+        raw.settimeout(DEADLINE)
+        while raw.recv(4096):  # the server closes the connection behind its answers
+            pass
+
+
 def expire(session: ZkSession) -> None:
-    """End the session on the server as if its time had run out; return once this process has a new one."""
+    """As `end_on_server`; return once this process has a new session."""
     before = session.session_id
-    twin = KazooClient(session.connect, client_id=session.zk.client_id, timeout=SESSION_TIMEOUT)
-    twin.start(DEADLINE)  # takes the session over
-    twin.stop()  # and ends it
-    twin.close()
+    end_on_server(session)
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")
 
 

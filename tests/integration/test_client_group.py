@@ -5,7 +5,6 @@ import time
 from collections import Counter
 
 import pytest
-from kazoo.client import KazooClient
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.client.consumer.rebalance import State
@@ -18,6 +17,7 @@ from tests.integration.client_cluster import (
     read_until_quiet,
     running_brokers,
 )
+from tests.integration.coordination_helpers import end_on_server
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
@@ -170,11 +170,7 @@ def test_callbacks_are_called_while_polling_with_what_changes(brokers, producer)
 
 def expire(consumer):
     """End a consumer's ZooKeeper session on the server, as a long network failure does."""
-    session_id, password = consumer._session.zk.client_id
-    thief = KazooClient(hosts=consumer._session.connect, client_id=(session_id, password))
-    thief.start(DEADLINE)
-    thief.stop()
-    thief.close()
+    end_on_server(consumer._session)
 
 
 def test_after_a_lost_session_the_consumer_joins_again_and_goes_on(brokers, producer):
