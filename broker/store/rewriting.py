@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from metaq.protocol.record import Buffer
 
 from .file_systems import FileSystems
-from .files import Files, read_exactly, write_all
+from .files import Files, naming, read_exactly, write_all
 
 __all__ = ["PageCacheSync", "Rewriter", "secure_file"]
 
@@ -105,12 +105,13 @@ def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
     """
     fd = files.open(path, os.O_RDWR)
     try:
-        rewriter = Rewriter(files, path, fd, sync)
-        size = files.status(path).size
-        for position in range(0, size, _CHUNK_BYTES):
-            rewriter.secure(position, rewriter.pread(fd, min(_CHUNK_BYTES, size - position), position))
-        if rewriter.wrote:
-            files.fdatasync(fd)
-        return rewriter.rewritten_bytes
+        with naming(path):
+            rewriter = Rewriter(files, path, fd, sync)
+            size = files.status(path).size
+            for position in range(0, size, _CHUNK_BYTES):
+                rewriter.secure(position, rewriter.pread(fd, min(_CHUNK_BYTES, size - position), position))
+            if rewriter.wrote:
+                files.fdatasync(fd)
+            return rewriter.rewritten_bytes
     finally:
         files.close(fd)

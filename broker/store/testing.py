@@ -16,7 +16,7 @@ from metaq.protocol.record import Buffer
 from .files import FileStatus, RealFiles
 from .partition_log import PartitionLog
 
-__all__ = ["FaultyFiles", "ManualThreads", "check_invariants", "run_inline"]
+__all__ = ["BadSector", "FaultyFiles", "ManualThreads", "check_invariants", "run_inline"]
 
 
 def run_inline(function: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -238,3 +238,27 @@ def check_invariants(log: PartitionLog) -> None:
     assert log.message_count == sum(index.ending_by(log.visible_end) for index in indexed)
     assert log.count_before(log.visible_end) == log.message_count
     assert log.count_before(log.first_offset) == 0
+
+
+class BadSector(FaultyFiles):
+    """Calls of one kind fail for one file or directory, as Linux has them fail: without its name."""
+
+    def __init__(self, call: str, path: str) -> None:
+        super().__init__()
+        self._bad = call, os.path.realpath(path)
+
+    def _fail_for(self, call: str, path: str | None) -> None:
+        if (call, path) == self._bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        self._fail_for("pread", self._paths.get(fd))
+        return super().pread(fd, size, position)
+
+    def fdatasync(self, fd: int) -> None:
+        self._fail_for("fdatasync", self._paths.get(fd))
+        super().fdatasync(fd)
+
+    def fsync_directory(self, path: str) -> None:
+        self._fail_for("fsync_directory", path)
+        super().fsync_directory(path)

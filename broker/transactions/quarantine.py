@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..store.files import Files, read_exactly, replace_file
+from ..store.files import Files, naming, read_exactly, replace_file
 
 __all__ = ["keep_copy", "read_file"]
 
@@ -32,6 +32,7 @@ def read_file(files: Files, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return read_exactly(files, fd, files.status(path).size, 0)
+        with naming(path):
+            return read_exactly(files, fd, files.status(path).size, 0)
     finally:
         files.close(fd)

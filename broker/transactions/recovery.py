@@ -27,7 +27,7 @@ from metaq.protocol.record import Buffer, checksum
 from metaq.protocol.transactions import is_xa
 
 from ..store.file_systems import FileSystems
-from ..store.files import Files, read_exactly, write_all
+from ..store.files import Files, naming, read_exactly, write_all
 from ..store.partition_log import PartitionLog
 from ..store.rewriting import PageCacheSync, secure_file
 from .checkpoints import Heuristic
@@ -371,21 +371,25 @@ class _Replay:
         path = old.file.path
         fd = self._files.open(path, os.O_RDWR)
         try:
-            if old.lost:
-                start = min(each for each, _ in old.lost)
-                data = read_exactly(self._files, fd, max(end for _, end in old.lost) - start, start)
-                name = f"{DAMAGED_PREFIX}{os.path.basename(path)}-{start}"
-                self._report_damage(old, keep_copy(self._files, self._directory, name, data))
-            if old.ends:
-                write_all(self._files, fd, old.ends, old.file.size - sum(map(len, old.ends)))
-            if old.size > old.file.size:
-                self._files.truncate(fd, old.file.size)
-            for gap in old.gaps:
-                if gap.end - gap.start >= MIN_FILLER_BYTES:
-                    write_all(self._files, fd, [encode_filler(gap.end - gap.start)], gap.start)
-            self._files.fdatasync(fd)
+            with naming(path):
+                self._repair_open(old, fd)
         finally:
             self._files.close(fd)
+
+    def _repair_open(self, old: _OldFile, fd: int) -> None:
+        if old.lost:
+            start = min(each for each, _ in old.lost)
+            data = read_exactly(self._files, fd, max(end for _, end in old.lost) - start, start)
+            name = f"{DAMAGED_PREFIX}{os.path.basename(old.file.path)}-{start}"
+            self._report_damage(old, keep_copy(self._files, self._directory, name, data))
+        if old.ends:
+            write_all(self._files, fd, old.ends, old.file.size - sum(map(len, old.ends)))
+        if old.size > old.file.size:
+            self._files.truncate(fd, old.file.size)
+        for gap in old.gaps:
+            if gap.end - gap.start >= MIN_FILLER_BYTES:
+                write_all(self._files, fd, [encode_filler(gap.end - gap.start)], gap.start)
+        self._files.fdatasync(fd)
 
     def _report_damage(self, old: _OldFile, copy: str) -> None:
         path = old.file.path

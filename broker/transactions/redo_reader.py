@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import RemoteProtocolError
 
-from ..store.files import Files, read_exactly
+from ..store.files import Files, naming, read_exactly
 from ..store.scan import is_zero
 from .commands import Operation, content_end, decode_command
 from .redo import LENGTH, RedoEntry, decode_locations
@@ -86,18 +86,19 @@ class RedoReader:
         """Records, and between them what is damaged. A filler, which stands where damage was, is left out."""
         self._fd = self._files.open(self._path, os.O_RDONLY)
         try:
-            self.size = self._files.status(self._path).size
-            position = self.end
-            while position < self.size:
-                part = self._part(position)
-                position = part.end
-                if isinstance(part, Damage):
-                    self.damages.append(part)
-                else:
-                    self.end = position
-                    if part.seal is None and isinstance(part.command, Operation) and is_filler(part.command):
-                        continue
-                yield part
+            with naming(self._path):
+                self.size = self._files.status(self._path).size
+                position = self.end
+                while position < self.size:
+                    part = self._part(position)
+                    position = part.end
+                    if isinstance(part, Damage):
+                        self.damages.append(part)
+                    else:
+                        self.end = position
+                        if part.seal is None and isinstance(part.command, Operation) and is_filler(part.command):
+                            continue
+                    yield part
         finally:
             self._files.close(self._fd)
 

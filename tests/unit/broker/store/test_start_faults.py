@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -12,36 +10,12 @@ import pytest
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
-from metaq.broker.store.testing import FaultyFiles
+from metaq.broker.store.testing import BadSector
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import checksum
 
 SEGMENT = "t-1/00000000000000000000.meta"
 JOURNAL = f"{JOURNAL_DIRECTORY}/00000000000000000000.journal"
-
-
-class BadSector(FaultyFiles):
-    """Calls of one kind fail for one file or directory, as Linux has them fail: without its name."""
-
-    def __init__(self, call: str, path: str) -> None:
-        super().__init__()
-        self._bad = call, os.path.realpath(path)
-
-    def _fail_for(self, call: str, path: str | None) -> None:
-        if (call, path) == self._bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def pread(self, fd: int, size: int, position: int) -> bytes:
-        self._fail_for("pread", self._paths.get(fd))
-        return super().pread(fd, size, position)
-
-    def fdatasync(self, fd: int) -> None:
-        self._fail_for("fdatasync", self._paths.get(fd))
-        super().fdatasync(fd)
-
-    def fsync_directory(self, path: str) -> None:
-        self._fail_for("fsync_directory", path)
-        super().fsync_directory(path)
 
 
 def put_to_three_partitions(harness: StoreHarness, *, checkpoint: bool) -> None:

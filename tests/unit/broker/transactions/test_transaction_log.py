@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.testing import FaultyFiles
+from metaq.broker.store.testing import BadSector, FaultyFiles
 from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.errors import ConfigError, StoreError
 from metaq.protocol.record import checksum
@@ -554,3 +554,38 @@ def test_what_the_page_cache_has_of_the_log_is_written_again_and_synced_at_a_sta
     assert str(transactions_directory(tmp_path) / "redo.1") in synced
     assert recovered(harness)
     close(harness)
+
+
+# --- a disk that fails ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "damaged"),
+    [
+        ("pread", "redo.1", False),
+        ("pread", "checkpoint.1", False),
+        ("pread", "metaq.json", False),
+        ("fdatasync", "redo.1", True),
+    ],
+)
+def test_a_start_that_the_disk_fails_names_the_file(tmp_path, call, name, damaged):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    prepared(ask, *XIDS[:2])
+    committed(ask, "TX:s:1")
+    later(harness, 3600.0)
+    if name == "metaq.json":
+        harness.broker.transactions.complete(XIDS[0], "rollback")
+    close(harness)
+    bad = transactions_directory(tmp_path) / name
+    if damaged:
+        data = bytearray(bad.read_bytes())
+        data[len(data) // 2] ^= 1
+        bad.write_bytes(data)
+    files = BadSector(call, str(bad))
+    with pytest.raises(StoreError) as caught:
+        Harness(tmp_path, files=files)
+    assert f"'{bad}'" in str(caught.value)
+    files.kill()
+    harness = Harness(tmp_path)
+    assert bodies(harness, "t", 0) == [b"x"], "nothing is lost once the disk is well"
