@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import (
+    BrokerUnavailable,
     ConfigError,
     CorruptRecord,
     MessageNotFound,
+    MetaqError,
     RequestRefused,
+    RequestTimedOut,
     SearchIncomplete,
 )
 from metaq.protocol.frames import Frame
@@ -49,12 +53,14 @@ class FoundMessages(NamedTuple):
     """What a search has found, in the order asked for.
 
     unsearched_bytes: data that was not looked at, because an index was being rebuilt or a bound was reached; searching
-    again goes further. more: there are further messages with the key.
+    again goes further. more: there are further messages with the key. silent: why brokers that have the topic did not
+    answer, by their ids; only where that is allowed.
     """
 
     found: list[FoundMessage]
     unsearched_bytes: int = 0
     more: bool = False
+    silent: Mapping[int, str] = MappingProxyType({})
 
     @property
     def messages(self) -> list[Message]:
@@ -120,17 +126,24 @@ class MessageFinder:
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
         """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
 
-        Raises MessageNotFound; SearchIncomplete if it may be where nobody could look; NoPartition, and what the
-        function view_message raises.
+        A broker that does not answer does not matter if another one has the message. Raises MessageNotFound;
+        SearchIncomplete if it may be where nobody could look; NoPartition, and what the function view_message raises.
         """
         unsearched = 0
         found: list[FoundMessage] = []
+        silent: MetaqError | None = None
         for broker_id, endpoint in brokers_of(self._view, topic).items():
-            answer = view_message(self._connect(endpoint), broker_id, topic, message_id)
+            try:
+                answer = view_message(self._connect(endpoint), broker_id, topic, message_id)
+            except (BrokerUnavailable, RequestTimedOut) as error:
+                silent = silent or error
+                continue
             unsearched += answer.unsearched_bytes
             found += answer.found
             if found and message_id > 0:
                 break
+        if silent is not None and not (found and message_id > 0):
+            raise silent
         return _first(found, f"topic {topic!r} has no message with the id {message_id}", unsearched)
 
     def query_message(
@@ -142,10 +155,12 @@ class MessageFinder:
         end: datetime | None = None,
         *,
         oldest_first: bool = False,
+        allow_silent: bool = False,
     ) -> FoundMessages:
         """The newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
 
-        Nothing found is an empty answer. Raises ConfigError, NoPartition, and what the function query_message raises.
+        Nothing found is an empty answer. allow_silent: brokers that do not answer are named in it, and no error. Raises
+        ConfigError, NoPartition, and what the function query_message raises.
         """
         if not 1 <= max_messages <= MAX_FOUND_MESSAGES:
             raise ConfigError("max_messages", max_messages, f"choose 1 … {MAX_FOUND_MESSAGES}")
@@ -153,11 +168,16 @@ class MessageFinder:
             raise ConfigError("key", repr(key), "name one of the message's keys")
         first, last = _milliseconds("begin", begin, 0), _milliseconds("end", end, INT64_MAX)
         request = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first)
-        answers = [
-            query_message(self._connect(endpoint), broker_id, request)
-            for broker_id, endpoint in brokers_of(self._view, topic).items()
-        ]
-        return _merged(answers, max_messages, oldest_first)
+        answers: list[FoundMessages] = []
+        silent: dict[int, str] = {}
+        for broker_id, endpoint in brokers_of(self._view, topic).items():
+            try:
+                answers.append(query_message(self._connect(endpoint), broker_id, request))
+            except (BrokerUnavailable, RequestTimedOut) as error:
+                if not allow_silent:
+                    raise
+                silent[broker_id] = str(error)
+        return _merged(answers, max_messages, oldest_first)._replace(silent=silent)
 
     def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
         """The oldest message with a key. Raises as view_message."""

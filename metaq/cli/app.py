@@ -17,7 +17,7 @@ import click
 from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
-from .options import ZK_METAVAR
+from .options import ZK_METAVAR, ZK_TIMEOUT_SECONDS
 
 __all__ = ["main", "run"]
 
@@ -91,7 +91,17 @@ def _takes_zk(command: click.Command) -> bool:
 @click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="metaq")
 @click.option("--zk", metavar=ZK_METAVAR, help="ZooKeeper connect string, in front of the command or behind it.")
-def cli(zk: str | None) -> None:
+@click.option(
+    "--zk-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=ZK_TIMEOUT_SECONDS,
+    show_default=True,
+    envvar="METAQ_ZK_TIMEOUT",
+    show_envvar=True,
+    help="How long to wait for a ZooKeeper that does not answer.",
+)
+def cli(zk: str | None, zk_timeout: float) -> None:
     """A ZooKeeper-coordinated message cluster that speaks metaq 1.x.
 
     \b

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from metaq import Consumer, PartitionReader, Producer, ProducerConfig
-from metaq.client.cluster import Cluster
+from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, NoPartition
@@ -20,6 +19,7 @@ from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 from .bench_jobs import STAMP_BYTES, Job, Place, Stamps, send_batches, send_pipelined, send_single
 from .bench_measure import Limit, Outcome, Run, measure
 from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
+from .cluster import open_cluster, zk_timeout
 from .options import GROUP, PARTITION, SECONDS, TOPIC, PartitionName, json_option, zk_option
 from .output import print_json, print_table
 from .servers import stop_signal
@@ -208,7 +208,7 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
       metaq bench latency --topic scratch --rate 5000 --seconds 30 --json
     """
     with stop_signal() as stop, _producer(zk, topic) as producer:
-        with Cluster(zk) as cluster:
+        with open_cluster(zk) as cluster:
             (partition, *_) = cluster.choose_partitions(topic, [TopicPartition(topic, *place)] if place else [])
             endpoint = cluster.endpoint(partition.broker)
             end = partition_bounds(cluster.connection(partition.broker), partition).end
@@ -273,7 +273,7 @@ def steps(partitions: int) -> list[int]:
 @contextmanager
 def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
     """A connected producer. Raises NoPartition if nobody publishes the topic."""
-    with Producer(zk, config=ProducerConfig(linger_ms=linger_ms)) as producer:
+    with Producer(zk, config=ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())) as producer:
         _require(producer.partitions(topic), topic)
         yield producer
 
@@ -287,7 +287,7 @@ def _require(found: object, topic: str) -> None:
 
 
 def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], None, None]:
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         _require(topic in cluster.topics(), topic)
         for partition in cluster.partitions(topic):
             bounds = partition_bounds(cluster.connection(partition.broker), partition)
@@ -298,9 +298,10 @@ def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], Non
 
 
 def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[Reader, int | None], None, None]:
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         _require(topic in cluster.topics(), topic)
-    with Consumer(zk, group=group, topics=[topic]) as consumer:
+    config = ConsumerConfig(start_timeout_seconds=zk_timeout())
+    with Consumer(zk, group=group, topics=[topic], config=config) as consumer:
         yield (ArrowReader(consumer) if arrow else MessageReader(consumer)), None
 
 

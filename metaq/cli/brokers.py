@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 
-from metaq.client.cluster import Cluster
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.inquiry import read_stats
@@ -14,6 +13,7 @@ from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import BrokerUnavailable
 
+from .cluster import open_cluster
 from .options import json_option, zk_option
 from .output import print_json, print_table
 
@@ -46,7 +46,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
     Example
       metaq brokers list --zk 127.0.0.1:2181
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         partitions = [each for topic in cluster.topics() for each in cluster.partitions(topic)]
         registered = cluster.view.brokers()
         checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
@@ -103,7 +103,7 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
     Example
       metaq brokers describe 0
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         (registered,) = cluster.view.config_checksums([broker])
         slaves = cluster.view.brokers().get(broker, BrokerNodes(None)).slaves
         connection = cluster.connection(broker)

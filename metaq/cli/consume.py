@@ -10,10 +10,10 @@ from typing import BinaryIO
 import click
 import simplejson
 
-from metaq.client.cluster import Cluster
 from metaq.client.message import Message
 from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 
+from .cluster import open_cluster, zk_timeout
 from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, Position, zk_option
@@ -125,7 +125,7 @@ def _consume_directly(
         output.flush()
         return timer.may_wait()
 
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent):
             if tags and message.tag not in tags:
                 continue
@@ -142,7 +142,7 @@ def _consume_in_group(
 ) -> None:
     from metaq import Consumer, ConsumerConfig  # only with a group
 
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         cluster.choose_partitions(topic)  # a group that waits for a misspelt topic would be listed for ever
     beginning = place_of(start) or start.kind
     with (
@@ -154,7 +154,7 @@ def _consume_in_group(
             start=beginning,
             tags=tags or None,
             on_damaged=_warn,
-            config=ConsumerConfig(damage="skip"),
+            config=ConsumerConfig(damage="skip", start_timeout_seconds=zk_timeout()),
         ) as consumer,
     ):
         while not stop.is_set() and output.left != 0 and timer.may_wait():

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import click
 
-from metaq.client.cluster import Cluster
 from metaq.client.finding import FoundMessage, FoundMessages
-from metaq.protocol.errors import ClientError, MessageNotFound, SearchIncomplete
+from metaq.protocol.errors import BrokerUnavailable, ClientError, MessageNotFound, SearchIncomplete
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
+from .cluster import open_cluster
 from .message_format import message_fields
 from .options import TIME, TOPIC, json_option, zk_option
 from .output import print_json, print_table
@@ -50,7 +50,8 @@ def find(
     count: int,
     oldest: bool,
 ) -> None:
-    """Find a message by its id, or messages by one of their keys. Exit code 1 if there is none.
+    """Find a message by its id, or messages by one of their keys. Exit code 1 if there is none, or if a broker does not
+    answer; what the others have is shown.
 
     \b
     Example
@@ -63,19 +64,24 @@ def find(
         raise click.UsageError("--from, --to and --oldest go with --key: an id is one message's")
     if key is not None and not 1 <= len(key) <= MAX_KEY_CHARACTERS:
         raise click.BadParameter(f"a key has 1 … {MAX_KEY_CHARACTERS} characters", param_hint="--key")
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         finder = cluster.finder()
         if message_id is not None:
             found = FoundMessages([finder.view_message(topic, message_id)])
         else:
-            found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest)
-    if not found.found:
+            found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest, allow_silent=True)
+    if not found.found and not found.silent:
         raise _nothing(f"topic {topic!r} has no message with the key {key!r}", found.unsearched_bytes)
     if as_json:
         print_json(_as_json(found))
     else:
         print_table(("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD"), map(_row, found.found))
         _tell_rest(found)
+    if found.silent:
+        reasons = "; ".join(f"broker {broker} does not answer ({why})" for broker, why in found.silent.items())
+        raise BrokerUnavailable(
+            f"{reasons}: what is there was not searched: start that broker, or try again once it has left ZooKeeper"
+        )
 
 
 def _nothing(what: str, unsearched: int) -> ClientError:

@@ -12,6 +12,7 @@ from metaq.client.nearest import did_you_mean
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError
 
+from .cluster import open_cluster
 from .lag import GroupPartition, group_partitions
 from .options import (
     GROUP,
@@ -53,7 +54,7 @@ def list_groups(zk: str, as_json: bool) -> None:
     Example
       metaq groups list --json
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         found = [(group, len(cluster.members(group)), cluster.group_topics(group)) for group in cluster.view.groups()]
     if as_json:
         print_json([dict(zip(("group", "members", "topics"), each, strict=True)) for each in found])
@@ -75,7 +76,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     Example
       metaq groups describe audit
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         check_groups(cluster, [group])
         reach = Reach(cluster)
         topics = cluster.group_topics(group)
@@ -146,7 +147,7 @@ def seek_group(
       metaq groups seek audit --topic trades --partition 0-3 --to 4096
       metaq groups seek audit --topic trades --to key:order-7
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         if not new:
             check_groups(cluster, [group], "; --new gives a new group its offsets")
         members = cluster.members(group)

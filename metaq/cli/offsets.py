@@ -14,6 +14,7 @@ from metaq.coordination.offset_store import Offset
 from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import ClientError, ConfigError
 
+from .cluster import open_cluster
 from .groups import check_groups, seek_group
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
@@ -73,7 +74,7 @@ def show(
     if sql is not None:
         found = _stored_in_sql(sql, topic, group, only)
     else:
-        with Cluster(zk) as cluster:
+        with open_cluster(zk) as cluster:
             groups = cluster.view.groups() if group is None else [group]
             found = [row for name in groups for row in _stored(cluster, name, topic, only)]
     if not found and (group is not None or topic is not None or only):
@@ -177,7 +178,7 @@ def copy(
     if set(sources) & set(targets):
         raise ConfigError("--target-start", target_start, "makes a partition source and target: choose a free range")
     rows: list[Copied] = []
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         for group in only or cluster.view.groups():
             rows += _copy_group(cluster, group, sources, targets, dry_run)
     if as_json:
@@ -228,7 +229,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
     Example
       metaq offsets skip audit --topic trades --partition 0-3
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         check_groups(cluster, [group])
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
         owners = cluster.owners(group, topic)

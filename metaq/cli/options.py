@@ -23,6 +23,7 @@ __all__ = [
     "TOPIC",
     "TOPIC_WITH_PARTITIONS",
     "ZK_METAVAR",
+    "ZK_TIMEOUT_SECONDS",
     "Position",
     "TopicSpec",
     "dry_run_option",
@@ -195,6 +196,8 @@ POSITION = _Position()
 TIME = _Time()
 SECONDS = _Seconds()
 BYTES = _Bytes()
+ZK_TIMEOUT_SECONDS = 10.0
+"""Default of --zk-timeout."""
 PORT = click.IntRange(0, 65535)
 """A TCP port; 0 lets the system choose a free one."""
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from metaq import Producer
+from metaq import Producer, ProducerConfig
 from metaq.client.admin import prepared_transactions
 from metaq.client.cluster import Cluster
 from metaq.client.connection import Connection
@@ -24,6 +24,7 @@ from metaq.protocol.errors import (
     RequestRefused,
 )
 
+from .cluster import open_cluster, zk_timeout
 from .groups import check_groups
 from .lag import GroupPartition, group_partitions
 from .output import byte_size
@@ -95,7 +96,7 @@ class Monitor:
         """
         found = [*self._machine()]
         try:
-            with Cluster(self._zk) as cluster:
+            with open_cluster(self._zk) as cluster:
                 self._check_names(cluster)
                 found.append(Seen(Level.OK, "zookeeper", f"{self._zk} answers"))
                 found += self._cluster(cluster)
@@ -163,7 +164,7 @@ class Monitor:
         first: dict[int, TopicPartition] = {}
         for partition in cluster.partitions(topic):
             first.setdefault(partition.broker, partition)
-        with Producer(self._zk) as producer:
+        with Producer(self._zk, config=ProducerConfig(start_timeout_seconds=zk_timeout())) as producer:
             for partition in first.values():
                 what = f"probe {topic} {partition}"
                 if partition.broker in reach.silent:

@@ -13,11 +13,12 @@ from typing import IO, NamedTuple
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from metaq import Producer
+from metaq import Producer, ProducerConfig
 from metaq.client.batches import split_batches
 from metaq.protocol.errors import ClientError, MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
+from .cluster import zk_timeout
 from .options import TOPIC, json_option, zk_option
 from .output import byte_size, console, print_json
 
@@ -83,7 +84,8 @@ def produce(
     if key_separator == "":
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
-    with click.open_file(str(file), "rb") as stream, Producer(zk) as producer:
+    config = ProducerConfig(start_timeout_seconds=zk_timeout())
+    with click.open_file(str(file), "rb") as stream, Producer(zk, config=config) as producer:
         send = (
             _batch_sender(producer, topic, tag)
             if key_separator is None

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import click
 
-from metaq.client.cluster import Cluster
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import BrokerUnavailable, ConfigError
 
+from .cluster import open_cluster
 from .options import zk_option
 
 __all__ = ["Target", "target_options"]
@@ -57,7 +57,7 @@ class Target:
         """Where the broker listens."""
         if self.server is not None:
             return self.server
-        with Cluster(self.zk) as cluster:
+        with open_cluster(self.zk) as cluster:
             address = self._choose(cluster.view.brokers())
         return Endpoint(address.host, address.port)
 

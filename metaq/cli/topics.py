@@ -9,6 +9,7 @@ from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
 
+from .cluster import open_cluster
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, print_json, print_table
 from .reach import Reach, without
@@ -37,7 +38,7 @@ def list_topics(zk: str, as_json: bool) -> None:
     Example
       metaq topics list --zk 127.0.0.1:2181
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         found = [_summary(cluster, topic) for topic in cluster.topics()]
     if as_json:
         print_json(found)
@@ -63,7 +64,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     Example
       metaq topics describe trades
     """
-    with Cluster(zk) as cluster:
+    with open_cluster(zk) as cluster:
         reach = Reach(cluster)
         partitions = cluster.choose_partitions(topic)
         rows = [_describe(reach, partition) for partition in partitions]

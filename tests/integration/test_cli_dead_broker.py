@@ -14,6 +14,8 @@ from .client_cluster import Brokers, running_brokers
 
 ALIVE, DEAD = 0, 1
 PARTITIONS = [TopicPartition("trades", broker, number) for broker in (ALIVE, DEAD) for number in (0, 1)]
+sent: dict[TopicPartition, int] = {}
+"""Ids of the messages."""
 SESSION_SECONDS = 3600.0
 """The dead broker stays registered as long as the tests run."""
 
@@ -32,7 +34,7 @@ def brokers(patient_zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempP
     with running_brokers(connect, directory, {"trades": 2, "probes": 1}, 2, session_seconds=SESSION_SECONDS) as brokers:
         with Producer(connect) as producer:
             for each in PARTITIONS:
-                producer.send("trades", f"on {each}".encode(), partition=each)
+                sent[each] = producer.send("trades", f"on {each}".encode(), partition=each, keys=["all"]).message_id
         with Cluster(connect) as cluster:
             cluster.commit("audit", dict.fromkeys(PARTITIONS, 0))
         brokers.running[DEAD].kill()
@@ -83,6 +85,23 @@ def test_consume_prints_the_living_brokers_messages(operator: Operator) -> None:
 def test_consume_of_the_dead_brokers_partition_alone_fails(operator: Operator) -> None:
     ran = operator.ran("consume", "--topic", "trades", "--partition", "1-0")
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+
+
+def test_find_shows_what_the_living_broker_has(operator: Operator) -> None:
+    ran = operator.ran("find", "--topic", "trades", "--key", "all", "--json")
+    assert (ran.code, ran.err.count("\n")) == (1, 1), ran.err
+    assert "broker 1 does not answer" in ran.err
+    assert [each["payload"] for each in json.loads(ran.out)["messages"]] == ["on 0-1", "on 0-0"]
+    alive, dead = PARTITIONS[0], PARTITIONS[2]
+    found = operator.ran("find", "--topic", "trades", "--id", str(sent[alive]))
+    assert (found.code, "on 0-0" in found.out) == (0, True)
+    assert operator.ran("find", "--topic", "trades", "--id", str(sent[dead])).code == 1
+
+
+def test_consume_begins_at_a_message_of_the_living_broker(operator: Operator) -> None:
+    ran = operator.ran("consume", "--topic", "trades", "--from", f"id:{sent[PARTITIONS[1]]}")
+    assert_says_what_is_missing(ran.code, ran.err)
+    assert ran.out.splitlines() == ["on 0-1"]
 
 
 def test_the_monitor_gives_one_alarm_for_one_cause_and_calls_unknown_what_it_hides(operator: Operator) -> None:

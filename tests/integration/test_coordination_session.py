@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from metaq.cli import app
 from metaq.coordination import kazoo_client
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership
@@ -172,6 +173,19 @@ def test_a_server_that_says_nothing_is_waited_for(mute_server: socket.socket):
     text, seconds = refusal(f"127.0.0.1:{mute_server.getsockname()[1]}", 2.5)
     assert "does not answer: check that it can be reached" in text
     assert seconds >= 2.5
+
+
+def test_the_command_line_waits_as_long_as_it_is_told(
+    mute_server: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    mute = f"127.0.0.1:{mute_server.getsockname()[1]}"
+    assert app.run(["--zk", mute, "--zk-timeout", "0.5", "topics", "list"]) == 1
+    assert f"ZooKeeper at {mute} does not answer within 0.5 s" in capsys.readouterr().err
+    monkeypatch.setenv("METAQ_ZK_TIMEOUT", "0.25")
+    assert app.run(["produce", "--topic", "t", "--zk", mute, __file__]) == 1
+    assert f"ZooKeeper at {mute} does not answer within 0.25 s" in capsys.readouterr().err
+    assert app.run(["--zk-timeout", "0", "topics", "list"]) == 2
+    assert "--zk-timeout" in capsys.readouterr().err
 
 
 def test_a_broker_waits_for_a_zookeeper_that_is_started_with_it_and_says_so(own_server: EmbeddedZooKeeper, caplog):

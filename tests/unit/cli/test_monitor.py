@@ -24,7 +24,7 @@ class Nowhere:
 
 @pytest.fixture
 def monitor(monkeypatch):
-    monkeypatch.setattr(probes, "Cluster", Nowhere)
+    monkeypatch.setattr(probes, "open_cluster", Nowhere)
     return Monitor("zk:1", Limits(max_lag=100, min_memory=0))
 
 
@@ -87,7 +87,7 @@ def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, c
 
 
 def test_a_full_disk_is_an_alarm(monkeypatch, tmp_path):
-    monkeypatch.setattr(probes, "Cluster", Nowhere)
+    monkeypatch.setattr(probes, "open_cluster", Nowhere)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1000, used=910))
     found = Monitor("zk:1", Limits(max_disk=90), data_dirs=[str(tmp_path)]).look()
     assert (Level.ALARM, f"disk {tmp_path}", "91 percent full (limit 90)") in found

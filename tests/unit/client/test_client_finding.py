@@ -15,7 +15,14 @@ from metaq.client.message import Message
 from metaq.client.places import AtKey, AtMessage, Last, locate
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import ClusterView
-from metaq.protocol.errors import ConfigError, CorruptRecord, MessageNotFound, RequestRefused, SearchIncomplete
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    CorruptRecord,
+    MessageNotFound,
+    RequestRefused,
+    SearchIncomplete,
+)
 from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_record
@@ -40,6 +47,13 @@ class Peer:
         code, ext, body = self.answers.pop(0)
         frames = FrameReader().receive(encode_frame(code, 1, ext, len(body), flag=RESPONSE) + body)
         return frames[0]
+
+
+class DeadPeer(Peer):
+    """A broker that is registered and does not answer."""
+
+    def call(self, build: Any, timeout: float | None = None) -> Frame:
+        raise BrokerUnavailable("dead")
 
 
 def answer(*rows: tuple[int, int, int, int], unsearched: int = 0, more: bool = False, damaged: bool = False) -> Any:
@@ -167,3 +181,24 @@ def test_places_that_cannot_be_are_refused(finder_of: Any, place: Last | datetim
 
 def _text(ext: Mapping[str, str | int]) -> dict[str, str]:
     return {name: str(value) for name, value in ext.items()}
+
+
+# --- a broker that does not answer ------------------------------------------------------------------------------------
+
+
+def test_an_id_that_another_broker_has_is_found_although_one_is_silent(finder_of: Any) -> None:
+    assert finder_of(DeadPeer(), Peer(answer((0, 0, 1, 77)))).view_message("t", 77).message.id == 77
+
+
+@pytest.mark.parametrize("message_id", [77, -7])
+def test_an_id_that_the_silent_broker_may_have_is_not_said_to_be_missing(finder_of: Any, message_id: int) -> None:
+    rows = [(0, 0, 1, -7)] if message_id < 0 else []  # of a Java broker's ids the oldest counts
+    with pytest.raises(BrokerUnavailable):
+        finder_of(DeadPeer(), Peer(answer(*rows))).view_message("t", message_id)
+
+
+def test_a_search_by_key_names_silent_brokers_only_where_that_is_allowed(finder_of: Any) -> None:
+    with pytest.raises(BrokerUnavailable):
+        finder_of(DeadPeer(), Peer(answer((0, 0, 1, 77)))).query_message("t", "k")
+    found = finder_of(DeadPeer(), Peer(answer((0, 0, 1, 77)))).query_message("t", "k", allow_silent=True)
+    assert ([each.id for each in found.messages], found.silent) == ([77], {0: "dead"})
