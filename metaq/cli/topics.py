@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
@@ -32,22 +33,22 @@ def topics() -> None:
 @zk_option
 @json_option
 def list_topics(zk: str, as_json: bool) -> None:
-    """All topics that live brokers publish, with their number of partitions.
+    """All topics that live brokers offer to producers or to consumers, with their number of partitions.
 
     \b
     Example
       metaq topics list --zk 127.0.0.1:2181
     """
     with open_cluster(zk) as cluster:
-        found = [_summary(cluster, topic) for topic in cluster.topics()]
+        served = {topic: cluster.served(topic) for topic in cluster.view.topics()}
+    found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
     if as_json:
         print_json(found)
     else:
         print_table(("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])
 
 
-def _summary(cluster: Cluster, topic: str) -> dict[str, object]:
-    partitions = cluster.partitions(topic)
+def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, object]:
     return {"topic": topic, "partitions": len(partitions), "brokers": len({each.broker for each in partitions})}
 
 

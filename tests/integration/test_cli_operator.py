@@ -59,8 +59,10 @@ def test_a_running_broker_of_ours(brokers: Brokers, operator: Operator) -> None:
 
     assert operator.json("reload")["changed"] is False
     ini = brokers.running[0].ini
-    ini.write_text(f"{ini.read_text()}\n[topic=more]\nnumPartitions=1\n")
+    ini.write_text(f"{ini.read_text()}\n[topic=more]\nnumPartitions=1\nacceptPublish=false\n")
     assert operator.json("reload")["addedTopics"] == ["more"]
+    listed = values(operator.json("topics", "list"), "topic", "partitions")
+    assert listed == [("more", 1), ("orders", 2), ("trades", 4)]  # to read from counts as well
     assert operator.json("replication", "status")["role"] == "master"
     assert "no part in replication" in operator.refused("replication", "restart")
     assert operator.json("transactions", "list") == []
