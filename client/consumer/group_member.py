@@ -345,10 +345,11 @@ class GroupMember:
         self._change_noted = True
 
     def _pause(self) -> Event | None:
-        if self._waits_for:
+        waits_for, self._waits_for = self._waits_for, []  # it is about the claim that has just failed, no later try
+        if waits_for:
             if self._change_noted:
                 return Event.CHANGED
-            pause = self._wait_for_others()
+            pause = self._wait_for_others(waits_for)
         else:
             pause = self._backoff.next()
             self._complain(
@@ -365,9 +366,8 @@ class GroupMember:
         if number == self._pauses:
             self._events.put(Event.PAUSE_OVER)
 
-    def _wait_for_others(self) -> float:
+    def _wait_for_others(self, waits_for: list[TopicPartition]) -> float:
         """Members hand over one after another: that is no failure, unless one keeps what it should give."""
-        waits_for, self._waits_for = self._waits_for, []
         now = self._clock()
         former, since = self._waiting
         if former != waits_for:

@@ -477,6 +477,37 @@ def test_a_session_lost_while_committing_is_noticed():
     assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
 
 
+def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again():
+    """What a claim that failed has waited for says nothing about a later try to join."""
+    world = World("0-1", "0-2", wants_notice=True).start()
+    world.membership.members = ["g_me", "g_z"]
+    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]  # 0-2 goes, 0-0 is wanted …
+    world.membership.owners["0-0"] = "g_slow"
+    world.member.take(Event.CHANGED)
+    world.member.take(Event.CHANGED)
+    real = world.membership.claim_many
+
+    def claim_many(wanted):
+        world.membership.members = ["g_a", "g_me"]  # … but refused, and by now 0-1 goes, too
+        return real(wanted)
+
+    world.membership.claim_many = claim_many
+    world.member.notices.get()
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.DRAINING, ["0-1"])
+    world.member.take(Event.CHANGED)
+    world.membership.session_id, world.membership.owners = 0, {}
+    world.membership.release_failures = [SessionLost("over")]
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+    world.membership.session_id = 2
+    world.timers.pop()[1]()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
+
+
 def test_a_change_that_comes_while_draining_leads_to_another_plan():
     world = World("0-0", "0-1", wants_notice=True).start()
     world.membership.members = ["g_me", "g_other"]
