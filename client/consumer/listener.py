@@ -19,6 +19,7 @@ from metaq.protocol.errors import CorruptRecord
 from ..config import ConsumerConfig
 from ..message import Message
 from ..timers import Timers
+from ..values import TopicPartition
 from .arrivals import Arrivals
 from .chunk import Chunk
 from .damage import DamagePolicy
@@ -104,6 +105,7 @@ class Listener:
         self._clock = clock
         self._lock = threading.Lock()
         self._lanes: dict[PartitionState, Lane] = {}
+        self._taken: dict[TopicPartition, Lane] = {}  # the lane of each partition that is queued
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._notice: Notice | None = None
         self._stopping = False
@@ -164,10 +166,23 @@ class Listener:
             self._queue(lane)
 
     def _queue(self, lane: Lane) -> None:
-        """Under the lock."""
-        if not (lane.queued or lane.paused):
+        """Under the lock. The lane of a former claim of the partition may still be in its handler."""
+        if lane.queued or lane.paused:
+            return
+        if self._taken.setdefault(lane.state.partition, lane) is lane:
             lane.queued, lane.more = True, False
             self._work.put(partial(self._work_on, lane))
+        else:
+            lane.more = True
+
+    def _leave_queue(self, lane: Lane) -> None:
+        """Under the lock. It is the turn of a lane of a later claim, if there is one."""
+        lane.queued = False
+        del self._taken[lane.state.partition]
+        if not lane.state.active:
+            for later in list(self._lanes.values()):
+                if later.more and later.state.partition == lane.state.partition:
+                    self._queue(later)
 
     def _hear(self) -> None:
         """Tell the user what has changed, in order; what is given up only once its handler has returned."""
@@ -183,8 +198,10 @@ class Listener:
             self._tell(notice)
 
     def _states(self, notice: Notice) -> list[PartitionState]:
+        """Those that are given up or lost, not those of a later claim."""
         with self._lock:
-            return [state for state in self._lanes if state.partition in notice.partitions]
+            given = [state for state in self._lanes if state.revoking or not state.active]
+        return [state for state in given if state.partition in notice.partitions]
 
     def _end(self) -> None:
         self._stopping = True
@@ -229,7 +246,7 @@ class Listener:
                 if state.revoking or not state.active:
                     self._arrivals.put(None)  # somebody waits for the handler to return
         with self._lock:
-            lane.queued = False
+            self._leave_queue(lane)
             if pause:
                 lane.paused = True
                 self._timers.call_later(pause, partial(self._resume, lane))

@@ -245,6 +245,54 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
         assert running.told == [(False, ["0-0"])]
 
 
+def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_others_do_not(broker):
+    """As when the session ends: the claim of now knows nothing of the handler that works for the one before."""
+    inside, go_on, seen = threading.Event(), threading.Event(), []
+
+    def handler(messages):
+        seen.append(messages[0].payload)
+        if len(seen) == 1:
+            inside.set()
+            assert go_on.wait(DEADLINE)
+
+    broker.append("t", 0, b"1", b"2")
+    with Running(broker, handler, threads=2) as running:
+        assert inside.wait(DEADLINE)
+        running.states[0].deactivate()
+        again = PartitionState(broker.partitions[0], Backoff(0.001, 0.01))
+        running.states.append(again)
+        running.fetcher.open(again, 0)
+        eventually(lambda: again.chunks)
+        broker.append("t", 1, b"other")
+        eventually(lambda: b"other" in seen)  # the free worker would have taken what came before it
+        meanwhile = list(seen)
+        go_on.set()
+        assert meanwhile == [b"1", b"other"]
+        eventually(lambda: len(seen) == 4)
+        assert seen == [b"1", b"other", b"1", b"2"]
+        eventually(lambda: again.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
+
+
+def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handler(messages):
+        inside.set()
+        assert go_on.wait(DEADLINE)
+
+    broker.append("t", 0, b"1")
+    with Running(broker, handler) as running:
+        try:
+            assert inside.wait(DEADLINE)
+            partition = running.states[0].partition
+            running.notices.put(Notice(False, [partition], lambda: None))  # of an earlier claim, which did nothing
+            running.notices.put(Notice(True, [partition], lambda: None))
+            running.arrivals.put(None)
+            eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
+        finally:
+            go_on.set()
+
+
 def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_elsewhere(broker):
     handler = Handler({b"bad": 10**6})
     config = ConsumerConfig(retry_step_seconds=3600, retry_max_seconds=3600)
