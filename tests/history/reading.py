@@ -38,11 +38,16 @@ def acks_in(lines: Iterable[Line]) -> tuple[list[Ack], int]:
 def owners_in(
     lines: Iterable[Line], group: str, member: str, frozen: Sequence[tuple[float, float]] = ()
 ) -> list[Owner]:
-    """The ownerships of one life of a consumer. frozen: when its process stood still."""
+    """The ownerships of one life of a consumer. frozen: when its process stood still.
+
+    run() tells of a loss once the handlers under way have returned, and meanwhile other handlers may work for the next
+    claim of a partition. So a handler that goes back begins an ownership of its own if a loss is told after it.
+    """
+    lines = list(lines)
     owners: list[Owner] = []
     held: dict[str, Owner] = {}
-    working: dict[str, Call] = {}
-    for line in lines:
+    working: dict[int, Call] = {}
+    for line, comes in zip(lines, _coming_notices(lines), strict=True):
         kind, time = line[0], line[1]
         if kind == "assigned":
             for partition in line[2]:
@@ -54,6 +59,8 @@ def owners_in(
                     owner.end = time
         elif kind in ("handed", "handler"):
             began, partition, messages = line[2], line[3], line[4]
+            if kind == "handler" and comes == "revoked" and messages[0][0] <= _last_offset(held.get(partition)):
+                held.pop(partition).end = time
             if partition not in held:
                 held[partition] = Owner(group, member, partition, time, announced=False)
                 owners.append(held[partition])
@@ -68,6 +75,21 @@ def owners_in(
         elif kind == "done":
             working.pop(line[2]).done = time
     return owners
+
+
+def _last_offset(owner: Owner | None) -> int:
+    return owner.calls[-1].places[-1].offset if owner is not None and owner.calls else -1
+
+
+def _coming_notices(lines: Sequence[Line]) -> list[str]:
+    """For each line about handed messages: what the next notice of their partition tells."""
+    coming: dict[str, str] = {}
+    found = []
+    for line in reversed(lines):
+        found.append(coming.get(line[3], "") if line[0] in ("handed", "handler") else "")
+        if line[0] in ("assigned", "revoked"):
+            coming.update(dict.fromkeys(line[2], line[0]))
+    return found[::-1]
 
 
 def seen_in(directory: Path) -> dict[str, set[tuple[str, int]]]:

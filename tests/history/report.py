@@ -77,7 +77,8 @@ def around(history: History, problem: Problem) -> list[str]:
     """What happened to the partition, in order; times count from the problem."""
     assert problem.time is not None
     begin, end = problem.time - _BEFORE, problem.time + _AFTER
-    events = sorted(each for each in _events(history, problem.partition) if begin <= each[0] <= end)
+    groups = [group for group in history.groups if f"{group}." in problem.text or f"of {group} " in problem.text]
+    events = sorted(each for each in _events(history, problem.partition, groups) if begin <= each[0] <= end)
     cut = events if len(events) <= _MOST_LINES else _nearest(events, problem.time)
     return [f"  {time - problem.time:+9.3f}  {text}" for time, text in cut]
 
@@ -86,9 +87,9 @@ def _nearest(events: Sequence[tuple[float, str]], time: float) -> list[tuple[flo
     return sorted(sorted(events, key=lambda each: abs(each[0] - time))[:_MOST_LINES])
 
 
-def _events(history: History, partition: str) -> Iterator[tuple[float, str]]:
+def _events(history: History, partition: str, groups: Sequence[str]) -> Iterator[tuple[float, str]]:
     for owner in history.owners:
-        if owner.partition != partition:
+        if owner.partition != partition or owner.group not in groups:
             continue
         who = f"{owner.group}.{owner.member}"
         yield owner.begin, f"{who} {'is assigned it' if owner.announced else 'begins, unannounced'}"
@@ -99,7 +100,7 @@ def _events(history: History, partition: str) -> Iterator[tuple[float, str]]:
             if call.done is not None and math.isfinite(call.done):
                 yield call.done, f"{who} is done with {_offsets(call)}"
     for commit in history.commits:
-        if commit.partition == partition:
+        if commit.partition == partition and commit.group in groups:
             yield commit.seen, f"{commit.group} has committed {commit.offset} (zxid {commit.zxid:x})"
     for fault in history.faults:
         yield fault.begin, f"[{fault.kind} {fault.victim}"

@@ -61,6 +61,21 @@ def test_a_handler_ends_with_its_done_and_a_killed_one_never() -> None:
     assert here.calls[0].began == 1.5
 
 
+def test_a_handler_that_goes_back_before_a_loss_is_told_belongs_to_the_next_claim() -> None:
+    lines = [
+        ["assigned", 1.0, [P]],
+        ["handler", 2.0, 0, P, [message(1)], 1],
+        ["handler", 3.0, 0, P, [message(1)], 2],
+        ["revoked", 4.0, [P]],
+        ["assigned", 4.1, [P]],
+        ["handler", 5.0, 0, P, [message(0)], 3],
+        ["handler", 5.1, 0, P, [message(0)], 4],
+    ]
+    owners = owners_in(lines, "g", "a")
+    assert [[call.time for call in owner.calls] for owner in owners] == [[2.0], [3.0], [5.0, 5.1]]
+    assert [owner.announced for owner in owners] == [True, False, True]
+
+
 def test_acknowledgements_and_failures_are_told_apart() -> None:
     lines = [["ack", 1.0, "keyed/k/0", P, 30, 9], ["fail", 2.0, "keyed/k/1", "too late"]]
     assert acks_in(lines) == ([Ack(Name("keyed", "k", 0), P, 30, 9)], 1)
