@@ -44,15 +44,17 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("kazoo").setLevel(logging.ERROR)  # ZooKeeper goes and comes
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     above = options.directory or Path(tempfile.mkdtemp(prefix="metaq-history-"))
-    outcomes = []
-    for seed in seeds:
-        outcomes.append(_one(options, seed, above / f"seed-{seed}"))
-        print(line(outcomes[-1]), flush=True)
-        if outcomes[-1].problems:
-            print(explain(outcomes[-1], above / f"seed-{seed}"), flush=True)
+    outcomes: list[Outcome] = []
+    try:
+        for seed in seeds:
+            outcomes.append(_one(options, seed, above / f"seed-{seed}"))
+            print(line(outcomes[-1]), flush=True)
+            if outcomes[-1].problems:
+                print(explain(outcomes[-1], above / f"seed-{seed}"), flush=True)
+    finally:
+        print(f"\n{table(outcomes)}", flush=True)
     if not options.directory and not any(above.iterdir()):
         above.rmdir()
-    print(f"\n{table(outcomes)}")
     return int(any(outcome.problems for outcome in outcomes))
 
 
