@@ -98,6 +98,16 @@ class ClusterView:
         names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
         return sorted({name for each in names for name in each})
 
+    def live_topics(self) -> list[str]:
+        """Names of the topics that a live master publishes now, sorted; pipelined reads of all that ever were."""
+        names = self.topics()
+        replicas = self.replicas_many(names)
+        return [
+            name
+            for name, each in zip(names, replicas, strict=True)
+            if any(replica.slave_id is None and replica.partitions for replica in each)
+        ]
+
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
         """Who offers `topic` to producers (publish) or to consumers, ordered by broker and slave id, masters first."""
         (found,) = self.replicas_many([topic], publish)

@@ -37,6 +37,7 @@ from .fetcher import Fetcher
 from .group_member import GroupMember, Notice
 from .handout import Accept, Handout
 from .listener import Deliver, Listener, accepting
+from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .positions import LOOKUP_SECONDS, Positions
@@ -145,6 +146,7 @@ class Consumer:
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
+        view = ClusterView(self._session)
         store = offset_store_for(offset_store, broadcast, offsets_file, self._session, membership)
         self._committer = OffsetCommitter(store, self.group)
         self._member = GroupMember(
@@ -155,6 +157,7 @@ class Consumer:
             config,
             strategy_named(strategy),
             start_position(start if isinstance(start, str | int) else self._start_offset),
+            MissingTopics(self.group, view),
             self._timers,
             wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
@@ -162,9 +165,7 @@ class Consumer:
         )
         self.consumer_id = membership.consumer_id
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
-        self._positions = Positions(
-            self._member, self._fetcher, self._handout, ClusterView(self._session), self._connect_to
-        )
+        self._positions = Positions(self._member, self._fetcher, self._handout, view, self._connect_to)
         self._start(None if isinstance(start, str | int) else start)
 
     def _start(self, place: Place | None) -> None:

@@ -28,6 +28,7 @@ from ..values import TopicPartition
 from .choices import StartPosition
 from .fetcher import Fetcher
 from .handout import Handout
+from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
@@ -65,6 +66,7 @@ class GroupMember:
         config: ConsumerConfig,
         strategy: Strategy,
         start: StartPosition,
+        missing_topics: MissingTopics,
         timers: Timers,
         wake: Callable[[], None],
         wants_notice: bool,
@@ -82,6 +84,7 @@ class GroupMember:
         self._config = config
         self._strategy = strategy
         self._start = start
+        self._missing_topics = missing_topics
         self._timers = timers
         self._wake = wake
         self._wants_notice = wants_notice
@@ -213,6 +216,7 @@ class GroupMember:
             return Event.SESSION_LOST
         snapshot = self._membership.snapshot()
         self._brokers_are(snapshot.brokers)
+        self._missing_topics.look(snapshot.partitions)
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
         for topic, consumers in snapshot.consumers.items():

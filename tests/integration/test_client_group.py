@@ -86,6 +86,18 @@ def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_secon
         eventually(lambda: first.messages, 1, "reading what was taken over")
 
 
+def test_a_misspelt_topic_is_told_once_with_the_nearest_that_exists(brokers, caplog):
+    def told():
+        return [record.getMessage() for record in caplog.records if "no live broker" in record.getMessage()]
+
+    with Consumer(brokers.connect, group="g", topics=["tt", "t"], config=CONFIG) as consumer:
+        eventually(told, what="the warning")
+        eventually(owns(consumer, 4), what="owning the topic that exists")
+        with member(brokers) as second:  # another plan
+            eventually(lambda: consumer.poll(timeout=0.05) or owns(second, 2)(), what="sharing")
+    assert told() == ["group g: topic 'tt' is published by no live broker: did you mean 't'?"]
+
+
 def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(brokers, producer):
     with Polling(member(brokers)) as survivor:
 

@@ -70,7 +70,7 @@ def test_the_nodes_are_created_in_the_order_of_1x_by_zxid(session: ZkSession, ot
 def test_a_registered_broker_is_seen_with_its_address_and_partitions(session: ZkSession, view: ClusterView):
     registration(session).register([ORDERS, TopicRegistration("events", 2)])
     assert view.brokers() == {0: BrokerNodes(MASTER)}
-    assert view.topics() == ["events", "orders"]
+    assert view.topics() == view.live_topics() == ["events", "orders"]
     assert view.topic_partitions("orders") == [(0, 0), (0, 1), (0, 2)]
     assert view.topic_partitions("events", publish=False) == [(0, 0), (0, 1)]
     assert view.topic_partitions("missing") == []
@@ -94,6 +94,7 @@ def test_a_topic_that_is_not_accepted_is_not_registered_for_it(session: ZkSessio
     )
     assert (view.topic_partitions("in"), view.consumer_partitions("in")) == ([(0, 0)], [])
     assert (view.topic_partitions("out"), view.consumer_partitions("out")) == ([], ["0-0"])
+    assert (view.topics(), view.live_topics()) == (["in", "out"], ["in"])
     assert session.nodes.children(session.paths.topic("out")) == ["0-m"]
 
 

@@ -168,6 +168,8 @@ class World:
         self.woken = 0
         handout: Any = SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states))
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
+        self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
+        missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
         self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
             membership,
@@ -177,6 +179,7 @@ class World:
             ConsumerConfig(),
             range_assignment,
             start,
+            missing_topics,
             timers,
             wake=self.wake,
             wants_notice=wants_notice,
@@ -233,6 +236,13 @@ def test_a_stored_offset_wins_over_the_start():
     world.start()
     assert world.opened == [("0-0", 555)]
     assert world.committer.commit(world.member.owned.values()) == 0  # nothing changed yet
+
+
+def test_each_plan_looks_for_missing_topics():
+    world = World().start()
+    world.membership.partitions = ["0-0"]
+    world.member.take(Event.CHANGED)
+    assert world.looks == [{"t": []}, {"t": ["0-0"]}]
 
 
 def test_when_another_joins_its_share_is_committed_and_then_released():
