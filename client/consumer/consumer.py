@@ -40,6 +40,7 @@ from .listener import Deliver, Listener, accepting
 from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
+from .poll_watch import PollWatch
 from .positions import LOOKUP_SECONDS, Positions
 from .rejected import LocalRecoverStore, RejectHandler, recovering
 from .session_watch import SessionWatch
@@ -146,6 +147,8 @@ class Consumer:
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
+        self.consumer_id = membership.consumer_id
+        self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds, clock)
         view = ClusterView(self._session)
         store = offset_store_for(offset_store, broadcast, offsets_file, self._session, membership)
         self._committer = OffsetCommitter(store, self.group)
@@ -161,9 +164,9 @@ class Consumer:
             self._timers,
             wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
+            is_idle=self._poll_watch.is_idle,
             clock=clock,
         )
-        self.consumer_id = membership.consumer_id
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._positions = Positions(self._member, self._fetcher, self._handout, view, self._connect_to)
         self._start(None if isinstance(start, str | int) else start)
@@ -178,6 +181,7 @@ class Consumer:
             raise
         self._watch.prove()
         self._member.begin(self._fetcher)
+        self._poll_watch.begin(self._member, self._timers)
         if self._config.auto_commit_seconds:
             owned = _Owned(self._member)
             self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, owned)
@@ -216,6 +220,7 @@ class Consumer:
         self._handout.acknowledge()
         deadline = 0.0
         while True:
+            self._poll_watch.attend()
             self._arrivals.listen()
             self._tell_user()
             doubtful = self._watch.may_have_lost_everything()
@@ -227,7 +232,8 @@ class Consumer:
             if now >= deadline or self._closed:
                 return None
             # nothing arrives when a doubt ends, and what arrived before is there
-            self._fetcher.wait(min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now)
+            seconds = min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now
+            self._poll_watch.wait(partial(self._fetcher.wait, seconds))
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
 
@@ -344,6 +350,7 @@ class Consumer:
                 tell=self._tell,
                 damage=self._damage,
                 may_work=lambda: not self._watch.may_have_lost_everything(),
+                poll_watch=self._poll_watch,
                 clock=self._clock,
             )
             try:

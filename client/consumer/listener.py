@@ -28,6 +28,7 @@ from .group_member import Notice
 from .handout import Accept, Handout, take_next
 from .lane import Lane
 from .partition_state import PartitionState
+from .poll_watch import PollWatch
 from .rejected import RejectHandler
 
 __all__ = ["Deliver", "Listener", "RetryLater", "accepting"]
@@ -86,6 +87,7 @@ class Listener:
         tell: Callable[[Notice], None],
         damage: DamagePolicy,
         may_work: Callable[[], bool],
+        poll_watch: PollWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deliver = deliver
@@ -102,6 +104,7 @@ class Listener:
         self._tell = tell
         self._damage = damage
         self._may_work = may_work
+        self._poll_watch = poll_watch
         self._clock = clock
         self._lock = threading.Lock()
         self._lanes: dict[PartitionState, Lane] = {}
@@ -129,12 +132,13 @@ class Listener:
             for state in owned:
                 self._arrived(state)
             while not self._stopping:
+                self._poll_watch.attend()
                 self._arrivals.listen()
                 self._hear()
                 while (arrived := self._arrivals.first()) is not None:
                     self._arrivals.discard(arrived)
                     self._arrived(arrived)
-                self._fetcher.wait(_LOOK_SECONDS)
+                self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
         finally:
             try:
                 self._end()
@@ -226,15 +230,19 @@ class Listener:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def _run_worker(self) -> None:
+        worker = threading.get_ident()
         while (job := self._work.get()) is not None:
             try:
                 if not self._stopping:
+                    self._poll_watch.works(worker)
                     job()
             except Exception:
                 log.exception("a bug: a worker failed")
             except BaseException as error:  # SystemExit and the like are meant for the whole program
                 self._failure = error
                 self.stop()
+            finally:
+                self._poll_watch.rests(worker)
 
     def _work_on(self, lane: Lane) -> None:
         state, pause = lane.state, 0.0
@@ -326,6 +334,7 @@ class Listener:
         return self._config.retry_max_seconds
 
     def _process_next(self, lane: Lane) -> float:
+        self._poll_watch.works(threading.get_ident())
         size = 1 if lane.messages[0].offset < lane.single_before else self._batch
         unit = [lane.messages[number] for number in range(min(size, len(lane.messages)))]
         try:

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -178,6 +180,87 @@ def test_callbacks_are_called_while_polling_with_what_changes(brokers, producer)
     ]
     assert len(heard[1][1]) == 2
     first.close()
+
+
+class Stalling:
+    """Takes messages in one of four ways, on a thread of its own, and stalls with the first until `go` is set."""
+
+    def __init__(self, consumer, way):
+        self.consumer, self.seen = consumer, set()
+        self.go, self.stop, self.stalls = threading.Event(), threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=getattr(self, way))
+        self.thread.start()
+
+    def take(self, payload):
+        self.seen.add(payload)
+        self.stalls.set()
+        assert self.go.wait(DEADLINE)
+
+    def poll(self):
+        while not self.stop.is_set():
+            for message in self.consumer.poll(timeout=0.05):
+                self.take(message.payload)
+
+    def poll_arrow(self):
+        while not self.stop.is_set():
+            for payload in self.consumer.poll_arrow(timeout=0.05)["payload"].to_pylist():
+                self.take(payload)
+
+    def iterate(self):
+        for message in self.consumer:
+            self.take(message.payload)
+
+    def run(self):
+        self.consumer.run(lambda message: self.take(message.payload))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.go.set()
+        self.stop.set()
+        self.consumer.close()
+        self.thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("way", ["poll", "poll_arrow", "iterate", "run"])
+def test_a_member_that_nobody_polls_leaves_its_partitions_to_others_and_takes_part_again(
+    brokers, producer, caplog, way
+):
+    config = replace(CONFIG, max_poll_interval_seconds=1.0)
+
+    numbers = count()
+
+    def send(word):
+        for partition in range(4):
+            producer.send("t", b"%s %d" % (word, next(numbers)), partition=TopicPartition("t", 0, partition))
+        return True
+
+    with Polling(member(brokers)) as other:
+        eventually(owns(other.consumer, 4), what="owning everything")
+        consumer = Consumer(brokers.connect, group="g", topics=["t"], config=config)
+        with Stalling(consumer, way) as stalling:
+            # again and again: on a busy machine a second passes between two polls now and then
+            eventually(lambda: send(b"first") and stalling.stalls.wait(0.1), what="a message in work")
+            eventually(owns(other.consumer, 4), what="the take-over")
+            assert consumer.assignment() == []
+            (in_work,) = stalling.seen
+            eventually(lambda: in_work in {each.payload for each in other.messages}, what="what it had in work")
+            stalling.go.set()
+            eventually(lambda: owns(consumer, 2)() and owns(other.consumer, 2)(), what="sharing again")
+            eventually(lambda: send(b"last") and any(b"last" in each for each in stalling.seen), what="its share")
+    told = [record.getMessage() for record in caplog.records if "max_poll_interval_seconds=1" in record.getMessage()]
+    assert len(told) >= 1
+    assert f"group g: {'a handler of' if way == 'run' else 'nobody has polled'} {consumer.consumer_id}" in told[0]
+
+
+def test_a_member_that_polls_and_gets_nothing_is_not_idle(brokers, producer, caplog):
+    config = replace(CONFIG, max_poll_interval_seconds=0.5)
+    with Consumer(brokers.connect, group="g", topics=["t"], config=config) as consumer:
+        eventually(lambda: consumer.poll(timeout=0.1) or owns(consumer, 4)(), what="owning everything")
+        before = consumer._member.owned
+        assert consumer.poll(timeout=2.0) == []
+        assert consumer._member.owned is before
 
 
 def expire(consumer):

@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from metaq.client.consumer.group_member import Notice
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.listener import Listener, RetryLater, accepting
 from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
@@ -41,6 +44,9 @@ class Running:
         self.arrivals = arrivals
         self.notices: SimpleQueue[Notice] = SimpleQueue()
         self.states = [PartitionState(each, Backoff(0.001, 0.01)) for each in broker.partitions]
+        self.poll_watch = PollWatch("g", "g_me", None)
+        member: Any = SimpleNamespace(stepped_out=False, owned={})
+        self.poll_watch.begin(member, self.timers)
         self.listener = Listener(
             accepting(handler, accept),
             batch=batch,
@@ -57,6 +63,7 @@ class Running:
             tell=self.tell,
             damage=DamagePolicy(config.damage, self.damaged.append),
             may_work=lambda: self.may_work,
+            poll_watch=self.poll_watch,
         )
         self.error = None
         self.thread = threading.Thread(target=self.loop)
