@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import random
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 
 from .backoff import Backoff
@@ -66,6 +67,7 @@ class ConnectionPool:
         self._closed = False
         self._housekeeper: threading.Thread | None = None
         self._listeners: list[Callable[[Endpoint], None]] = []
+        self._guard = ForkGuard("client")
 
     @property
     def down(self) -> frozenset[Endpoint]:
@@ -79,8 +81,10 @@ class ConnectionPool:
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
         """The open connection to `endpoint`, made now if there was none, within `timeout` seconds.
 
-        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago.
+        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago; ClientError in a process that was
+        forked off.
         """
+        self._guard.check()
         link = self._links.get(endpoint) or self._link(endpoint)
         connection = link.connection
         if connection is not None and not connection.closed:
@@ -109,6 +113,11 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections and end the housekeeping thread. Idempotent."""
+        if self._guard.is_elsewhere:  # the locks may be held for ever, and the thread is the parent's
+            for link in list(self._links.values()):
+                if link.connection is not None:
+                    link.connection.close()
+            return
         with self._mutex:
             self._closed = True
             links = list(self._links.values())

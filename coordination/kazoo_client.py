@@ -28,6 +28,8 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
+from .forks import ForkGuard
+
 __all__ = ["Client"]
 
 _LONGEST_ANSWER = 256 << 20
@@ -93,6 +95,10 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     _running: bool
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = ForkGuard("ZooKeeper client")
+
     def start(self) -> None:
         with self._state_change:
             if not self._running:
@@ -100,6 +106,10 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 self._workers.append(self._create_thread_worker(self.callback_queue))
                 self._running = True
                 atexit.register(self.stop)
+
+    def stop(self) -> None:
+        if not self._guard.is_elsewhere:  # else its locks may be held for ever; a child that ends calls this too
+            super().stop()
 
 
 class _MultiRead:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.forks import ForkGuard
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.session import ZkSession
@@ -65,7 +66,8 @@ class Consumer:
 
     A message counts as consumed when poll() is called again, when commit() is called, or when a `with` block is left
     without an exception, after it was handed out; only what counts as consumed is committed. Use one thread at a time;
-    close() may be called from another.
+    close() may be called from another. A process that was forked off makes one of its own: with this one every call
+    raises ClientError there, but stop() and close(), which leave the parent's alone.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Consumer:
         self._polling = False
         self._stopped = False
         self._closed = False
+        self._guard = ForkGuard("Consumer")
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
@@ -206,6 +209,7 @@ class Consumer:
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         """What `take` returns as soon as that is not empty, None if it stays so."""
+        self._guard.check()
         if self._polling:
             raise ClientError(_NOT_ALONE)
         # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
@@ -316,6 +320,8 @@ class Consumer:
         Any thread, handlers included.
         """
         self._stopped = True
+        if self._guard.is_elsewhere:
+            return
         listener = self._listener
         if listener is not None:
             listener.stop()
@@ -327,6 +333,7 @@ class Consumer:
             raise ConfigError("threads", threads, "choose 1 or more")
         if max_retries is not None and max_retries < 0:
             raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
+        self._guard.check()
         if self._polling:
             raise ClientError(_NOT_ALONE)
         self._polling = True
@@ -368,6 +375,7 @@ class Consumer:
 
     def assignment(self) -> list[TopicPartition]:
         """What this consumer owns now, sorted."""
+        self._guard.check()
         return sorted(self._member.owned)
 
     def commit(self) -> int:
@@ -381,6 +389,7 @@ class Consumer:
 
     def position(self, partition: TopicPartition) -> int:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
+        self._guard.check()
         return self._positions.owned(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
@@ -390,10 +399,12 @@ class Consumer:
         It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
         if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
+        self._guard.check()
         self._positions.seek(partition, to)
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
+        self._guard.check()
         return self._positions.lag()
 
     def fetch(
@@ -438,6 +449,7 @@ class Consumer:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self._closed:
             raise ClientError("this consumer is closed")
 
@@ -445,11 +457,15 @@ class Consumer:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
         Idempotent; a poll() that waits on another thread returns [], a run() there returns. close() waits for its
-        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again.
+        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
+        process that was forked off it only closes that process's copies of the sockets.
         """
         if self._closed:
             return
         self._closed = True
+        if self._guard.is_elsewhere:
+            self._pool.close()
+            return
         self._arrivals.put(None)
         listener = self._listener
         if listener is not None:
@@ -468,7 +484,7 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None and not self._guard.is_elsewhere:
             self._handout.acknowledge()
         self.close()
 
