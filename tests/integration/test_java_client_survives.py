@@ -142,6 +142,8 @@ def test_a_broker_that_does_not_answer_is_a_timeout_and_a_late_answer_disturbs_n
     # a machine that is busy may have stopped it for longer than its session lives
     after = eventually(lambda: sent_or_without_partition(side, sender, b"after"))
     more = eventually(lambda: sent_or_without_partition(side, sender, b"more"))
+    assert after is not None
+    assert more is not None
     assert after["id"] != more["id"]
     side.app.subscribe("stalled", "stalled", max_delay=100)
     received = side.app.payloads("stalled", 4)

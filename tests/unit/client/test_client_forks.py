@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -69,6 +69,7 @@ def test_a_producer_is_refused_and_its_connection_goes_on(broker):
         producer.send("t", b"1")
         (link,) = producer._pool._links.values()
         connection = link.connection
+        assert connection is not None
         transaction = producer.transaction()
         transaction.send("t", b"2")
         said = refusals(
@@ -82,7 +83,7 @@ def test_a_producer_is_refused_and_its_connection_goes_on(broker):
             lambda: producer.flush(),
             lambda: transaction.send("t", b"x"),
             lambda: transaction.rollback(),
-            lambda: connection.drive(SimpleNamespace(done=False), 0.0),
+            lambda: connection.drive(cast(Any, SimpleNamespace(done=False)), 0.0),
         )
         assert [text for text in said if "forked off it" not in text] == []
         assert len(said) == 11
