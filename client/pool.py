@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 0.5
 """How often idle connections are looked at."""
 
+_CLOSE_SECONDS = 5.0
+
 Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
 
 
@@ -111,13 +113,14 @@ class ConnectionPool:
         for endpoint in self._down.difference(wanted):
             self.forget(endpoint)
 
-    def close(self) -> None:
-        """Close all connections and end the housekeeping thread. Idempotent."""
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
         if self._guard.is_elsewhere:  # the locks may be held for ever, and the thread is the parent's
             for link in list(self._links.values()):
                 if link.connection is not None:
                     link.connection.close()
             return
+        deadline = time.monotonic() + timeout
         with self._mutex:
             self._closed = True
             links = list(self._links.values())
@@ -127,7 +130,7 @@ class ConnectionPool:
             if link.connection is not None:
                 link.connection.close()
         if self._housekeeper is not None and self._housekeeper is not threading.current_thread():
-            self._housekeeper.join(self._config.connect_timeout_seconds)
+            self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # it may be connecting
 
     # --- connecting -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from ..finding import FoundMessages
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
+from ..time_left import END_SECONDS, TimeLeft
 from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
@@ -456,6 +457,9 @@ class Consumer:
     def close(self, timeout: float = 10.0) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
+        If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has
+        expired.
+
         Idempotent; a poll() that waits on another thread returns [], a run() there returns. close() waits for its
         handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
         process that was forked off it only closes that process's copies of the sockets.
@@ -467,16 +471,18 @@ class Consumer:
             self._pool.close()
             return
         self._arrivals.put(None)
+        left = TimeLeft(timeout, self._clock)
         listener = self._listener
         if listener is not None:
             listener.stop()
             if not listener.has_worker(threading.current_thread()):
                 listener.ended.wait(timeout / 2)
-        self._commit_timers.close()
-        self._member.close(timeout)
-        self._timers.close()
-        self._pool.close()
-        self._session.close()
+        self._commit_timers.close(min(1.0, left.part(0.25)))
+        self._member.close(left.part(0.75))
+        left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
+        self._timers.close(min(1.0, left.part(0.25)))
+        self._pool.close(left.part(0.5))
+        self._session.close(left.seconds)
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from ..backoff import Backoff
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
+from ..time_left import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import build_message
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
@@ -146,16 +147,18 @@ class OrderedProducer:
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Idempotent.
+        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Takes twice
+        END_SECONDS more at most, whatever hangs. Idempotent.
 
         In a process that was forked off it only closes that process's copies of the sockets.
         """
         if self._guard.is_elsewhere:
             self._producer.close()
             return
-        self._resender.close(timeout)
-        self._producer.close(timeout)
-        self._resender.close(timeout)  # the producer's end ends its sends
+        left = TimeLeft(timeout, self._clock)
+        self._resender.close(left.seconds)
+        self._producer.close(left.seconds)
+        self._resender.close(max(left.seconds, END_SECONDS))  # the producer's end ends its sends
         self._store.close()
 
     def __enter__(self) -> Self:

@@ -33,6 +33,7 @@ from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
+from ..time_left import END_SECONDS, TimeLeft
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
 from .at_exit import AtExit, Losses
@@ -330,7 +331,8 @@ class Producer:
             self._undelivered.write()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered.
+        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
+        END_SECONDS more at most, whatever hangs.
 
         Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
         Raises ClientError in a callback of a send, and closes nothing then. In a process that was forked off it only
@@ -342,16 +344,18 @@ class Producer:
         refuse_in_callback("close()")
         if self._closing:
             return
+        left = TimeLeft(timeout, self._clock)
         try:
             self._end(timeout)
         finally:
+            left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
-            self._deadlines.close()
-            self._timers.close()
-            self._pool.close()
+            self._deadlines.close(min(1.0, left.part(0.2)))
+            self._timers.close(min(1.0, left.part(0.2)))
+            self._pool.close(left.part(0.5))
             if self._undelivered is not None:
-                self._undelivered.close()
-            self._metadata.close()
+                self._undelivered.close(left.part(0.5))
+            self._metadata.close(left.seconds)
 
     def deliver_last(self, timeout: float) -> Losses:
         """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""
