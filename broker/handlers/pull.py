@@ -196,6 +196,8 @@ class Pull:
         units = log.units(self._offset, self.max_bytes, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
+        if len(log.damage):  # an index that was made before the damage has units of it
+            units = log.damage.in_front(units)
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
@@ -219,6 +221,8 @@ class Pull:
         units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return self._not_a_record(log)
+        if len(log.damage):  # as in `_step_all`
+            units = log.damage.in_front(units)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):
             self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
