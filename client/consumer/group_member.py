@@ -137,9 +137,9 @@ class GroupMember:
         self._events.put(Event.IDLE)
 
     def come_back(self) -> None:
-        """Somebody polls again."""
-        self.stepped_out = False
+        """Somebody polls again. If this is interrupted `stepped_out` stays, and it may be repeated."""
         self._events.put(Event.POLLED)
+        self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
         """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
@@ -221,7 +221,7 @@ class GroupMember:
             self._joined = True
         elif self._is_out:
             self._membership.rejoin()
-            self._is_out = False
+            self._is_out = self.stepped_out = False
         elif not self._session_lives():
             raise SessionLost("there is no new ZooKeeper session yet")
         return Event.JOINED
@@ -439,7 +439,7 @@ class GroupMember:
         if self._claims_hold():
             self._committer.commit(owned.values())
         self._membership.step_out()
-        self._is_out = True
+        self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
         self.owned = {}
         for state in owned.values():
             state.deactivate()

@@ -214,6 +214,7 @@ class Listener:
         deadline = self._clock() + self._config.stop_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
+            self._poll_watch.rests(thread.ident)  # what a handler has that does not return comes again
         if any(thread.is_alive() for thread in self._threads):
             log.warning(
                 "a handler has not returned within stop_seconds=%g: its message counts as not consumed",

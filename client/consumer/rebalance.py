@@ -158,13 +158,14 @@ for _state in (_S.PLANNING, _S.RELEASING, _S.CLAIMING):
 for _state in State:
     TABLE.setdefault((_state, _E.PAUSE_OVER), (_state, ()))
     TABLE.setdefault((_state, _E.DRAINED), (_state, ()))
-# a poll that came before the member had stepped out, or long after
+# a poll that came before the member had stepped out, or news that is out of date
 for _state in State:
     TABLE.setdefault((_state, _E.POLLED), (_state, ()))
+    TABLE.setdefault((_state, _E.IDLE), (_state, ()))
 # closing is possible at any time, and nothing else matters after it
 for _state in State:
     if _state in (_S.LEAVING, _S.LEFT):
-        TABLE[_state, _E.CHANGED] = TABLE[_state, _E.CLOSE] = TABLE[_state, _E.IDLE] = (_state, ())
+        TABLE[_state, _E.CHANGED] = TABLE[_state, _E.CLOSE] = (_state, ())
     else:
         TABLE[_state, _E.CLOSE] = (_S.LEAVING, (_A.LEAVE,))
 

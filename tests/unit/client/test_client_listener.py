@@ -128,6 +128,25 @@ def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
         eventually(lambda: state.consumed == (log.end, log.ids[-1]))
 
 
+def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker):
+    """What it has in work comes again: the next poll() or run() decides whether somebody is there."""
+    go, works = threading.Event(), threading.Event()
+
+    def handler(messages):
+        works.set()
+        go.wait(DEADLINE)
+
+    broker.append("t", 0, b"1")
+    running = Running(broker, handler, config=replace(FAST, stop_seconds=0.01))
+    with running:
+        assert works.wait(DEADLINE)
+        assert running.poll_watch._working
+    assert not running.poll_watch._working
+    go.set()
+    eventually(lambda: not any(thread.is_alive() for thread in running.listener._threads), what="its end")
+    assert not running.poll_watch._working
+
+
 def test_a_failing_message_is_tried_again_while_other_partitions_go_on(broker):
     handler = Handler({b"bad": 3})
     broker.append("t", 0, b"before", b"bad", b"after")

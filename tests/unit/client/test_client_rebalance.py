@@ -70,6 +70,12 @@ def test_a_member_that_nobody_polls_steps_out_from_wherever_it_rests_and_joins_a
     assert next_state(State.AWAY, Event.POLLED) == (State.JOINING, (Action.JOIN,))
 
 
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("event", [Event.IDLE, Event.POLLED])
+def test_that_nobody_polls_or_somebody_does_can_be_heard_of_at_any_time(state, event):
+    next_state(state, event)
+
+
 def test_stepping_out_is_tried_again_until_it_succeeds_or_somebody_polls():
     assert next_state(State.STEPPING_OUT, Event.FAILED) == (State.STEP_OUT_LATER, (Action.PAUSE,))
     assert next_state(State.STEP_OUT_LATER, Event.PAUSE_OVER) == (State.STEPPING_OUT, (Action.STEP_OUT,))
@@ -509,6 +515,40 @@ def test_a_poll_that_comes_before_it_has_stepped_out_keeps_everything():
     world.queued()
     assert (world.state(), world.owned(), world.member.stepped_out) == (State.STABLE, ["0-0"], False)
     assert not world.membership.out
+
+
+def test_a_poll_that_was_heard_of_before_the_idle_time_that_it_ended_leaves_no_member_out_for_ever():
+    world = idle("0-0")
+    world.member.step_out()
+    world.member.come_back()  # and then nobody polls again for so long that it steps out when it gets to it
+    world.queued()
+    world.member.step_out()
+    world.queued()
+    assert (world.state(), world.member.stepped_out) == (State.AWAY, True)
+    world.idle = False
+    world.member.come_back()
+    world.queued()
+    assert (world.state(), world.member.stepped_out) == (State.STABLE, False)
+
+
+def test_coming_back_that_an_exception_interrupts_is_made_good_by_the_next_poll():
+    world = idle("0-0")
+    world.member.step_out()
+    world.queued()
+    world.idle = False
+    real = world.member._events
+
+    def interrupted(event):
+        raise KeyboardInterrupt
+
+    world.member._events = cast(Any, SimpleNamespace(put=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        world.member.come_back()
+    world.member._events = real
+    assert world.member.stepped_out  # so the next poll does it again
+    world.member.come_back()
+    world.queued()
+    assert world.state() is State.STABLE
 
 
 def test_what_cannot_be_committed_or_released_is_tried_again_until_somebody_polls(caplog):
