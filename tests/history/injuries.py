@@ -157,7 +157,12 @@ class Injuries:
 
     def _end_session(self, path: str) -> bool:
         session = self._cluster.watcher.owner_of(path)
-        ended = session is not None and end_session(self._cluster.ensemble.connect_string, session)
+        servers = [(server.host, server.port) for server in self._cluster.ensemble.servers]
+        try:
+            ended = session is not None and end_session(servers, session)
+        except OSError as error:
+            self._notes.write("failed", path, session, str(error))
+            return False
         self._notes.write("session ended" if ended else "no session", path, session)
         return ended
 
