@@ -5,14 +5,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from struct import Struct
 from typing import TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.serialization import Close, Connect
 
 from metaq.coordination.session import ZkSession
+from tests.history.sessions import end_session
 from tests.waiting import DEADLINE, eventually
 
 SESSION_TIMEOUT = 10.0
@@ -36,20 +35,20 @@ def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSes
 
 
 def end_on_server(session: ZkSession) -> None:
-    """End the session on the server as if its time had run out.
-
-    Its end is asked for in one breath with the connection to it: a second client that first waited for its connection
-    would lose the session to the first one, which connects again, and both would take it from each other for ever.
+    """End the session on the server as if its time had run out. Its client may come back in between, so a second client
+    of the same session would not do: both would take it from each other for ever.
     """
     host, _, port = session.connect.partition("/")[0].split(",")[0].rpartition(":")
-    number, password = session.zk.client_id
-    connect = Connect(0, 0, int(SESSION_TIMEOUT * 1000), number, password, False).serialize()
-    close = Struct(">ii").pack(1, Close.type)
-    with socket.create_connection((host, int(port)), DEADLINE) as raw:
-        raw.sendall(b"".join(Struct(">i").pack(len(each)) + each for each in (connect, close)))
-        raw.settimeout(DEADLINE)
-        while raw.recv(4096):  # the server closes the connection behind its answers
-            pass
+    session_id, _ = session.zk.client_id
+
+    def ended() -> bool:
+        try:
+            end_session([(host, int(port))], session_id)
+        except ConnectionError:  # its client was faster
+            return False
+        return True
+
+    eventually(ended)
 
 
 def expire(session: ZkSession) -> None:
