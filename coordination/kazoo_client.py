@@ -62,7 +62,7 @@ class Client(KazooClient):  # type: ignore[misc]
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
-        """End an attempt to connect that waits for an answer."""
+        """End the connection, or an attempt to connect that waits for an answer."""
         self._connection.interrupt()
 
     def _read_many(self, kind: Any, paths: Sequence[str]) -> Any:

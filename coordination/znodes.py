@@ -189,6 +189,10 @@ class Znodes:
         if transaction.refusal is Refusal.DEADLINE:
             raise self._unavailable()
         failed = [answer for answer in answers if isinstance(answer, KazooException)]
+        if any(isinstance(answer, SessionExpiredError) for answer in failed):
+            # a server may keep a connection whose session is over, and answer reads and pings: only a new one tells
+            self._zk.interrupt()
+            raise SessionLost("the ZooKeeper session has ended")
         return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
 
     # --- many reads at once -----------------------------------------------------------------------------------------
