@@ -197,6 +197,16 @@ def test_an_ownership_passes_over_nothing_even_if_another_member_has_had_it() ->
     assert found("skipped", History(four(), owners=owners)) == ["g.b was handed @20 right after @0"]
 
 
+@pytest.mark.parametrize(("end", "allowed"), [(3.0, True), (math.inf, False)])
+def test_handlers_may_go_on_behind_what_another_member_had_if_a_loss_is_told_later(end: float, allowed: bool) -> None:
+    owners = [
+        owner("a", 1.0, call(1.0, 1.1, 0, done=1.2), call(2.0, 2.1, 2, done=2.2), end=end, run=True),
+        owner("b", 1.5, call(1.5, 1.6, 0, 1)),
+    ]
+    assert (not found("skipped", History(four(), owners=owners))) is allowed
+    assert found("skipped", History(four(), owners=owners[:1]))  # what nobody had is skipped in any case
+
+
 def test_a_member_that_goes_on_where_another_one_ended_has_skipped_nothing() -> None:
     owners = [owner("a", 1.0, call(1.0, 1.1, 0, 1), end=1.5), owner("b", 2.0, call(2.0, 2.1, 2, 3))]
     assert not found("skipped", History(four(), owners=owners))
