@@ -190,14 +190,19 @@ class Pull:
     def _examined(self, place: Place | BaseException) -> None:
         self._place = place
 
+    def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
+        """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
+        units = log.units(self._offset, max_bytes, _SCAN_RECORDS)
+        if not len(units) or units[0]["offset"] != self._offset:
+            return units[:0]
+        return log.damage.in_front(units) if len(log.damage) else units  # an older index has units of damage
+
     # --- without a filter ---------------------------------------------------------------------------------------------
 
     def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        units = log.units(self._offset, self.max_bytes, _SCAN_RECORDS)
-        if not len(units) or units[0]["offset"] != self._offset:
+        units = self._units(log, self.max_bytes)
+        if not len(units):
             return self._not_a_record(log)
-        if len(log.damage):  # an index that was made before the damage has units of it
-            units = log.damage.in_front(units)
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
@@ -218,11 +223,9 @@ class Pull:
     # --- with a filter ------------------------------------------------------------------------------------------------
 
     def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
-        units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
-        if not len(units) or units[0]["offset"] != self._offset:
+        units = self._units(log, _SCAN_BYTES)
+        if not len(units):
             return self._not_a_record(log)
-        if len(log.damage):  # as in `_step_all`
-            units = log.damage.in_front(units)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):
             self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
