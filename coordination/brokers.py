@@ -65,10 +65,14 @@ class ClusterView:
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
+    def broker_ids(self) -> list[int]:
+        """Ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
+        parent = self._paths.broker_ids()
+        return sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+
     def brokers(self) -> dict[int, BrokerNodes]:
         """Live brokers by id, in order."""
-        parent = self._paths.broker_ids()
-        ids = sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+        ids = self.broker_ids()
         children = self._nodes.children_many([self._paths.broker(each) for each in ids])
         wanted = [
             (broker_id, name, child_of(self._paths.broker(broker_id), name))

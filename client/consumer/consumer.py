@@ -438,8 +438,8 @@ class Consumer:
     ) -> FoundMessages:
         """The newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
 
-        The answer says whether there are more, and how many bytes could not be looked at. Raises as view_message, but
-        nothing found is an empty answer.
+        The answer says whether there are more, how many bytes could not be looked at, and which messages are damaged.
+        Raises as view_message, but nothing found is an empty answer.
         """
         self._check_open()
         return self._positions.finder.query_message(topic, key, max_messages, begin, end)

@@ -430,8 +430,8 @@ class Fetcher:
             self._failed(state, generation, unless)
             return
         if damage is None:  # as the broker reads it, it is good
-            name = f"{state.partition.topic}-{state.partition}"
-            damage = CorruptRecord(name, state.fetch_offset, "it comes damaged from a broker that finds it good")
+            reason = "it comes damaged from a broker that finds it good"
+            damage = CorruptRecord.of(state.partition, state.fetch_offset, reason)
         self._add(state, generation, Chunk.damaged(damage, state.fetch_offset))
         if damage.end is not None:
             self._recovered(state)
