@@ -353,7 +353,8 @@ class Fetcher:
             )
         if state.fetch_offset == offset:
             raise RemoteProtocolError(f"{where}: the broker moves the position {offset} to itself")
-        if state.fetch_offset:  # 0 is how "earliest" begins
+        committed = state.committed is not None and state.committed[0] == state.fetch_offset
+        if state.fetch_offset or committed:  # else 0 is how "earliest" begins
             log.warning("%s: position %d is not readable, going on at %d", where, state.fetch_offset, offset)
         self._add(state, generation, Chunk.of(b"", offset, offset))
 
