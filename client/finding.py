@@ -195,7 +195,9 @@ def _milliseconds(option: str, moment: datetime | None, default: int) -> int:
 
 
 def _merged(answers: Iterable[FoundMessages], max_messages: int, oldest_first: bool) -> FoundMessages:
-    found, damaged, unsearched, more = [], [], 0, False
+    found: list[FoundMessage] = []
+    damaged: list[CorruptRecord] = []
+    unsearched, more = 0, False
     for answer in answers:
         found += answer.found
         damaged += answer.damaged

@@ -16,5 +16,6 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
     """That no live broker has `topic`, with the nearest of the topics that one has."""
-    near = did_you_mean(topic, known, "check its name and the brokers")
+    new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
+    near = did_you_mean(topic, known, new)
     return f"topic {topic!r} is published by no live broker: {near}"

@@ -299,7 +299,9 @@ def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator:
     assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
 
 
-def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator) -> None:
+def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one\n")
     send(operator.connect, "trades", 0, b"one")
     with Cluster(operator.connect) as cluster:
         cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
@@ -310,6 +312,19 @@ def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Opera
     for action in ("commit", "rollback", "complete", "forget"):
         said = operator.refused("transactions", action, "garbage", "--broker", "0", "--dry-run")
         assert "transaction 'garbage'" in said
+    for command in (
+        ("produce", "--topic", "trade", str(lines)),
+        ("bench", "produce", "--topic", "trade", "--count", "1"),
+        ("bench", "consume", "--topic", "trade"),
+        ("find", "--topic", "trade", "--key", "k"),
+        ("stats", "trade"),
+        ("offsets", "show", "--topic", "trade"),
+        ("partitions", "open", "--topic", "trade"),
+        ("partitions", "close", "--topic", "trade", "--start", "0", "--end", "0"),
+        ("partitions", "close", "--topic", "trade", "--start", "0", "--end", "0", "--dry-run"),
+    ):
+        assert "did you mean 'trades'?" in operator.refused(*command)
+    assert "did you mean 'audit'?" in operator.refused("offsets", "show", "--group", "audti")
     misspelt = operator.refused("consume", "--topic", "trade", "--group", "readers", "--timeout", "1")
     assert "topic 'trade' is published by no live broker: did you mean 'trades'?" in misspelt
     assert operator.json("groups", "list") == [{"group": "audit", "members": 0, "topics": ["trades"]}]

@@ -47,7 +47,7 @@ def test_each_missing_topic_is_told(caplog):
     missing.look({"trade": (), "zzz": ()})
     first, second = warnings(caplog)
     assert "'trade'" in first
-    assert "topic 'zzz' is published by no live broker: check its name and the brokers" in second
+    assert "topic 'zzz' is published by no live broker: `metaq topics list` shows those that are" in second
 
 
 def test_nothing_is_asked_while_every_topic_is_there():
