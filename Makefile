@@ -24,7 +24,7 @@ PARALLEL := -n 4 --dist loadfile
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit integration demo bench proof clean types python java maven
+.PHONY: help venv wheel check test unit integration demo bench proof histories clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,11 @@ SEED ?= 1
 JOBS ?= 2
 proof: $(STAMP) ## thousands of power cuts and every byte damaged: make proof CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
+
+RUNS ?= 20
+RUN_SECONDS ?= 60
+histories: $(STAMP) java ## consumer groups under faults, and what they were handed: make histories RUNS=20 RUN_SECONDS=60 SEED=1
+	$(VENV)/bin/python -m tests.history --seeds $(RUNS) --first $(SEED) --seconds $(RUN_SECONDS)
 
 clean: ## remove everything made by the targets above
 	rm -rf $(VENV) $(INSTALLED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse

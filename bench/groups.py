@@ -25,6 +25,7 @@ import click
 from metaq import ConsumerConfig
 from metaq.client.consumer.choices import StartPosition
 from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.missing_topics import MissingTopics
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.session_watch import SessionWatch
 from metaq.client.timers import Timers
@@ -71,6 +72,7 @@ class _Member:
             ConsumerConfig(),
             range_assignment,
             StartPosition(0),
+            MissingTopics(GROUP, ClusterView(self.session)),
             timers,
             wake=lambda: None,
             wants_notice=False,

@@ -137,7 +137,8 @@ class BrokerProcess:
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
         self._failure: BaseException | None = None
         self._stopping = False
-        self._hurry: Deferred[None] | None = None  # cancelled by a second signal
+        self._hurried = False  # by a second signal
+        self._hurry: Deferred[None] | None = None  # cancelled by it
         self._filter_threads = DaemonThreads("filters", FILTER_THREADS)
         self._cold_threads = DaemonThreads("cold reads", MAX_COLD_READS)
         self._registration: Registration | None = None
@@ -326,6 +327,7 @@ class BrokerProcess:
 
     def _stop(self) -> None:
         if self._stopping:
+            self._hurried = True  # also before there is anything to cancel
             if self._hurry is not None:
                 self._hurry.cancel()
             return
@@ -337,7 +339,7 @@ class BrokerProcess:
         await self._roles.stop()
         if self._registration is not None:
             await self._registration.stop_serving()
-            if self._serving:
+            if self._serving and not self._hurried:
                 await self._pause(self._grace_seconds)
         await self._port.stopListening()  # type: ignore[no-untyped-call]
         if self._http is not None:

@@ -18,7 +18,7 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint
 from .finding import MessageFinder
-from .nearest import did_you_mean
+from .nearest import published_nowhere
 from .pool import ConnectionPool
 from .sources import source_of
 from .values import TopicPartition
@@ -75,7 +75,7 @@ class Cluster:
 
     def topics(self) -> list[str]:
         """Names of all topics that a live broker publishes, sorted."""
-        return sorted(topic for topic in self.view.topics() if self.view.topic_partitions(topic))
+        return self.view.live_topics()
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Partitions of `topic` on live brokers, where messages can be sent, ordered numerically.
@@ -84,7 +84,7 @@ class Cluster:
         """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
-            raise self._no_partition(topic)
+            raise self.no_partition(topic)
         return found
 
     def served(self, topic: str) -> list[TopicPartition]:
@@ -92,15 +92,15 @@ class Cluster:
         found = {TopicPartition(topic, *each) for each in self.view.topic_partitions(topic)}
         return sorted(found.union(self.readable(topic)))
 
-    def _no_partition(self, topic: str) -> NoPartition:
-        near = did_you_mean(topic, self.topics(), "check its name and the brokers")
-        return NoPartition(f"topic {topic!r} is published by no live broker: {near}")
+    def no_partition(self, topic: str) -> NoPartition:
+        """What to raise for a topic that no live broker has: it names the nearest that there is."""
+        return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
         """`only`, or if that is empty all of `topic` that are served. Raises NoPartition naming those there are."""
         there = self.served(topic)
         if not there:
-            raise self._no_partition(topic)
+            raise self.no_partition(topic)
         for partition in only:
             if partition not in there:
                 raise NoPartition(

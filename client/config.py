@@ -11,6 +11,7 @@ from metaq.protocol.pulls import MAX_WAIT_MS
 
 __all__ = [
     "BROWSE_BYTES",
+    "IDLE_WARNING_SECONDS",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
     "RECOVER_FIRST_SECONDS",
@@ -42,6 +43,9 @@ BROWSE_BYTES = 1 << 20
 
 MAX_RETRIES = 5
 """How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+IDLE_WARNING_SECONDS = 300.0
+"""The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
@@ -208,6 +212,9 @@ class ConsumerConfig:
     """0 = only when commit() or close() is called, or a partition is handed over."""
     revoke_wait_seconds: float = 15.0
     """How long a partition that another member should get waits for the next poll()."""
+    max_poll_interval_seconds: float | None = None
+    """After so long without a poll() the member leaves its partitions to others, until the next poll() (Kafka's
+    max.poll.interval.ms: work on messages counts, also that of a handler of run()). None: never; the log warns."""
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
     """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter. A partition that
@@ -244,6 +251,8 @@ class ConsumerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        if self.max_poll_interval_seconds is not None:
+            _check_positive(self, "max_poll_interval_seconds")
         check_damage(self.damage)
         if self.auto_commit_seconds < 0:
             raise ConfigError("auto_commit_seconds", self.auto_commit_seconds, "choose 0 (never) or more seconds")

@@ -40,6 +40,7 @@ from queue import SimpleQueue
 from struct import Struct
 from typing import Any, NamedTuple
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
@@ -180,6 +181,7 @@ class Connection:
         self._next_expiry = 0.0
         self._last_traffic = clock()
         self._heartbeat_under_way = False
+        self._guard = ForkGuard(f"connection to {endpoint}")
         self.on_closed: Callable[[Connection], None] | None = None
         self.expects_bulk = False
         """Set by who pulls: answers are large, so each is received whole; costs small ones a second system call."""
@@ -214,7 +216,8 @@ class Connection:
 
         background=False promises that a thread is going to `drive` this connection until the answer is there.
         on_begun: gets a large answer before its body is received, if `expects_bulk`; `on_done` follows in any case.
-        Raises only LocalProtocolError (from `build`: nothing was sent and on_done is not called).
+        Raises only LocalProtocolError (from `build`), and ClientError in a process that was forked off: nothing was
+        sent and on_done is not called.
         """
         opaque = self.new_opaque()
         self.submit_built(opaque, build(opaque), on_done, deadline, background, on_begun)
@@ -236,6 +239,7 @@ class Connection:
 
         If an interrupt comes out of it, see `has_taken_over`.
         """
+        self._guard.check()
         if len(self._pending) >= self._config.max_in_flight_requests:
             on_done(None, BrokerUnavailable(f"{self.endpoint} has {len(self._pending)} requests under way already"))
             return
@@ -252,6 +256,7 @@ class Connection:
         self, builds: Sequence[Build], handlers: Sequence[OnDone], deadline: float, *, background: bool = True
     ) -> None:
         """Many requests pipelined with as few system calls as possible; otherwise as `submit`."""
+        self._guard.check()
         opaques = [self.new_opaque() for _ in builds]
         entered = 0
         try:
@@ -289,6 +294,7 @@ class Connection:
 
     def send_unanswered(self, data: Buffer, deadline: float) -> None:
         """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""
+        self._guard.check()
         self._send((data,), deadline)
         if self._failure is not None:
             raise self._failure
@@ -334,6 +340,7 @@ class Connection:
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
         nobody else does."""
+        self._guard.check()
         try:
             while not waiter.done:
                 if self._take_role(waiter):
@@ -357,7 +364,11 @@ class Connection:
             self._wake_background()
 
     def close(self) -> None:
-        """End the connection; requests under way get BrokerUnavailable."""
+        """End the connection; requests under way get BrokerUnavailable. A process that was forked off only gives up its
+        copy of the socket, whose connection is the parent's."""
+        if self._guard.is_elsewhere:
+            self._sock.close()
+            return
         surely(self._fail, BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
         if self._background is None and not self._ended:
             self._end()  # the interpreter is about to exit

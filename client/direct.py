@@ -53,5 +53,5 @@ class DirectMetadata:
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Nothing ever changes."""
 
-    def close(self) -> None:
+    def close(self, timeout: float = 10.0) -> None:
         """Nothing is held open."""

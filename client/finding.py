@@ -54,13 +54,14 @@ class FoundMessages(NamedTuple):
 
     unsearched_bytes: data that was not looked at, because an index was being rebuilt or a bound was reached; searching
     again goes further. more: there are further messages with the key. silent: why brokers that have the topic did not
-    answer, by their ids; only where that is allowed.
+    answer, by their ids; only where that is allowed. damaged: why messages that would belong to it are not given.
     """
 
     found: list[FoundMessage]
     unsearched_bytes: int = 0
     more: bool = False
     silent: Mapping[int, str] = MappingProxyType({})
+    damaged: tuple[CorruptRecord, ...] = ()
 
     @property
     def messages(self) -> list[Message]:
@@ -75,8 +76,8 @@ def view_message(
 ) -> FoundMessages:
     """The message with an id on one broker; several only if Java brokers gave the id.
 
-    Raises RequestRefused if the broker cannot search (Java), CorruptRecord, BrokerUnavailable, RequestTimedOut, and
-    what replies.py makes of a refusal.
+    Raises RequestRefused if the broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what replies.py
+    makes of a refusal.
     """
     request = ViewMessageRequest(topic, message_id, partition)
     return _search(connection, broker_id, topic, RequestCode.VIEW_MESSAGE_BY_ID, request.to_ext())
@@ -101,16 +102,17 @@ def _search(
 
 def _decode(frame: Frame, topic: str, broker_id: int) -> FoundMessages:
     reply = FoundReply.from_ext(frame.ext)
-    found = []
+    found, damaged = [], []
     for row, record in decode_found(frame.body, reply.messages):
         partition = TopicPartition(topic, broker_id, row.partition)
         length, expected, message_id, flag = HEADER.unpack_from(record)
         body = bytes(record[HEADER_BYTES:])
         if length != len(body) or checksum(body) != expected:
-            raise CorruptRecord(f"topic {topic}, partition {partition}", row.offset, "wrong size or checksum")
+            damaged.append(CorruptRecord.of(partition, row.offset, "wrong size or checksum"))
+            continue
         message = Message(partition, row.offset, message_id, flag, body)
         found.append(FoundMessage(message, abs(row.time_ms), row.time_ms < 0))
-    return FoundMessages(found, reply.unsearched, reply.more)
+    return FoundMessages(found, reply.unsearched, reply.more, damaged=tuple(damaged))
 
 
 # --- all brokers ------------------------------------------------------------------------------------------------------
@@ -127,24 +129,23 @@ class MessageFinder:
         """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
 
         A broker that does not answer does not matter if another one has the message. Raises MessageNotFound;
-        SearchIncomplete if it may be where nobody could look; NoPartition, and what the function view_message raises.
+        SearchIncomplete if it may be where nobody could look; CorruptRecord if it is damaged; NoPartition, and what the
+        function view_message raises.
         """
-        unsearched = 0
-        found: list[FoundMessage] = []
+        answers: list[FoundMessages] = []
         silent: MetaqError | None = None
         for broker_id, endpoint in brokers_of(self._view, topic).items():
             try:
-                answer = view_message(self._connect(endpoint), broker_id, topic, message_id)
+                answers.append(view_message(self._connect(endpoint), broker_id, topic, message_id))
             except (BrokerUnavailable, RequestTimedOut) as error:
                 silent = silent or error
                 continue
-            unsearched += answer.unsearched_bytes
-            found += answer.found
-            if found and message_id > 0:
+            if answers[-1].found and message_id > 0:
                 break
-        if silent is not None and not (found and message_id > 0):
+        found = _merged(answers, MAX_FOUND_MESSAGES, oldest_first=True)
+        if silent is not None and not (found.found and message_id > 0):
             raise silent
-        return _first(found, f"topic {topic!r} has no message with the id {message_id}", unsearched)
+        return _first(found, f"topic {topic!r} has no message with the id {message_id}")
 
     def query_message(
         self,
@@ -181,8 +182,8 @@ class MessageFinder:
 
     def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
         """The oldest message with a key. Raises as view_message."""
-        answer = self.query_message(topic, key, 1, oldest_first=True)
-        return _first(answer.found, f"topic {topic!r} has no message with the key {key!r}", answer.unsearched_bytes)
+        found = self.query_message(topic, key, 1, oldest_first=True)
+        return _first(found, f"topic {topic!r} has no message with the key {key!r}")
 
 
 def _milliseconds(option: str, moment: datetime | None, default: int) -> int:
@@ -194,19 +195,24 @@ def _milliseconds(option: str, moment: datetime | None, default: int) -> int:
 
 
 def _merged(answers: Iterable[FoundMessages], max_messages: int, oldest_first: bool) -> FoundMessages:
-    found, unsearched, more = [], 0, False
+    found: list[FoundMessage] = []
+    damaged: list[CorruptRecord] = []
+    unsearched, more = 0, False
     for answer in answers:
         found += answer.found
+        damaged += answer.damaged
         unsearched += answer.unsearched_bytes
         more |= answer.more
     found.sort(key=_order, reverse=not oldest_first)
-    return FoundMessages(found[:max_messages], unsearched, more or len(found) > max_messages)
+    return FoundMessages(found[:max_messages], unsearched, more or len(found) > max_messages, damaged=tuple(damaged))
 
 
-def _first(found: list[FoundMessage], otherwise: str, unsearched: int) -> FoundMessage:
-    if found:
-        return min(found, key=_order)
-    if unsearched:
+def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
+    if answer.found:
+        return min(answer.found, key=_order)
+    if answer.damaged:
+        raise answer.damaged[0]
+    if unsearched := answer.unsearched_bytes:
         raise SearchIncomplete(f"{otherwise} as far as could be looked: {unsearched} bytes are left", unsearched)
     raise MessageNotFound(otherwise)
 

@@ -222,7 +222,7 @@ def verified_pull(
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
     """The error for bytes [start, end) of a partition that hold no good record."""
-    return CorruptRecord(f"{partition.topic}-{partition}", start, "no good record is there", end)
+    return CorruptRecord.of(partition, start, "no good record is there", end)
 
 
 def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
@@ -280,8 +280,7 @@ def _found(frame: Frame, partition: TopicPartition, offset: int) -> Frame:
         if moved.damaged_from != NOT_DAMAGED:
             raise damaged_bytes(partition, moved.damaged_from, moved.next_offset)
         if moved.min_offset <= offset <= moved.max_offset:
-            where = f"topic {partition.topic}, partition {partition}"
-            raise CorruptRecord(where, offset, f"no message begins there, one does at {moved.next_offset}")
+            raise CorruptRecord.of(partition, offset, f"no message begins there, one does at {moved.next_offset}")
         raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
     return frame
 

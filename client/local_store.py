@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
 
@@ -43,6 +46,7 @@ _INSERT = """INSERT INTO messages (queue, topic, broker, partition, offset, mess
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _PEEK = """SELECT id, topic, broker, partition, offset, message_id, flag, key, body
 FROM messages WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"""
+_stores: weakref.WeakSet[LocalMessageStore] = weakref.WeakSet()
 _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, bytes]
 
 
@@ -89,7 +93,8 @@ class LocalMessageStore:
     An `append` or `remove` that returned survives the end of the process and of the machine: the write-ahead log is
     synced at every commit (`synchronous=FULL`, one fsync a call, so append many messages in one call). The file belongs
     to one process at a time and is locked until `close` or the end of that process: two that emptied the same queue
-    would send its messages twice. It does not shrink; the room of removed messages is used again. Make it after a fork.
+    would send its messages twice. It does not shrink; the room of removed messages is used again. A process that was
+    forked off can neither use nor close its parent's: every method but close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
@@ -105,6 +110,7 @@ class LocalMessageStore:
         self._path = Path(path).expanduser()
         self._max_per_queue = max_per_queue
         self._lock = threading.Lock()
+        self._guard = ForkGuard("LocalMessageStore")
         self._db: sqlite3.Connection | None = None
         self._counts: dict[str, int] = {}
         db = self._open()
@@ -115,6 +121,7 @@ class LocalMessageStore:
             db.close()
             raise
         self._db = db
+        _stores.add(self)
 
     # --- queues -----------------------------------------------------------------------------------------------------
 
@@ -162,11 +169,14 @@ class LocalMessageStore:
 
     def queues(self) -> list[str]:
         """Names of the queues that hold a message, sorted."""
+        self._guard.check()
         with self._lock:
             return sorted(self._counts)
 
     def close(self) -> None:
         """Release the file. Idempotent."""
+        if self._guard.is_elsewhere:
+            return
         with self._lock:
             db, self._db = self._db, None
             if db is not None:
@@ -210,6 +220,7 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._guard.check()
         with self._lock:
             if self._db is None:
                 raise LocalStoreError(f"{self._path}: this store is closed")
@@ -230,6 +241,16 @@ class LocalMessageStore:
                     f"{self._path} is open in another process or store: give each its own file"
                 ) from error
             raise LocalStoreError(f"{self._path}: {error}") from error
+
+
+def _forked() -> None:
+    """SQLite in the child believes that it holds the parent's lock: closing the file, also by garbage collection, would
+    remove the write-ahead log that the parent goes on to write."""
+    for store in _stores:
+        keep_for_ever(store._db)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

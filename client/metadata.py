@@ -30,5 +30,5 @@ class Metadata(Protocol):
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Have `listener(topic)` called whenever the view of a topic changed (any thread, must not block)."""
 
-    def close(self) -> None:
-        """End the session behind it. Idempotent."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End the session behind it, within `timeout` seconds. Idempotent."""

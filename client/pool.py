@@ -12,6 +12,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from random import random
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 
 from .backoff import Backoff
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_SECONDS = 0.5
 """How often idle connections are looked at."""
+
+_CLOSE_SECONDS = 5.0
 
 Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
 
@@ -69,6 +72,7 @@ class ConnectionPool:
         self._closed = False
         self._housekeeper: threading.Thread | None = None
         self._listeners: list[Callable[[Endpoint], None]] = []
+        self._guard = ForkGuard("client")
 
     @property
     def down(self) -> frozenset[Endpoint]:
@@ -82,8 +86,10 @@ class ConnectionPool:
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
         """The open connection to `endpoint`, made now if there was none, within `timeout` seconds.
 
-        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago.
+        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago; ClientError in a process that was
+        forked off.
         """
+        self._guard.check()
         link = self._links.get(endpoint) or self._link(endpoint)
         connection = link.connection
         if connection is not None and not connection.closed:
@@ -129,8 +135,14 @@ class ConnectionPool:
         for endpoint in self._down.difference(wanted):
             self.forget(endpoint)
 
-    def close(self) -> None:
-        """Close all connections and end the housekeeping thread. Idempotent."""
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
+        if self._guard.is_elsewhere:  # the locks may be held for ever, and the thread is the parent's
+            for link in list(self._links.values()):
+                if link.connection is not None:
+                    link.connection.close()
+            return
+        deadline = time.monotonic() + timeout
         with self._mutex:
             self._closed = True
             links = list(self._links.values())
@@ -140,7 +152,7 @@ class ConnectionPool:
             if link.connection is not None:
                 link.connection.close()
         if self._housekeeper is not None and self._housekeeper is not threading.current_thread():
-            self._housekeeper.join(self._config.connect_timeout_seconds)
+            self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # it may be connecting
 
     # --- connecting -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .backoff import Backoff
@@ -167,6 +168,7 @@ class PartitionReader:
         self._config = config
         self._clock = clock
         self._closed = False
+        self._guard = ForkGuard("PartitionReader")
         self._timers = Timers("metaq-read", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._arrivals = Arrivals()
@@ -186,7 +188,8 @@ class PartitionReader:
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
 
-        Raises CorruptRecord as Consumer.poll does, ClientError if closed, and what `accept` and on_damaged raise.
+        Raises CorruptRecord as Consumer.poll does, ClientError if closed or in a process that was forked off, and what
+        `accept` and on_damaged raise.
         """
         messages = self._poll(partial(self._handout.take, max_messages), timeout)
         self._handout.under_way = False
@@ -200,6 +203,7 @@ class PartitionReader:
         return batch
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
+        self._guard.check()
         deadline = self._clock() + timeout
         self._handout.acknowledge()
         while True:
@@ -219,6 +223,7 @@ class PartitionReader:
 
     def seek(self, offset: int) -> None:
         """Go on at a byte offset that begins a message. Raises ConfigError."""
+        self._guard.check()
         if offset < 0:
             raise ConfigError("offset", offset, "choose 0 or more bytes")
         self._state.forget_damage()
@@ -226,12 +231,16 @@ class PartitionReader:
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`."""
+        self._guard.check()
         connection = self._pool.connection(self._endpoint, self._config.connection.connect_timeout_seconds)
         return read_messages(connection, self._state.partition, offset, max_bytes, timeout)
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""
         self._closed = True
+        if self._guard.is_elsewhere:
+            self._pool.close()
+            return
         self._state.deactivate()
         self._arrivals.put(None)
         self._timers.close()

@@ -8,6 +8,7 @@ from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
 from metaq.protocol.errors import NoPartition
 
 from .connection import Endpoint
+from .nearest import published_nowhere
 from .values import TopicPartition
 
 __all__ = ["brokers_of", "endpoint_at", "source_of"]
@@ -32,7 +33,7 @@ def brokers_of(view: ClusterView, topic: str) -> dict[int, Endpoint]:
         if endpoint is not None:
             found[broker_id] = endpoint
     if not found:
-        raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+        raise NoPartition(published_nowhere(topic, view.live_topics()))
     return found
 
 

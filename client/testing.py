@@ -685,5 +685,5 @@ class FakeCluster:
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 10.0) -> None:
         """Nothing is held open."""

@@ -52,10 +52,10 @@ class ZooKeeperMetadata:
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 10.0) -> None:
         for topic in list(self._views):
             self._cluster.unwatch(topic)
-        self._session.close()
+        self._session.close(timeout)
 
     def _watch(self, topic: str) -> TopicView:
         check_topic(topic)

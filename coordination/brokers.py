@@ -65,10 +65,14 @@ class ClusterView:
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
+    def broker_ids(self) -> list[int]:
+        """Ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
+        parent = self._paths.broker_ids()
+        return sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+
     def brokers(self) -> dict[int, BrokerNodes]:
         """Live brokers by id, in order."""
-        parent = self._paths.broker_ids()
-        ids = sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+        ids = self.broker_ids()
         children = self._nodes.children_many([self._paths.broker(each) for each in ids])
         wanted = [
             (broker_id, name, child_of(self._paths.broker(broker_id), name))
@@ -97,6 +101,16 @@ class ClusterView:
         """Names of all topics that were ever published or subscribed, sorted; they may have no broker now."""
         names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
         return sorted({name for each in names for name in each})
+
+    def live_topics(self) -> list[str]:
+        """Names of the topics that a live master publishes now, sorted; pipelined reads of all that ever were."""
+        names = self.topics()
+        replicas = self.replicas_many(names)
+        return [
+            name
+            for name, each in zip(names, replicas, strict=True)
+            if any(replica.slave_id is None and replica.partitions for replica in each)
+        ]
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
         """Who offers `topic` to producers (publish) or to consumers, ordered by broker and slave id, masters first."""

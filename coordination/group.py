@@ -93,6 +93,7 @@ class GroupMembership:
         self._lock = threading.Lock()
         self._joined: int | None = None
         self._is_registered = False
+        self._is_out = False
         self._held: set[Partition] = set()
         self._leaving = threading.Event()
         self._awaited: set[str] = set()  # owner nodes of others whose end is waited for
@@ -109,6 +110,7 @@ class GroupMembership:
         Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._session.on_session(self._session_changed)
+        self._is_out = False
         try:
             self._register()
             self._view.start()
@@ -150,8 +152,27 @@ class GroupMembership:
         return joined if joined is not None and self._session.is_current(joined) else 0
 
     def rejoin(self) -> None:
-        """Register on the current session now, instead of when the membership itself does. Raises as join()."""
+        """Register on the current session now: after step_out(), or instead of when the membership itself does. Raises
+        as join()."""
+        self._is_out = False
         self._register()
+
+    def step_out(self) -> None:
+        """Give up all claims and the membership until rejoin(); what the group looks like is followed meanwhile.
+
+        Raises CoordinationUnavailable: then it may be in the group still, and this may be called again.
+        """
+        self._is_out = True
+        with self._lock:
+            session_id, held = self._joined, sorted(self._held)
+        if session_id is not None:
+            try:
+                self._remove(session_id, held)
+            except SessionLost as error:
+                log.info("%s has left its group with its session: %s", self.consumer_id, error)
+        with self._lock:
+            if self._joined == session_id:
+                self._joined, self._held, self._is_registered = None, set(), False
 
     def _register(self) -> None:
         session_id = self._session.session_id
@@ -348,11 +369,14 @@ class GroupMembership:
     # --- rejoining --------------------------------------------------------------------------------------------------
 
     def _join_again(self) -> None:
-        if self._leaving.is_set() or self._session.closed or (self._is_registered and self.session_id):
+        if self._leaving.is_set() or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
             return
         self._register()
         if self._leaving.is_set():  # it began before leave(), which did not wait for its end
             self._remove(self.session_id, [])
+            return
+        if self._is_out:  # it began before step_out()
+            self.step_out()
             return
         log.warning("consumer %s has joined its group again", self.consumer_id)
         self._notify_later()

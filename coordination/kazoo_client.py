@@ -1,12 +1,12 @@
 """kazoo's client with what ours needs besides: the session timeout that was granted, many reads in one request, why it
-cannot connect, and one callback thread instead of two.
+cannot connect, attempts to connect that leave a session time for more, and one callback thread instead of two.
 """
 
 from __future__ import annotations
 
 import atexit
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,8 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
+from .forks import ForkGuard
+
 __all__ = ["Client"]
 
 _LONGEST_ANSWER = 256 << 20
@@ -44,8 +46,8 @@ class Client(KazooClient):  # type: ignore[misc]
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, handler=_OneWorkerHandler(), **options)
         self.granted_timeout: float | None = None
+        super().__init__(*arguments, handler=_OneWorkerHandler(self._attempt_seconds), **options)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def get_many_async(self, paths: Sequence[str]) -> Any:
@@ -60,8 +62,17 @@ class Client(KazooClient):  # type: ignore[misc]
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
-        """End an attempt to connect that waits for an answer."""
+        """End the connection, or an attempt to connect that waits for an answer."""
         self._connection.interrupt()
+
+    def _attempt_seconds(self) -> float:
+        """How long one server may keep us waiting, so that a session's time is enough to come to any that answers.
+
+        kazoo tries the rest of a round, and then all in a new order: at most 2 n - 1 of n. Its own limit is the whole
+        session timeout, so one server that was silent (switched off, or it lost the request while it started) cost the
+        session.
+        """
+        return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
 
     def _read_many(self, kind: Any, paths: Sequence[str]) -> Any:
         result = self.handler.async_result()
@@ -76,6 +87,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         return super()._read(length, timeout)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if isinstance(request, Connect) and request.session_id:  # a new session may take a server its time
+            timeout = min(timeout, self.client._attempt_seconds())
         answer = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect) and answer[0].time_out > 0:  # else: that session has expired
             self.client.granted_timeout = answer[0].time_out / 1000
@@ -93,6 +106,15 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     _running: bool
 
+    def __init__(self, attempt_seconds: Callable[[], float]) -> None:
+        super().__init__()
+        self._attempt_seconds = attempt_seconds
+        self._guard = ForkGuard("ZooKeeper client")
+
+    def create_connection(self, *arguments: Any, timeout: float, **options: Any) -> Any:
+        limit = min(timeout, self._attempt_seconds())
+        return super().create_connection(*arguments, timeout=limit, **options)
+
     def start(self) -> None:
         with self._state_change:
             if not self._running:
@@ -100,6 +122,10 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 self._workers.append(self._create_thread_worker(self.callback_queue))
                 self._running = True
                 atexit.register(self.stop)
+
+    def stop(self) -> None:
+        if not self._guard.is_elsewhere:  # else its locks may be held for ever; a child that ends calls this too
+            super().stop()
 
 
 class _MultiRead:

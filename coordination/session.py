@@ -23,6 +23,7 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionL
 
 from .diagnosis import examine, sentence
 from .events import EventThread
+from .forks import ForkGuard
 from .kazoo_client import Client
 from .paths import DEFAULT_ROOT, Paths, split_connect_string
 from .session_clock import session_clock
@@ -112,6 +113,7 @@ class ZkSession:
         self._lock = threading.Lock()
         self._closing = False
         self._first_session = threading.Event()
+        self._guard = ForkGuard("ZooKeeper session")
 
     def __enter__(self) -> Self:
         self.start()
@@ -162,8 +164,12 @@ class ZkSession:
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
 
-        Takes at most about `timeout` seconds. When no server answers, the session is left to expire by itself.
+        Takes at most about `timeout` seconds. When no server answers by then, the session is left to expire by itself.
+        In a process that was forked off it does nothing: the session is the parent's.
         """
+        if self._guard.is_elsewhere:
+            return
+        deadline = time.monotonic() + timeout
         with self._lock:
             if self._closing:
                 return
@@ -175,8 +181,11 @@ class ZkSession:
         stopper.start()
         stopper.join(timeout)
         if stopper.is_alive() and self._first_session.is_set():
-            log.warning("ZooKeeper at %s does not answer: the session is left to expire", self.connect)
-        self.events.close(timeout)
+            log.warning(
+                "ZooKeeper at %s has not ended the session within %.1f s: it is left to expire", self.connect, timeout
+            )
+            self.zk.interrupt()  # what it was sent it still takes if it goes on; kazoo's threads end
+        self.events.close(max(0.0, deadline - time.monotonic()))
 
     # --- state ------------------------------------------------------------------------------------------------------
 

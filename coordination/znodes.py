@@ -29,6 +29,7 @@ from kazoo.protocol.states import ZnodeStat
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
 from .fencing import FencedTransaction, Refusal
+from .forks import ForkGuard
 from .kazoo_client import Client
 from .paths import ROOT, ancestors
 
@@ -88,7 +89,7 @@ class Znodes:
 
     timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
     creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
-    are not.
+    are not. ClientError is raised in a process that was forked off.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
@@ -96,6 +97,7 @@ class Znodes:
         self._connect = connect
         self._timeout = timeout
         self._server_reads_many = True  # until it says that it does not
+        self._guard = ForkGuard("ZooKeeper session")
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -169,6 +171,7 @@ class Znodes:
         return self._outcome(*self._send(session_id, writes))
 
     def _send(self, session_id: int, writes: Sequence[Write]) -> tuple[FencedTransaction, Any]:
+        self._guard.check()
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
             write(transaction.operations)
@@ -186,6 +189,10 @@ class Znodes:
         if transaction.refusal is Refusal.DEADLINE:
             raise self._unavailable()
         failed = [answer for answer in answers if isinstance(answer, KazooException)]
+        if any(isinstance(answer, SessionExpiredError) for answer in failed):
+            # a server may keep a connection whose session is over, and answer reads and pings: only a new one tells
+            self._zk.interrupt()
+            raise SessionLost("the ZooKeeper session has ended")
         return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
 
     # --- many reads at once -----------------------------------------------------------------------------------------
@@ -211,6 +218,7 @@ class Znodes:
 
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
         """Make all requests, again those that lost the connection; `absent` is answered by None."""
+        self._guard.check()
         deadline = time.monotonic() + self._timeout
         answers: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))

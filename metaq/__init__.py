@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from metaq import errors
     from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
     from metaq.client.consumer import (
         Consumer,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
     from metaq.client.reading import PartitionReader, TopicBrowser, browse
     from metaq.client.values import Lag, SendResult, TopicPartition
-    from metaq.protocol import errors
     from metaq.protocol.transactions import XaCode, XaVote
 
 __all__ = [
@@ -113,7 +113,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
-        return import_module("metaq.protocol.errors")
+        return import_module("metaq.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,10 @@ Nobody matches on an error's text.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from .statuses import Status
+from .topic_partition import TopicPartition
 
 __all__ = [
     "BrokerUnavailable",
@@ -202,8 +203,12 @@ class NotMaster(StoreError):
 class CorruptRecord(StoreError):
     """Stored bytes from `position` of `file` (a path, or a partition) on are no good record.
 
-    end: the byte behind the damage, where reading can go on; None if nobody has looked for it, or could find it.
+    partition: whose bytes they are, for `consumer.seek(error.partition, error.end)`; None where a file is read, not a
+    partition. end: the byte behind the damage, where reading can go on; None if nobody has looked for it, or could find
+    it.
     """
+
+    partition: TopicPartition | None = None
 
     def __init__(self, file: str, position: int, reason: str, end: int | None = None) -> None:
         where = f"record at byte {position}" if end is None else f"bytes [{position}, {end}) are damaged"
@@ -212,6 +217,13 @@ class CorruptRecord(StoreError):
         self.position = position
         self.reason = reason
         self.end = end
+
+    @classmethod
+    def of(cls, partition: TopicPartition, position: int, reason: str, end: int | None = None) -> Self:
+        """Damage that a reader of a partition has met."""
+        error = cls(f"topic {partition.topic}, partition {partition}", position, reason, end)
+        error.partition = partition
+        return error
 
 
 class LogReadOnly(StoreError):

@@ -61,7 +61,7 @@ def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
 def _readable(cluster: Cluster, topic: str) -> list[TopicPartition]:
     found = cluster.readable(topic)
     if not found:
-        raise NoPartition(f"topic {topic!r} is published by no live broker: check its name and the brokers")
+        raise cluster.no_partition(topic)
     return found
 
 

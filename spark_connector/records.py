@@ -149,8 +149,7 @@ class RecordBlock:
         self._ends, self._bodies = self._ends[: len(self)], self._bodies[: len(self)]
 
     def _corrupt(self, position: int, reason: str) -> CorruptRecord:
-        where = f"topic {self._source.topic}, partition {self._source}"
-        return CorruptRecord(where, self._offset + position, f"{reason} (does the offset begin a record?)")
+        return CorruptRecord.of(self._source, self._offset + position, f"{reason} (does the offset begin a record?)")
 
     def to_arrow(self, headers: bool = False) -> pa.RecordBatch:
         """All records as one batch of ARROW_SCHEMA, or of ARROW_SCHEMA_WITH_HEADERS."""

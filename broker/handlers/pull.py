@@ -190,11 +190,18 @@ class Pull:
     def _examined(self, place: Place | BaseException) -> None:
         self._place = place
 
+    def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
+        """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
+        units = log.units(self._offset, max_bytes, _SCAN_RECORDS)
+        if not len(units) or units[0]["offset"] != self._offset:
+            return units[:0]
+        return log.damage.in_front(units) if len(log.damage) else units  # an older index has units of damage
+
     # --- without a filter ---------------------------------------------------------------------------------------------
 
     def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        units = log.units(self._offset, self.max_bytes, _SCAN_RECORDS)
-        if not len(units) or units[0]["offset"] != self._offset:
+        units = self._units(log, self.max_bytes)
+        if not len(units):
             return self._not_a_record(log)
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
@@ -216,8 +223,8 @@ class Pull:
     # --- with a filter ------------------------------------------------------------------------------------------------
 
     def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
-        units = log.units(self._offset, _SCAN_BYTES, _SCAN_RECORDS)
-        if not len(units) or units[0]["offset"] != self._offset:
+        units = self._units(log, _SCAN_BYTES)
+        if not len(units):
             return self._not_a_record(log)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):

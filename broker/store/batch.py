@@ -247,7 +247,7 @@ class _Tags:
         self._known: dict[tuple[bytes | None, int], int] = {}
 
     def hash_in_slices(self, stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> Generator[None, None, None]:
-        """The same for all that have an attribute, with pauses."""
+        """`hash` for all records that have an attribute, with pauses."""
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), SLICE_ATTRIBUTES):
             if done:

@@ -64,6 +64,13 @@ class DamagedRanges:
             return None
         return Damaged(self._starts[number], self._ends[number])
 
+    def in_front(self, units: UnitArray) -> UnitArray:
+        """Those of index units in a row that lie in front of the next range; the first lies in none."""
+        number = bisect_right(self._starts, int(units[0]["offset"]))
+        if number == len(self._starts):
+            return units
+        return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
+
     def add(self, found: Damaged) -> bool:
         """Remember a range, those that begin in it included; False if it lies in one that is known.
 

@@ -1,4 +1,4 @@
-"""Messages as Arrow record batches. Imports pyarrow, which is an extra: `pip install 'metaq[spark]'`.
+"""Messages as Arrow record batches. Imports pyarrow, of the extra `spark`.
 
 A batch of fetched records is made by numpy and Arrow over the whole answer. Only records with attributes cost a step of
 the interpreter each, and those with the same attributes are decoded once.

@@ -93,7 +93,7 @@ class Chunk:
             decode = decode_walking if self.sizes is None else decode_sized
             decoded = self._decoded = decode(self, partition, tags, check)
         if decoded.damage and self.offset == decoded.end:
-            raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
+            raise CorruptRecord.of(partition, self.offset, decoded.damage)
         messages = list(islice(decoded.messages, limit))
         self._taken += len(messages)
         self._move(messages[-1].next_offset if self._taken < decoded.total else decoded.end)
@@ -112,7 +112,7 @@ class Chunk:
         if decoded is None:
             decoded = self._batch = decode_batch(self, partition, check)
         if decoded.damage and self.offset == decoded.end:
-            raise CorruptRecord(f"{partition.topic}-{partition}", self.offset, decoded.damage)
+            raise CorruptRecord.of(partition, self.offset, decoded.damage)
         whole = not self._taken and decoded.batch.num_rows <= limit
         rows = decoded.batch if whole else decoded.batch.slice(self._taken, limit)
         self._taken += rows.num_rows

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.forks import ForkGuard
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.session import ZkSession
@@ -28,6 +29,7 @@ from ..finding import FoundMessages
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
+from ..time_left import END_SECONDS, TimeLeft
 from ..timers import Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
@@ -37,8 +39,10 @@ from .fetcher import Fetcher
 from .group_member import GroupMember, Notice
 from .handout import Accept, Handout
 from .listener import Deliver, Listener, accepting
+from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
+from .poll_watch import PollWatch
 from .positions import LOOKUP_SECONDS, Positions
 from .rejected import LocalRecoverStore, RejectHandler, recovering
 from .session_watch import SessionWatch
@@ -63,7 +67,8 @@ class Consumer:
 
     A message counts as consumed when poll() is called again, when commit() is called, or when a `with` block is left
     without an exception, after it was handed out; only what counts as consumed is committed. Use one thread at a time;
-    close() may be called from another.
+    close() may be called from another. A process that was forked off makes one of its own: with this one every call
+    raises ClientError there, but stop() and close(), which leave the parent's alone.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Consumer:
         self._polling = False
         self._stopped = False
         self._closed = False
+        self._guard = ForkGuard("Consumer")
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
@@ -145,6 +151,9 @@ class Consumer:
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
+        self.consumer_id = membership.consumer_id
+        self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds, clock)
+        view = ClusterView(self._session)
         store = offset_store_for(offset_store, broadcast, offsets_file, self._session, membership)
         self._committer = OffsetCommitter(store, self.group)
         self._member = GroupMember(
@@ -155,16 +164,15 @@ class Consumer:
             config,
             strategy_named(strategy),
             start_position(start if isinstance(start, str | int) else self._start_offset),
+            MissingTopics(self.group, view),
             self._timers,
             wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
+            is_idle=self._poll_watch.is_idle,
             clock=clock,
         )
-        self.consumer_id = membership.consumer_id
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
-        self._positions = Positions(
-            self._member, self._fetcher, self._handout, ClusterView(self._session), self._connect_to
-        )
+        self._positions = Positions(self._member, self._fetcher, self._handout, view, self._connect_to)
         self._start(None if isinstance(start, str | int) else start)
 
     def _start(self, place: Place | None) -> None:
@@ -177,6 +185,7 @@ class Consumer:
             raise
         self._watch.prove()
         self._member.begin(self._fetcher)
+        self._poll_watch.begin(self._member, self._timers)
         if self._config.auto_commit_seconds:
             owned = _Owned(self._member)
             self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, owned)
@@ -201,6 +210,7 @@ class Consumer:
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         """What `take` returns as soon as that is not empty, None if it stays so."""
+        self._guard.check()
         if self._polling:
             raise ClientError(_NOT_ALONE)
         # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
@@ -215,6 +225,7 @@ class Consumer:
         self._handout.acknowledge()
         deadline = 0.0
         while True:
+            self._poll_watch.attend()
             self._arrivals.listen()
             self._tell_user()
             doubtful = self._watch.may_have_lost_everything()
@@ -226,7 +237,8 @@ class Consumer:
             if now >= deadline or self._closed:
                 return None
             # nothing arrives when a doubt ends, and what arrived before is there
-            self._fetcher.wait(min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now)
+            seconds = min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now
+            self._poll_watch.wait(partial(self._fetcher.wait, seconds))
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
 
@@ -309,6 +321,8 @@ class Consumer:
         Any thread, handlers included.
         """
         self._stopped = True
+        if self._guard.is_elsewhere:
+            return
         listener = self._listener
         if listener is not None:
             listener.stop()
@@ -320,6 +334,7 @@ class Consumer:
             raise ConfigError("threads", threads, "choose 1 or more")
         if max_retries is not None and max_retries < 0:
             raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
+        self._guard.check()
         if self._polling:
             raise ClientError(_NOT_ALONE)
         self._polling = True
@@ -343,6 +358,7 @@ class Consumer:
                 tell=self._tell,
                 damage=self._damage,
                 may_work=lambda: not self._watch.may_have_lost_everything(),
+                poll_watch=self._poll_watch,
                 clock=self._clock,
             )
             try:
@@ -360,6 +376,7 @@ class Consumer:
 
     def assignment(self) -> list[TopicPartition]:
         """What this consumer owns now, sorted."""
+        self._guard.check()
         return sorted(self._member.owned)
 
     def commit(self) -> int:
@@ -373,6 +390,7 @@ class Consumer:
 
     def position(self, partition: TopicPartition) -> int:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
+        self._guard.check()
         return self._positions.owned(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
@@ -382,10 +400,12 @@ class Consumer:
         It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
         if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
+        self._guard.check()
         self._positions.seek(partition, to)
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
+        self._guard.check()
         return self._positions.lag()
 
     def fetch(
@@ -418,8 +438,8 @@ class Consumer:
     ) -> FoundMessages:
         """The newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
 
-        The answer says whether there are more, and how many bytes could not be looked at. Raises as view_message, but
-        nothing found is an empty answer.
+        The answer says whether there are more, how many bytes could not be looked at, and which messages are damaged.
+        Raises as view_message, but nothing found is an empty answer.
         """
         self._check_open()
         return self._positions.finder.query_message(topic, key, max_messages, begin, end)
@@ -430,29 +450,39 @@ class Consumer:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self._closed:
             raise ClientError("this consumer is closed")
 
     def close(self, timeout: float = 10.0) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
+        If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has
+        expired.
+
         Idempotent; a poll() that waits on another thread returns [], a run() there returns. close() waits for its
-        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again.
+        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
+        process that was forked off it only closes that process's copies of the sockets.
         """
         if self._closed:
             return
         self._closed = True
+        if self._guard.is_elsewhere:
+            self._pool.close()
+            return
         self._arrivals.put(None)
+        left = TimeLeft(timeout, self._clock)
         listener = self._listener
         if listener is not None:
             listener.stop()
             if not listener.has_worker(threading.current_thread()):
                 listener.ended.wait(timeout / 2)
-        self._commit_timers.close()
-        self._member.close(timeout)
-        self._timers.close()
-        self._pool.close()
-        self._session.close()
+        self._commit_timers.close(min(1.0, left.part(0.25)))
+        self._member.close(left.part(0.75))
+        left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
+        self._timers.close(min(1.0, left.part(0.25)))
+        self._pool.close(left.part(0.5))
+        self._session.close(left.seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -460,7 +490,7 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None and not self._guard.is_elsewhere:
             self._handout.acknowledge()
         self.close()
 

@@ -420,7 +420,8 @@ class Fetcher:
             )
         if state.fetch_offset == offset:
             raise RemoteProtocolError(f"{where}: the broker moves the position {offset} to itself")
-        if state.fetch_offset:  # 0 is how "earliest" begins
+        committed = state.committed is not None and state.committed[0] == state.fetch_offset
+        if state.fetch_offset or committed:  # else 0 is how "earliest" begins
             log.warning("%s: position %d is not readable, going on at %d", where, state.fetch_offset, offset)
         self._add(state, generation, Chunk.of(b"", offset, offset))
 
@@ -498,8 +499,8 @@ class Fetcher:
             self._failed(state, generation, unless)
             return
         if damage is None:  # as the broker reads it, it is good
-            name = f"{state.partition.topic}-{state.partition}"
-            damage = CorruptRecord(name, state.fetch_offset, "it comes damaged from a broker that finds it good")
+            reason = "it comes damaged from a broker that finds it good"
+            damage = CorruptRecord.of(state.partition, state.fetch_offset, reason)
         self._add(state, generation, Chunk.damaged(damage, state.fetch_offset))
         if damage.end is not None:
             self._recovered(state)

@@ -28,6 +28,7 @@ from ..values import TopicPartition
 from .choices import StartPosition
 from .fetcher import Fetcher
 from .handout import Handout
+from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
@@ -54,6 +55,7 @@ class GroupMember:
 
     owned: what it owns now; a new dict at each change, so any thread may read it.
     notices: what the polling thread has to hear; `wake` makes it look.
+    stepped_out: it is not in the group, or not for long any more, because nobody polled; come_back() ends that.
     """
 
     def __init__(
@@ -65,16 +67,20 @@ class GroupMember:
         config: ConsumerConfig,
         strategy: Strategy,
         start: StartPosition,
+        missing_topics: MissingTopics,
         timers: Timers,
         wake: Callable[[], None],
         wants_notice: bool,
+        is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         random: random.Random | None = None,
     ) -> None:
-        """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations."""
+        """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations. is_idle:
+        whether nobody polls still, when it is about to step out."""
         self.owned: dict[TopicPartition, PartitionState] = {}
         self.notices: SimpleQueue[Notice] = SimpleQueue()
         self.state = State.NEW
+        self.stepped_out = False
         self._membership = membership
         self._store = store
         self._committer = committer
@@ -82,9 +88,11 @@ class GroupMember:
         self._config = config
         self._strategy = strategy
         self._start = start
+        self._missing_topics = missing_topics
         self._timers = timers
         self._wake = wake
         self._wants_notice = wants_notice
+        self._is_idle = is_idle
         self._clock = clock
         self._random = random or _RANDOM
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -93,6 +101,7 @@ class GroupMember:
         self._change_noted = False
         self._closing = False
         self._joined = False
+        self._is_out = False  # the membership is given up
         self._gains: list[TopicPartition] = []
         self._losses: list[PartitionState] = []
         self._draining: Notice | None = None
@@ -121,6 +130,16 @@ class GroupMember:
         if not self._change_is_queued:
             self._change_is_queued = True
             self._events.put(Event.CHANGED)
+
+    def step_out(self) -> None:
+        """Nobody polls: give everything up and leave the group, until come_back()."""
+        self.stepped_out = True
+        self._events.put(Event.IDLE)
+
+    def come_back(self) -> None:
+        """Somebody polls again. If this is interrupted `stepped_out` stays, and it may be repeated."""
+        self._events.put(Event.POLLED)
+        self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
         """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
@@ -200,6 +219,9 @@ class GroupMember:
         if not self._joined:
             self._membership.join()
             self._joined = True
+        elif self._is_out:
+            self._membership.rejoin()
+            self._is_out = self.stepped_out = False
         elif not self._session_lives():
             raise SessionLost("there is no new ZooKeeper session yet")
         return Event.JOINED
@@ -213,6 +235,7 @@ class GroupMember:
             return Event.SESSION_LOST
         snapshot = self._membership.snapshot()
         self._brokers_are(snapshot.brokers)
+        self._missing_topics.look(snapshot.partitions)
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
         for topic, consumers in snapshot.consumers.items():
@@ -345,10 +368,11 @@ class GroupMember:
         self._change_noted = True
 
     def _pause(self) -> Event | None:
-        if self._waits_for:
+        waits_for, self._waits_for = self._waits_for, []  # it is about the claim that has just failed, no later try
+        if waits_for:
             if self._change_noted:
                 return Event.CHANGED
-            pause = self._wait_for_others()
+            pause = self._wait_for_others(waits_for)
         else:
             pause = self._backoff.next()
             self._complain(
@@ -365,9 +389,8 @@ class GroupMember:
         if number == self._pauses:
             self._events.put(Event.PAUSE_OVER)
 
-    def _wait_for_others(self) -> float:
+    def _wait_for_others(self, waits_for: list[TopicPartition]) -> float:
         """Members hand over one after another: that is no failure, unless one keeps what it should give."""
-        waits_for, self._waits_for = self._waits_for, []
         now = self._clock()
         former, since = self._waiting
         if former != waits_for:
@@ -403,6 +426,29 @@ class GroupMember:
             self._wake()
         return Event.CHANGED
 
+    def _step_out(self) -> Event:
+        """What fails is tried again. What was handed out and does not count as consumed comes again elsewhere."""
+        if not self._is_idle():
+            self.stepped_out = False
+            return Event.POLLED
+        told = () if self._draining is None else self._draining.partitions
+        self._draining, self._waits_for = None, []
+        owned = self.owned
+        for state in owned.values():
+            state.revoking = True
+        if self._claims_hold():
+            self._committer.commit(owned.values())
+        self._membership.step_out()
+        self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
+        self.owned = {}
+        for state in owned.values():
+            state.deactivate()
+        if owned:
+            self.notices.put(Notice(False, owned.keys() - told, lambda: None))
+        self._backoff.reset()
+        self._complaint = ""
+        return Event.STEPPED_OUT
+
     def _leave(self) -> Event:
         self._draining = None
         owned, self.owned = self.owned, {}
@@ -430,6 +476,7 @@ _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
     Action.NOTE_CHANGE: GroupMember._note_change,
     Action.PAUSE: GroupMember._pause,
     Action.ABANDON: GroupMember._abandon,
+    Action.STEP_OUT: GroupMember._step_out,
     Action.LEAVE: GroupMember._leave,
 }
 

@@ -229,5 +229,5 @@ def take_next(
     """At most `limit` messages of the chunk, and the position behind what was passed. Raises CorruptRecord."""
     messages = chunk.take(state.partition, limit, tags, check)
     if chunk.bytes_left and not messages:
-        raise CorruptRecord(f"{state.partition.topic}-{state.partition}", chunk.offset, WRONG_LENGTH)
+        raise CorruptRecord.of(state.partition, chunk.offset, WRONG_LENGTH)
     return messages, chunk.offset if chunk.bytes_left else chunk.end_offset

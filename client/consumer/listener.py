@@ -19,6 +19,7 @@ from metaq.protocol.errors import CorruptRecord
 from ..config import ConsumerConfig
 from ..message import Message
 from ..timers import Timers
+from ..values import TopicPartition
 from .arrivals import Arrivals
 from .chunk import Chunk
 from .damage import DamagePolicy
@@ -27,6 +28,7 @@ from .group_member import Notice
 from .handout import Accept, Handout, take_next
 from .lane import Lane
 from .partition_state import PartitionState
+from .poll_watch import PollWatch
 from .rejected import RejectHandler
 
 __all__ = ["Deliver", "Listener", "RetryLater", "accepting"]
@@ -85,6 +87,7 @@ class Listener:
         tell: Callable[[Notice], None],
         damage: DamagePolicy,
         may_work: Callable[[], bool],
+        poll_watch: PollWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deliver = deliver
@@ -101,9 +104,11 @@ class Listener:
         self._tell = tell
         self._damage = damage
         self._may_work = may_work
+        self._poll_watch = poll_watch
         self._clock = clock
         self._lock = threading.Lock()
         self._lanes: dict[PartitionState, Lane] = {}
+        self._taken: dict[TopicPartition, Lane] = {}  # the lane of each partition that is queued
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._notice: Notice | None = None
         self._stopping = False
@@ -127,12 +132,13 @@ class Listener:
             for state in owned:
                 self._arrived(state)
             while not self._stopping:
+                self._poll_watch.attend()
                 self._arrivals.listen()
                 self._hear()
                 while (arrived := self._arrivals.first()) is not None:
                     self._arrivals.discard(arrived)
                     self._arrived(arrived)
-                self._fetcher.wait(_LOOK_SECONDS)
+                self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
         finally:
             try:
                 self._end()
@@ -164,10 +170,23 @@ class Listener:
             self._queue(lane)
 
     def _queue(self, lane: Lane) -> None:
-        """Under the lock."""
-        if not (lane.queued or lane.paused):
+        """Under the lock. The lane of a former claim of the partition may still be in its handler."""
+        if lane.queued or lane.paused:
+            return
+        if self._taken.setdefault(lane.state.partition, lane) is lane:
             lane.queued, lane.more = True, False
             self._work.put(partial(self._work_on, lane))
+        else:
+            lane.more = True
+
+    def _leave_queue(self, lane: Lane) -> None:
+        """Under the lock. It is the turn of a lane of a later claim, if there is one."""
+        lane.queued = False
+        del self._taken[lane.state.partition]
+        if not lane.state.active:
+            for later in list(self._lanes.values()):
+                if later.more and later.state.partition == lane.state.partition:
+                    self._queue(later)
 
     def _hear(self) -> None:
         """Tell the user what has changed, in order; what is given up only once its handler has returned."""
@@ -183,8 +202,10 @@ class Listener:
             self._tell(notice)
 
     def _states(self, notice: Notice) -> list[PartitionState]:
+        """Those that are given up or lost, not those of a later claim."""
         with self._lock:
-            return [state for state in self._lanes if state.partition in notice.partitions]
+            given = [state for state in self._lanes if state.revoking or not state.active]
+        return [state for state in given if state.partition in notice.partitions]
 
     def _end(self) -> None:
         self._stopping = True
@@ -193,6 +214,7 @@ class Listener:
         deadline = self._clock() + self._config.stop_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
+            self._poll_watch.rests(thread.ident)  # what a handler has that does not return comes again
         if any(thread.is_alive() for thread in self._threads):
             log.warning(
                 "a handler has not returned within stop_seconds=%g: its message counts as not consumed",
@@ -209,15 +231,19 @@ class Listener:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def _run_worker(self) -> None:
+        worker = threading.get_ident()
         while (job := self._work.get()) is not None:
             try:
                 if not self._stopping:
+                    self._poll_watch.works(worker)
                     job()
             except Exception:
                 log.exception("a bug: a worker failed")
             except BaseException as error:  # SystemExit and the like are meant for the whole program
                 self._failure = error
                 self.stop()
+            finally:
+                self._poll_watch.rests(worker)
 
     def _work_on(self, lane: Lane) -> None:
         state, pause = lane.state, 0.0
@@ -229,7 +255,7 @@ class Listener:
                 if state.revoking or not state.active:
                     self._arrivals.put(None)  # somebody waits for the handler to return
         with self._lock:
-            lane.queued = False
+            self._leave_queue(lane)
             if pause:
                 lane.paused = True
                 self._timers.call_later(pause, partial(self._resume, lane))
@@ -309,6 +335,7 @@ class Listener:
         return self._config.retry_max_seconds
 
     def _process_next(self, lane: Lane) -> float:
+        self._poll_watch.works(threading.get_ident())
         size = 1 if lane.messages[0].offset < lane.single_before else self._batch
         unit = [lane.messages[number] for number in range(min(size, len(lane.messages)))]
         try:

@@ -6,6 +6,9 @@
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
+A member that nobody polls steps out: IDLE leads from wherever it rests to STEPPING_OUT and AWAY, and the next poll to
+JOINING.
+
 It never gives up: every failure leads to a pause and another try, and what is owned meanwhile is kept. A lost
 ZooKeeper session takes all ownership with it (DISCONNECTED) and the consumer joins again.
 
@@ -42,6 +45,12 @@ class State(Enum):
     """Owns what it should."""
     DISCONNECTED = auto()
     """The ZooKeeper session is over, and all ownership with it."""
+    STEPPING_OUT = auto()
+    """Nobody polls: giving up everything owned and the membership."""
+    STEP_OUT_LATER = auto()
+    """That failed: waiting for the next try."""
+    AWAY = auto()
+    """Not in the group until somebody polls."""
     LEAVING = auto()
     LEFT = auto()
 
@@ -64,6 +73,11 @@ class Event(Enum):
     CHANGED = auto()
     """Members, partitions, brokers or the session may have changed."""
     SESSION_LOST = auto()
+    IDLE = auto()
+    """Nobody polls."""
+    STEPPED_OUT = auto()
+    POLLED = auto()
+    """Somebody polls again."""
     CLOSE = auto()
     GONE = auto()
     """Everything is released and the registration taken back, or could not be in time."""
@@ -88,6 +102,8 @@ class Action(Enum):
     """Leads to PAUSE_OVER. Reports CHANGED if it only waits for other members and something changed meanwhile."""
     ABANDON = auto()
     """Drop everything owned, without a commit. Reports CHANGED."""
+    STEP_OUT = auto()
+    """Reports STEPPED_OUT, POLLED, FAILED, SESSION_LOST."""
     LEAVE = auto()
     """Reports GONE."""
 
@@ -112,8 +128,22 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
     (_S.CLAIMING, _E.FAILED): (_S.PLAN_LATER, (_A.PAUSE,)),
     (_S.STABLE, _E.CHANGED): (_S.PLANNING, (_A.PLAN,)),
     (_S.DISCONNECTED, _E.CHANGED): (_S.JOINING, (_A.JOIN,)),
+    (_S.STEPPING_OUT, _E.STEPPED_OUT): (_S.AWAY, ()),
+    (_S.STEPPING_OUT, _E.POLLED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.STEPPING_OUT, _E.FAILED): (_S.STEP_OUT_LATER, (_A.PAUSE,)),
+    (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # there is less to give up now
+    (_S.STEP_OUT_LATER, _E.PAUSE_OVER): (_S.STEPPING_OUT, (_A.STEP_OUT,)),
+    (_S.STEP_OUT_LATER, _E.POLLED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.AWAY, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.LEAVING, _E.GONE): (_S.LEFT, ()),
 }
+
+# where a member rests
+for _state in (_S.STABLE, _S.PLAN_LATER, _S.JOIN_LATER, _S.DRAINING):
+    TABLE[_state, _E.IDLE] = (_S.STEPPING_OUT, (_A.STEP_OUT,))
+# who is out, or going, looks at the group when it comes back
+for _state in (_S.STEPPING_OUT, _S.STEP_OUT_LATER, _S.AWAY):
+    TABLE[_state, _E.CHANGED] = (_state, ())
 
 # a change while a try is under way: finish the try, then look again
 for _state in (_S.DRAINING, _S.RELEASING, _S.CLAIMING, _S.PLANNING):
@@ -128,6 +158,10 @@ for _state in (_S.PLANNING, _S.RELEASING, _S.CLAIMING):
 for _state in State:
     TABLE.setdefault((_state, _E.PAUSE_OVER), (_state, ()))
     TABLE.setdefault((_state, _E.DRAINED), (_state, ()))
+# a poll that came before the member had stepped out, or news that is out of date
+for _state in State:
+    TABLE.setdefault((_state, _E.POLLED), (_state, ()))
+    TABLE.setdefault((_state, _E.IDLE), (_state, ()))
 # closing is possible at any time, and nothing else matters after it
 for _state in State:
     if _state in (_S.LEAVING, _S.LEFT):

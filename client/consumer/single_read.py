@@ -36,6 +36,5 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
     """
     messages = Chunk.of(data, offset, offset + len(data)).take(partition, len(data))
     if data and not messages:
-        where = f"topic {partition.topic}, partition {partition}"
-        raise CorruptRecord(where, offset, f"no complete message in {len(data)} bytes: does one begin there?")
+        raise CorruptRecord.of(partition, offset, f"no complete message in {len(data)} bytes: does one begin there?")
     return messages

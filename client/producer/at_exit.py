@@ -9,12 +9,13 @@ threads have ended), and, registered after the ZooKeeper session was begun, befo
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Protocol
+
+from metaq.coordination.forks import ForkGuard
 
 __all__ = ["AtExit", "Losses"]
 
@@ -41,7 +42,7 @@ class AtExit:
         self._producer = weakref.ref(producer)
         self._seconds = seconds
         self._clock = clock
-        self._process = os.getpid()
+        self._guard = ForkGuard("Producer")
         atexit.register(self.run)
 
     def cancel(self) -> None:
@@ -52,7 +53,7 @@ class AtExit:
         """Deliver, and say on stderr what could not be."""
         global _began
         producer = self._producer()
-        if producer is None or os.getpid() != self._process:
+        if producer is None or self._guard.is_elsewhere:
             return
         _began = self._clock() if _began is None else _began
         losses = producer.deliver_last(max(0.0, _began + self._seconds - self._clock()))

@@ -15,6 +15,7 @@ with the condition) either finds the state final, or is told of its change.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +29,17 @@ __all__ = ["SendFuture", "refuse_in_callback"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _making = threading.Lock()
+_running = RUNNING
+"""The state of this process's unfinished futures; those of its parent have another object, which is equal."""
+
+
+def _forked() -> None:
+    global _making, _running
+    _making = threading.Lock()  # a thread of the parent may have had the other one
+    _running = "".join(list(RUNNING))
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class _Thread(threading.local):
@@ -51,7 +63,7 @@ class SendFuture(Future[T]):
     """A future that is running from the start: `cancel()` is always False, the message may be on its way."""
 
     def __init__(self) -> None:
-        self._state = RUNNING
+        self._state = _running
         self._result: T | None = None
         self._exception: BaseException | None = None
         self._waiters: list[Any] = []
@@ -79,6 +91,10 @@ class SendFuture(Future[T]):
     def _refuse_to_wait(self, what: str, timeout: float | None) -> None:
         if self._state != FINISHED and timeout != 0:
             refuse_in_callback(what)
+            if self._state is not _running and self._state != FINISHED:
+                raise ClientError(
+                    f"{what} would wait for ever: the message is on its way in the process that was forked"
+                )
 
     def done(self) -> bool:
         return self._state == FINISHED

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer
@@ -16,6 +17,7 @@ from ..backoff import Backoff
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
+from ..time_left import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import build_message
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
@@ -59,6 +61,7 @@ class OrderedProducer:
 
         Raises ConfigError; CoordinationUnavailable.
         """
+        self._guard = ForkGuard("OrderedProducer")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
         self._config = config or ProducerConfig()
         self._store = store
@@ -97,6 +100,7 @@ class OrderedProducer:
         Raises NoPartition (the topic is not configured, or the partition is not); LocalStoreFull, LocalStoreError;
         otherwise as Producer.send: the broker is registered but could not be reached in time, or refused it.
         """
+        self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
@@ -134,6 +138,7 @@ class OrderedProducer:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Try to send all saved messages now; whether none was left within `timeout` seconds."""
+        self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
         for queue in self._queues:
@@ -142,10 +147,18 @@ class OrderedProducer:
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Idempotent."""
-        self._resender.close(timeout)
-        self._producer.close(timeout)
-        self._resender.close(timeout)  # the producer's end ends its sends
+        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Takes twice
+        END_SECONDS more at most, whatever hangs. Idempotent.
+
+        In a process that was forked off it only closes that process's copies of the sockets.
+        """
+        if self._guard.is_elsewhere:
+            self._producer.close()
+            return
+        left = TimeLeft(timeout, self._clock)
+        self._resender.close(left.seconds)
+        self._producer.close(left.seconds)
+        self._resender.close(max(left.seconds, END_SECONDS))  # the producer's end ends its sends
         self._store.close()
 
     def __enter__(self) -> Self:

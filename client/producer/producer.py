@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import (
     ClientError,
     MetaqError,
@@ -32,6 +33,7 @@ from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
+from ..time_left import END_SECONDS, TimeLeft
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
 from .at_exit import AtExit, Losses
@@ -57,7 +59,8 @@ _VIEW_RETRIES = 3
 
 
 class Producer:
-    """Sends messages. Safe to share between threads; not between a process and its fork.
+    """Sends messages. Safe to share between threads. A process that was forked off makes one of its own: with this one
+    every call raises ClientError there, but close(), which leaves the parent's alone.
 
     At least once: a message whose answer is lost (its broker died, the request timed out) is sent again and may then be
     stored twice. Order holds within a partition for messages of one thread that share a key or a partition.
@@ -103,6 +106,7 @@ class Producer:
             self._config, self._sender.transmit, self._linger, self._look_at, self._router.partitions_for_keys, clock
         )
         self._closing = False
+        self._guard = ForkGuard("Producer")
         self._changed_topics: set[str] = set()
         self._undelivered: Undelivered | None = None
         if undelivered is not None:
@@ -167,6 +171,7 @@ class Producer:
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
         LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts).
         """
+        self._guard.check()
         deadline = self._deadline(timeout)
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         return self._send_and_wait(outgoing)  # type: ignore[no-any-return]
@@ -195,6 +200,7 @@ class Producer:
         With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
+        self._guard.check()
         deadline = self._deadline(timeout)
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         future: SendFuture[SendResult] = SendFuture()
@@ -235,6 +241,7 @@ class Producer:
         order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
         is larger than one frame: send it in parts.
         """
+        self._guard.check()
         items = list(payloads)
         if not items:
             return []
@@ -260,6 +267,7 @@ class Producer:
         For bulk: the next batch is made while the broker stores the one before. The batches of one thread to one
         partition keep their order. Blocks as `send_async` does; a store for `undelivered` messages has no part in it.
         """
+        self._guard.check()
         items = list(payloads)
         future: SendFuture[Sequence[SendResult]] = SendFuture()
         if not items:
@@ -283,6 +291,7 @@ class Producer:
 
         Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and whatever else the try ends with.
         """
+        self._guard.check()
         body = message.body
         outgoing = Outgoing(message.topic, message.flag, checksum(body), body, self._deadline(timeout))
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
@@ -294,6 +303,7 @@ class Producer:
 
         timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never).
         """
+        self._guard.check()
         default = self._config.transaction_timeout_seconds
         return Transaction(self._transactional, default if timeout_seconds is None else timeout_seconds)
 
@@ -307,17 +317,20 @@ class Producer:
         after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
         prepared transaction has none. Raises ConfigError.
         """
+        self._guard.check()
         default = self._config.transaction_timeout_seconds
         seconds = default if timeout_seconds is None else timeout_seconds
         return XaResource(self._transactional, topics, qualifier, seconds)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""
+        self._guard.check()
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
         a callback of a send."""
+        self._guard.check()
         refuse_in_callback("flush()")
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         if not self._flush(self._clock() + seconds):
@@ -326,24 +339,31 @@ class Producer:
             self._undelivered.write()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered.
+        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
+        END_SECONDS more at most, whatever hangs.
 
         Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
-        Raises ClientError in a callback of a send, and closes nothing then.
+        Raises ClientError in a callback of a send, and closes nothing then. In a process that was forked off it only
+        closes that process's copies of the sockets.
         """
+        if self._guard.is_elsewhere:
+            self._pool.close()
+            return
         refuse_in_callback("close()")
         if self._closing:
             return
+        left = TimeLeft(timeout, self._clock)
         try:
             self._end(timeout)
         finally:
+            left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
-            self._deadlines.close()
-            self._timers.close()
-            self._pool.close()
+            self._deadlines.close(min(1.0, left.part(0.2)))
+            self._timers.close(min(1.0, left.part(0.2)))
+            self._pool.close(left.part(0.5))
             if self._undelivered is not None:
-                self._undelivered.close()
-            self._metadata.close()
+                self._undelivered.close(left.part(0.5))
+            self._metadata.close(left.seconds)
 
     def deliver_last(self, timeout: float) -> Losses:
         """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""

@@ -85,7 +85,7 @@ class Resender:
             self._closed = True
             running = list(self._running.values())
             self._changed.notify_all()
-        self._timers.close()
+        self._timers.close(min(1.0, timeout))
         for thread in running:
             thread.join(max(0.0, deadline - self._clock()))
 

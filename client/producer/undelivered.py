@@ -85,10 +85,10 @@ class Undelivered:
         """Send nothing again any more; `keep` still works."""
         self._resender.close(timeout)
 
-    def close(self) -> None:
-        """Write what is left and close the store. Idempotent."""
-        self._timers.close()
-        self._resender.close(_LAST_WAIT_SECONDS)  # its sends have failed by now
+    def close(self, timeout: float = _LAST_WAIT_SECONDS) -> None:
+        """Write what is left and close the store, after waiting `timeout` seconds at most. Idempotent."""
+        self._timers.close(timeout / 2)
+        self._resender.close(timeout / 2)  # its sends have failed by now
         self._closed = True
         self.write()
         self._store.close()

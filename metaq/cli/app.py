@@ -17,6 +17,7 @@ import click
 from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
+from .extras import missing_extra
 from .options import ZK_METAVAR, ZK_TIMEOUT_SECONDS
 
 __all__ = ["main", "run"]
@@ -136,6 +137,11 @@ def run(args: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except MetaqError as error:
         return _failed("metaq", str(error), EXIT_FAILED)
+    except ModuleNotFoundError as error:
+        sentence = missing_extra(error)
+        if sentence is None:
+            raise
+        return _failed("metaq", sentence, EXIT_FAILED)
     except OSError as error:
         # not a bug of ours but the user's file, disk or port: say which, without a traceback
         where = f"{error.filename}: " if error.filename else ""

@@ -13,7 +13,7 @@ import click
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig
 from metaq.client.inquiry import partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError, NoPartition
+from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 
 from .bench_jobs import STAMP_BYTES, Job, Place, Stamps, send_batches, send_pipelined, send_single
@@ -273,22 +273,19 @@ def steps(partitions: int) -> list[int]:
 @contextmanager
 def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
     """A connected producer. Raises NoPartition if nobody publishes the topic."""
-    with Producer(zk, config=ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())) as producer:
-        _require(producer.partitions(topic), topic)
+    config = ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())
+    _check_topic(zk, topic)
+    with Producer(zk, config=config) as producer:
         yield producer
 
 
-def _require(found: object, topic: str) -> None:
-    if not found:
-        raise NoPartition(
-            f"topic {topic!r} is published by no live broker: metaq topics list shows those there are; "
-            f"a new one goes into server.ini as [topic={topic}], or metaq up --topic {topic}"
-        )
+def _check_topic(zk: str, topic: str) -> None:
+    with open_cluster(zk) as cluster:
+        cluster.partitions(topic)
 
 
 def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], None, None]:
     with open_cluster(zk) as cluster:
-        _require(topic in cluster.topics(), topic)
         for partition in cluster.partitions(topic):
             bounds = partition_bounds(cluster.connection(partition.broker), partition)
             if bounds.end > bounds.first:
@@ -298,8 +295,7 @@ def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], Non
 
 
 def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[Reader, int | None], None, None]:
-    with open_cluster(zk) as cluster:
-        _require(topic in cluster.topics(), topic)
+    _check_topic(zk, topic)
     config = ConsumerConfig(start_timeout_seconds=zk_timeout())
     with Consumer(zk, group=group, topics=[topic], config=config) as consumer:
         yield (ArrowReader(consumer) if arrow else MessageReader(consumer)), None

@@ -16,8 +16,11 @@ from metaq.protocol.errors import BrokerUnavailable
 from .cluster import open_cluster
 from .options import json_option, zk_option
 from .output import print_json, print_table
+from .reach import absent_brokers
 
 __all__ = ["brokers"]
+
+_FIELDS = ("broker", "role", "address", "topics", "partitions", "config_checksum", "version")
 
 MAX_ASKED = 16
 """Brokers asked for their version at a time."""
@@ -40,7 +43,8 @@ def brokers() -> None:
 def list_brokers(zk: str, as_json: bool) -> None:
     """All brokers and slaves registered in ZooKeeper: what they hold, their version and their configuration.
 
-    CONFIG is the checksum of the server.ini that a master has registered; VERSION is `-` where none answers.
+    A broker that was registered once and is not now has the role `gone`: nothing else is known of it. CONFIG is the
+    checksum of the server.ini that a master has registered; VERSION is `-` where none answers.
 
     \b
     Example
@@ -51,6 +55,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         registered = cluster.view.brokers()
         checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
         addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
+        gone = absent_brokers(cluster)
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         versions = pool.map(_version, addresses)
         found = [
@@ -61,6 +66,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
             }
             for address, version in zip(addresses, versions, strict=True)
         ]
+    found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
     if as_json:
         print_json(found)
     else:

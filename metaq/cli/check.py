@@ -11,6 +11,10 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from metaq.broker.store.directories import LOCK_NAME
+from metaq.broker.store.segment import DATA_SUFFIX
+from metaq.protocol.errors import ConfigError
+
 from .inspection import DirectoryReport, Level, Options, inspect_directory
 from .options import json_option
 from .output import byte_size, console, print_json, print_table
@@ -57,6 +61,7 @@ def check(
       metaq check /data/meta
       metaq check /data/meta --fast --json
     """
+    _require_data(directory)
     options = Options(fast, max_transfer_size)
     if java_processors is not None:
         options = Options(fast, max_transfer_size, java_processors)
@@ -67,6 +72,15 @@ def check(
     else:
         _print(report)
     return 1 if report.damaged else 0
+
+
+def _require_data(directory: Path) -> None:
+    """Raise ConfigError if nothing there is a broker's: to find nothing damaged there would say nothing."""
+    if (directory / LOCK_NAME).exists() or any(directory.glob(f"*-*/*{DATA_SUFFIX}")):
+        return
+    near = sorted(lock.parent for depth in ("*", "*/*") for lock in directory.glob(f"{depth}/{LOCK_NAME}"))
+    remedy = "name the dataPath of its server.ini" + (f", perhaps {' or '.join(map(str, near))}" if near else "")
+    raise ConfigError("DIR", directory, f"has no partition of a broker: {remedy}")
 
 
 @contextmanager

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 from metaq.client.cluster import Cluster
+from metaq.protocol.errors import NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS
 
-__all__ = ["open_cluster", "zk_timeout"]
+__all__ = ["naming_topics", "open_cluster", "zk_timeout"]
 
 
 def zk_timeout() -> float:
@@ -21,3 +25,14 @@ def zk_timeout() -> float:
 def open_cluster(zk: str) -> Cluster:
     """zk: connect string. Raises CoordinationUnavailable."""
     return Cluster(zk, start_timeout_seconds=zk_timeout())
+
+
+@contextmanager
+def naming_topics(zk: str, topic: str) -> Iterator[None]:
+    """Around a producer: if it finds that nobody publishes `topic`, the error names the nearest topic that there is."""
+    try:
+        yield
+    except NoPartition:
+        with open_cluster(zk) as cluster:
+            cluster.partitions(topic)
+        raise  # it is there now

@@ -18,6 +18,7 @@ from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, Position, zk_option
 from .positions import place_of
+from .reach import tell_absent
 from .servers import stop_signal
 
 __all__ = ["consume"]
@@ -126,6 +127,7 @@ def _consume_directly(
         return timer.may_wait()
 
     with open_cluster(zk) as cluster:
+        tell_absent(cluster)
         for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent):
             if tags and message.tag not in tags:
                 continue

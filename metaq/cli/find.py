@@ -16,6 +16,7 @@ from .cluster import open_cluster
 from .message_format import message_fields
 from .options import TIME, TOPIC, json_option, zk_option
 from .output import print_json, print_table
+from .reach import tell_absent
 
 __all__ = ["find"]
 
@@ -49,9 +50,10 @@ def find(
     end: datetime | None,
     count: int,
     oldest: bool,
-) -> None:
-    """Find a message by its id, or messages by one of their keys. Exit code 1 if there is none, or if a broker does not
-    answer; what the others have is shown.
+) -> int:
+    """Find a message by its id, or messages by one of their keys.
+
+    Exit code 1 if there is none, if one is damaged, or if a broker does not answer; whatever else is found is shown.
 
     \b
     Example
@@ -65,23 +67,25 @@ def find(
     if key is not None and not 1 <= len(key) <= MAX_KEY_CHARACTERS:
         raise click.BadParameter(f"a key has 1 … {MAX_KEY_CHARACTERS} characters", param_hint="--key")
     with open_cluster(zk) as cluster:
+        tell_absent(cluster)
         finder = cluster.finder()
         if message_id is not None:
             found = FoundMessages([finder.view_message(topic, message_id)])
         else:
             found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest, allow_silent=True)
-    if not found.found and not found.silent:
+    if not (found.found or found.silent or found.damaged):
         raise _nothing(f"topic {topic!r} has no message with the key {key!r}", found.unsearched_bytes)
     if as_json:
         print_json(_as_json(found))
     else:
         print_table(("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD"), map(_row, found.found))
         _tell_rest(found)
+    for damage in found.damaged:
+        print(f"damaged, not shown: {damage}", file=sys.stderr)
     if found.silent:
         reasons = "; ".join(f"broker {broker} does not answer ({why})" for broker, why in found.silent.items())
-        raise BrokerUnavailable(
-            f"{reasons}: what is there was not searched: start that broker, or try again once it has left ZooKeeper"
-        )
+        raise BrokerUnavailable(f"{reasons}: what is there was not searched: start that broker")
+    return 1 if found.damaged else 0
 
 
 def _nothing(what: str, unsearched: int) -> ClientError:
@@ -119,4 +123,7 @@ def _as_json(found: FoundMessages) -> dict[str, object]:
         ],
         "more": found.more,
         "unsearched_bytes": found.unsearched_bytes,
+        "damaged": [
+            {"partition": str(each.partition), "offset": each.position, "reason": each.reason} for each in found.damaged
+        ],
     }

@@ -12,6 +12,7 @@ from metaq.client.connection import Connection
 from metaq.client.consumer.single_read import read_messages
 from metaq.client.inquiry import Bounds, messages_before, partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, PartitionClosed
 
 from .reach import Reach
@@ -49,8 +50,14 @@ class GroupPartition(NamedTuple):
 def group_partitions(
     cluster: Cluster, reach: Reach, group: str, topic: str, clock: Callable[[], float] = time.time
 ) -> list[GroupPartition]:
-    """How far `group` is in each partition of `topic` that is served, in numeric order. clock: seconds since 1970."""
-    partitions = cluster.served(topic)
+    """How far `group` is in each partition of `topic` that is served, or of which it has an offset while the broker has
+    left, in numeric order. clock: seconds since 1970.
+    """
+    committed = (
+        TopicPartition(topic, *parse_partition_name(name)) for name in cluster.view.committed_partitions(group, topic)
+    )
+    gone = {each for each in committed if reach.source(each) is None}
+    partitions = sorted(gone.union(cluster.served(topic)))
     owners = cluster.owners(group, topic)
     offsets = cluster.committed_many(group, partitions)
     found = [

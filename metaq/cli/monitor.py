@@ -30,6 +30,13 @@ EXIT_ALARM = 1
 )
 @click.option("--ignore-group", "ignored_groups", type=GROUP, multiple=True, help="Not this group; repeat for more.")
 @click.option(
+    "--ignore-broker",
+    "ignored_brokers",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Not this broker (its id), taken out of service for good; repeat for more.",
+)
+@click.option(
     "--max-lag",
     type=click.IntRange(0),
     default=100_000_000,
@@ -88,22 +95,23 @@ def monitor(
     probe_topic: str | None,
     groups: tuple[str, ...],
     ignored_groups: tuple[str, ...],
+    ignored_brokers: tuple[int, ...],
     data_dirs: tuple[str, ...],
     as_json: bool,
     **limits: int,
 ) -> int:
     """Look at ZooKeeper, every broker and every group. Exit code 1 if the last look had an alarm.
 
-    Told are: ZooKeeper and brokers that do not answer, failed puts, connections, prepared transactions, groups that are
-    too far behind, have messages waiting and no member, stand still (--every), have no owner or point outside the
-    readable bytes, full disks, little memory. One cause gives one line; what it hides is unknown.
+    Told are: ZooKeeper and brokers that do not answer or have left, failed puts, connections, prepared transactions,
+    groups that are too far behind, have messages waiting and no member, stand still (--every), have no owner or point
+    outside the readable bytes, full disks, little memory. One cause gives one line; what it hides is unknown.
 
     \b
     Example
       metaq monitor --probe-topic probes
       metaq monitor --every 60 --max-lag 1000000 --json
     """
-    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs, ignored_groups)
+    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs, ignored_groups, ignored_brokers)
     with stop_signal() as stop:
         while True:
             seen = watching.look()

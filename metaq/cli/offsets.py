@@ -9,6 +9,7 @@ import click
 
 from metaq.client.cluster import Cluster
 from metaq.client.inquiry import partition_bounds
+from metaq.client.nearest import did_you_mean
 from metaq.client.values import TopicPartition
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.records import parse_partition_name
@@ -75,8 +76,12 @@ def show(
         found = _stored_in_sql(sql, topic, group, only)
     else:
         with open_cluster(zk) as cluster:
+            if group is not None:
+                check_groups(cluster, [group])
             groups = cluster.view.groups() if group is None else [group]
             found = [row for name in groups for row in _stored(cluster, name, topic, only)]
+            if topic is not None and not found:
+                _check_topic(cluster, topic, groups)
     if not found and (group is not None or topic is not None or only):
         raise ClientError("no such offset is stored: `metaq offsets show` alone lists all that are")
     rows = [
@@ -91,6 +96,13 @@ def show(
             ("GROUP", "TOPIC", "PARTITION", "OFFSET", "MESSAGE ID", "OWNER"),
             [(*row[:4], str(row[4]), row[5]) for row in rows],
         )
+
+
+def _check_topic(cluster: Cluster, topic: str, groups: Sequence[str]) -> None:
+    known = {each for group in groups for each in cluster.view.committed_topics(group)}
+    if topic not in known:
+        near = did_you_mean(topic, known, "`metaq offsets show` alone lists all that are")
+        raise ClientError(f"no offset of topic {topic!r} is stored: {near}")
 
 
 def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[PartitionName]) -> list[Shown]:

@@ -14,6 +14,7 @@ from .confirm import confirm
 from .options import TOPIC, dry_run_option, json_option, yes_option
 from .output import print_json
 from .partition_files import DataDirectory, Move, delete_directory, move_directories
+from .stats import check_topic
 from .target import Target, target_options
 
 __all__ = ["partitions"]
@@ -61,10 +62,11 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
       metaq partitions close --topic trades --start 0 --end 3 --broker 0
     """
     chosen = _range(start, end)
-    if dry_run:
-        click.echo(f"would close {_names(topic, chosen)} on {target.endpoint()}")
-        return
     with target.connected() as connection:
+        check_topic(connection, topic)
+        if dry_run:
+            click.echo(f"would close {_names(topic, chosen)} on {connection.endpoint}")
+            return
         closed = close_partitions(connection, topic, start, end)
     _say({"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}", as_json)
 
@@ -81,10 +83,11 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
     Example
       metaq partitions open --topic trades --broker 0
     """
-    if dry_run:
-        click.echo(f"would open all closed partitions of {topic} on {target.endpoint()}")
-        return
     with target.connected() as connection:
+        check_topic(connection, topic)
+        if dry_run:
+            click.echo(f"would open all closed partitions of {topic} on {connection.endpoint}")
+            return
         opened = open_partitions(connection, topic)
     _say({"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}", as_json)
 

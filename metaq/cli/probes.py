@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -78,12 +78,14 @@ class Monitor:
         groups: Sequence[str] = (),
         data_dirs: Sequence[str] = (),
         ignored_groups: Sequence[str] = (),
+        ignored_brokers: Sequence[int] = (),
     ) -> None:
         self._zk = zk
         self._limits = limits
         self._probe_topic = probe_topic
         self._groups = groups
         self._ignored = ignored_groups
+        self._ignored_brokers = ignored_brokers
         self._data_dirs = data_dirs
         self._checked = False
         self._put_failed: dict[int, int] = {}
@@ -114,7 +116,7 @@ class Monitor:
 
     def _cluster(self, cluster: Cluster) -> Iterator[Seen]:
         reach = Reach(cluster)
-        brokers = cluster.view.brokers()
+        brokers = {each: nodes for each, nodes in cluster.view.brokers().items() if each not in self._ignored_brokers}
         if not brokers:
             yield Seen(Level.ALARM, "brokers", "no broker is registered")
         for broker_id, nodes in brokers.items():
@@ -127,7 +129,7 @@ class Monitor:
         groups = [each for each in self._groups or cluster.view.groups() if each not in self._ignored]
         for group in groups:
             yield from _guarded(f"group {group}", self._group(cluster, reach, group))
-        yield from _left_behind(cluster, groups, brokers.keys())
+        yield from _gone(cluster, groups, {*brokers, *self._ignored_brokers})
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
@@ -179,8 +181,8 @@ class Monitor:
         rows: list[GroupPartition] = []
         for topic in cluster.group_topics(group):
             found = group_partitions(cluster, reach, group, topic)
-            rows += found
-            if not found and members:
+            rows += [row for row in found if row.partition.broker not in self._ignored_brokers]
+            if members and not any(reach.source(row.partition) for row in found):
                 yield Seen(Level.ALARM, f"group {group}", f"no live broker has its topic {topic}")
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:
@@ -197,7 +199,7 @@ class Monitor:
         if row.closed:
             return _Cause(Level.WARNING, "closed by an operator, lag unknown")
         if row.bounds is None:
-            return _Cause(Level.UNKNOWN, f"lag unknown, broker {row.partition.broker} does not answer")
+            return _Cause(Level.UNKNOWN, f"lag unknown without broker {row.partition.broker}")
         if row.outside:
             return _Cause(Level.ALARM, "the offset is outside the readable bytes")
         lag = row.lag_bytes or 0
@@ -274,15 +276,17 @@ def _total(numbers: Iterable[int | None]) -> int | None:
     return None if None in known else sum(each or 0 for each in known)
 
 
-def _left_behind(cluster: Cluster, groups: Sequence[str], registered: Iterable[int]) -> Iterator[Seen]:
-    """A line for each broker that is gone and of which groups have offsets: what is on it waits for nobody's eyes."""
-    having: dict[int, list[str]] = {}
+def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
+    """An alarm for each broker that was there once, or that groups have offsets of: what waits on it nobody sees."""
+    having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
-        for broker_id in _committed_brokers(cluster, group) - set(registered):
+        for broker_id in _committed_brokers(cluster, group):
             having.setdefault(broker_id, []).append(group)
-    for broker_id, names in sorted(having.items()):
-        text = f"is not registered, so what waits there is unknown; groups with offsets on it: {', '.join(names)}"
-        yield Seen(Level.WARNING, f"broker {broker_id}", text)
+    for broker_id in sorted(having.keys() - accounted):
+        names = having[broker_id]
+        text = f"is not registered, so what waits there is unknown{'; groups with offsets on it: ' if names else ''}"
+        advice = f"start it, or --ignore-broker {broker_id} if it is out of service for good"
+        yield Seen(Level.ALARM, f"broker {broker_id}", f"{text}{', '.join(names)}: {advice}")
 
 
 def _committed_brokers(cluster: Cluster, group: str) -> set[int]:

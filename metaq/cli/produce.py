@@ -15,10 +15,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from metaq import Producer, ProducerConfig
 from metaq.client.batches import split_batches
-from metaq.protocol.errors import ClientError, MetaqError
+from metaq.protocol.errors import ClientError, MetaqError, NoPartition
 from metaq.protocol.limits import MAX_BODY_BYTES
 
-from .cluster import zk_timeout
+from .cluster import naming_topics, zk_timeout
 from .options import TOPIC, json_option, zk_option
 from .output import byte_size, console, print_json
 
@@ -85,7 +85,11 @@ def produce(
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
     config = ProducerConfig(start_timeout_seconds=zk_timeout())
-    with click.open_file(str(file), "rb") as stream, Producer(zk, config=config) as producer:
+    with (
+        click.open_file(str(file), "rb") as stream,
+        naming_topics(zk, topic),
+        Producer(zk, config=config) as producer,
+    ):
         send = (
             _batch_sender(producer, topic, tag)
             if key_separator is None
@@ -109,6 +113,8 @@ def _send_lines(
             advance(progressed)
     except MetaqError as error:
         done = progressed.messages
+        if not done and isinstance(error, NoPartition):
+            raise
         raise ClientError(f"{error}; acknowledged: the first {done:,} lines; to resume: tail -n +{done + 1}") from error
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+import click
+
 from metaq.client.cluster import Cluster
 from metaq.client.connection import Connection, Endpoint
 from metaq.client.sources import source_of
@@ -12,7 +14,7 @@ from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerNodes
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 
-__all__ = ["Reach", "without"]
+__all__ = ["Reach", "absent_brokers", "tell_absent", "without"]
 
 _T = TypeVar("_T")
 
@@ -43,7 +45,7 @@ class Reach:
             return None
         endpoint = self.source(partition)
         if endpoint is None:
-            self.silent[partition.broker] = f"broker {partition.broker} has left ZooKeeper"
+            self.silent[partition.broker] = f"broker {partition.broker} is not registered in ZooKeeper"
             return None
         try:
             return question(self._cluster.connect(endpoint))
@@ -57,9 +59,19 @@ class Reach:
         self._brokers = None
 
 
+def absent_brokers(cluster: Cluster) -> list[int]:
+    """Ids of the brokers that were registered once and have neither master nor slave in ZooKeeper now."""
+    return sorted(set(cluster.view.broker_ids()) - cluster.view.brokers().keys())
+
+
+def tell_absent(cluster: Cluster) -> None:
+    """Say on stderr which brokers are absent: what only they have is missing in what is shown."""
+    absent = ", ".join(map(str, absent_brokers(cluster)))
+    if absent:
+        click.echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is not shown", err=True)
+
+
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
     """The sentence for what is missing because brokers are silent."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
-    return (
-        f"{'; '.join(silent.values())}: without {missing}: start that broker, or try again once it has left ZooKeeper"
-    )
+    return f"{'; '.join(silent.values())}: without {missing}: start that broker"

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 import click
 
+from metaq.client.connection import Connection
 from metaq.client.inquiry import read_stats
+from metaq.client.nearest import did_you_mean
+from metaq.protocol.errors import NoPartition
 
 from .options import json_option
 from .output import print_json, print_table
 from .target import Target, target_options
 
-__all__ = ["named_figures", "stats", "stats_rows"]
+__all__ = ["check_topic", "named_figures", "stats", "stats_rows"]
 
+_ITEMS = ("topics", "offsets", "realtime", "journal", "disk", "replication", "config", "help", "reset")
 _TEXT_ITEMS = ("config", "help", "replication")
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -36,6 +40,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
       metaq stats --server 127.0.0.1:8123 offsets --json
     """
     with target.connected() as connection:
+        if item and item not in _ITEMS:
+            check_topic(connection, item, _ITEMS)
         lines = read_stats(connection, item)
     if raw or (item in _TEXT_ITEMS and not as_json):
         click.echo("\n".join(lines))
@@ -47,6 +53,14 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
         print_json(named_figures(lines))
     else:
         print_table(("NAME", "VALUE"), [(name, _shown(name, value)) for name, value in named_figures(lines).items()])
+
+
+def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
+    """Raise NoPartition, with the nearest of its topics and `others`, if the broker neither has nor configures it."""
+    known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
+    if topic not in known:
+        near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")
+        raise NoPartition(f"{connection.endpoint} has no topic {topic!r}: {near}")
 
 
 def named_figures(lines: Sequence[str]) -> _Row:

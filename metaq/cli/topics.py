@@ -13,7 +13,7 @@ from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
 from .cluster import open_cluster
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, print_json, print_table
-from .reach import Reach, without
+from .reach import Reach, tell_absent, without
 
 __all__ = ["topics"]
 
@@ -41,6 +41,7 @@ def list_topics(zk: str, as_json: bool) -> None:
     """
     with open_cluster(zk) as cluster:
         served = {topic: cluster.served(topic) for topic in cluster.view.topics()}
+        tell_absent(cluster)
     found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
     if as_json:
         print_json(found)
@@ -66,6 +67,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
       metaq topics describe trades
     """
     with open_cluster(zk) as cluster:
+        tell_absent(cluster)
         reach = Reach(cluster)
         partitions = cluster.choose_partitions(topic)
         rows = [_describe(reach, partition) for partition in partitions]

@@ -11,6 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.coordination.session import ZkSession
+from tests.history.sessions import end_session
 from tests.waiting import DEADLINE, eventually
 
 SESSION_TIMEOUT = 10.0
@@ -33,13 +34,27 @@ def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSes
         session.close()
 
 
+def end_on_server(session: ZkSession) -> None:
+    """End the session on the server as if its time had run out. Its client may come back in between, so a second client
+    of the same session would not do: both would take it from each other for ever.
+    """
+    host, _, port = session.connect.partition("/")[0].split(",")[0].rpartition(":")
+    session_id, _ = session.zk.client_id
+
+    def ended() -> bool:
+        try:
+            end_session([(host, int(port))], session_id)
+        except ConnectionError:  # its client was faster
+            return False
+        return True
+
+    eventually(ended)
+
+
 def expire(session: ZkSession) -> None:
-    """End the session on the server as if its time had run out; return once this process has a new one."""
+    """As `end_on_server`; return once this process has a new session."""
     before = session.session_id
-    twin = KazooClient(session.connect, client_id=session.zk.client_id, timeout=SESSION_TIMEOUT)
-    twin.start(DEADLINE)  # takes the session over
-    twin.stop()  # and ends it
-    twin.close()
+    end_on_server(session)
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")
 
 

@@ -1,13 +1,17 @@
 """A broker as a process: its life in ZooKeeper, its clean stop, and one clear line for each way it cannot start."""
 
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
@@ -58,6 +62,27 @@ def test_a_stopping_broker_leaves_zookeeper_first_and_serves_a_little_longer(tmp
         assert connection.ask(put("t")).code == 200
         broker.process.send_signal(signal.SIGTERM)  # a second one ends the grace
         assert broker.process.wait(DEADLINE) == 0
+
+
+def test_a_second_signal_ends_the_grace_also_while_the_broker_still_leaves_zookeeper(tmp_path):
+    with EmbeddedZooKeeper(tmp_path / "zk") as zookeeper:
+        assert zookeeper.pid is not None
+        ini = zookeeper_ini(tmp_path, zookeeper.connect_string, {"t": ""}, grace_seconds=10 * DEADLINE)
+        with RunningBroker(tmp_path, ini) as broker:
+            os.kill(zookeeper.pid, signal.SIGSTOP)  # it cannot leave before this ends
+            try:
+                for _ in range(2):
+                    broker.process.send_signal(signal.SIGTERM)
+                    eventually(lambda: not pending_signals(broker.process.pid))
+            finally:
+                os.kill(zookeeper.pid, signal.SIGCONT)
+            assert broker.process.wait(DEADLINE) == 0
+
+
+def pending_signals(pid):
+    """Whether a signal was sent that has not been delivered."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\t(\w+)$", status, re.MULTILINE))
 
 
 def test_a_restarted_broker_goes_on_at_the_same_offsets_with_higher_ids(tmp_path):

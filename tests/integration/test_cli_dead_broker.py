@@ -16,13 +16,20 @@ ALIVE, DEAD = 0, 1
 PARTITIONS = [TopicPartition("trades", broker, number) for broker in (ALIVE, DEAD) for number in (0, 1)]
 sent: dict[TopicPartition, int] = {}
 """Ids of the messages."""
-SESSION_SECONDS = 600.0
+SESSION_SECONDS = 3600.0
 """The dead broker stays registered as long as the tests run."""
 
 
 @pytest.fixture(scope="module")
-def brokers(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    connect = f"{zookeeper.connect_string}/dead-broker"
+def patient_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    directory = tmp_path_factory.mktemp("zookeeper")
+    with EmbeddedZooKeeper(directory, max_session_timeout_ms=int(SESSION_SECONDS * 1000)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def brokers(patient_zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    connect = patient_zookeeper.connect_string
     directory = tmp_path_factory.mktemp("brokers")
     with running_brokers(connect, directory, {"trades": 2, "probes": 1}, 2, session_seconds=SESSION_SECONDS) as brokers:
         with Producer(connect) as producer:

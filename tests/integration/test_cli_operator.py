@@ -1,6 +1,7 @@
 """Commands for operators against a real ZooKeeper, a real broker of ours and a real Java broker."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from metaq.client.cluster import Cluster
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession
+from tests.waiting import eventually
 
 from .cli_helpers import Operator
-from .client_cluster import Brokers, running_brokers
+from .client_cluster import SHORT_SESSION_SECONDS, Brokers, running_brokers
 from .java_peers import received, require_java
 
 TOPICS = {"orders": 2, "trades": 4}
@@ -191,6 +193,42 @@ def test_the_monitor_finds_a_healthy_cluster_a_lagging_group_and_a_dead_broker(
     assert "alarm" in dead.out
 
 
+def test_a_dead_broker_whose_session_has_ended_is_missed_by_every_tool(
+    chroot: str, tmp_path: Path, operator: Operator
+) -> None:
+    with (
+        running_brokers(chroot, tmp_path, TOPICS, session_seconds=SHORT_SESSION_SECONDS) as brokers,
+        Cluster(operator.connect) as cluster,
+    ):
+        send(operator.connect, "trades", 0, b"waiting")
+        cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
+        brokers.running[0].kill()
+        eventually(lambda: not cluster.view.brokers())
+    look = operator.ran("monitor", "--min-memory", "0")
+    assert look.code == 1
+    assert (
+        "alarm broker 0: is not registered, so what waits there is unknown; groups with offsets on it: audit: "
+        "start it, or --ignore-broker 0 if it is out of service for good" in look.out
+    )
+    assert "unknown group audit: lag unknown without broker 0: unknown messages" in look.out
+    (row,) = operator.json("brokers", "list")
+    assert (row["broker"], row["role"], row["address"], row["partitions"]) == (0, "gone", None, None)
+    absent = "metaq: not registered in ZooKeeper now: broker 0; what only it has is not shown"
+    topics = operator.ran("topics", "list")
+    assert (topics.code, topics.err.strip()) == (0, absent)
+    for command in (
+        ("topics", "describe", "trades"),
+        ("find", "--topic", "trades", "--key", "k"),
+        ("consume", "--topic", "trades", "--from", "earliest"),
+    ):
+        ran = operator.ran(*command)
+        assert (ran.code, ran.err.splitlines()[0]) == (1, absent)
+    group = operator.ran("groups", "describe", "audit")
+    assert group.code == 1
+    assert "broker 0 is not registered in ZooKeeper: without trades 0-0: start that broker" in group.err
+    assert "trades" in group.out
+
+
 def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_members(
     brokers: Brokers, operator: Operator
 ) -> None:
@@ -209,12 +247,32 @@ def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_member
     assert operator.ran(*look, "--ignore-group", "audit").code == 0
     with Cluster(operator.connect) as cluster:
         cluster.commit("audit", {TopicPartition("trades", 9, 0): 0})
-    left_behind = operator.ran(*look, "--ignore-group", "audit")
-    assert left_behind.code == 0
     gone = operator.ran(*look)
-    assert "warning broker 9: is not registered, so what waits there is unknown; groups with offsets on it: audit" in (
+    assert gone.code == 1
+    assert "alarm broker 9: is not registered, so what waits there is unknown; groups with offsets on it: audit" in (
         gone.out
     )
+    assert operator.ran(*look, "--ignore-group", "audit").code == 0
+    out_of_service = operator.ran(*look, "--ignore-broker", "9")
+    assert "broker 9" not in out_of_service.out
+    assert "no live member, and messages are waiting" in out_of_service.out
+
+
+def test_a_damaged_message_hides_none_that_find_looks_for(brokers: Brokers, operator: Operator) -> None:
+    partition = TopicPartition("trades", 0, 2)
+    with Producer(operator.connect) as producer:
+        good, bad = (producer.send("trades", text, key="k", partition=partition) for text in (b"good", b"bad"))
+    (segment,) = brokers.running[0].directory.glob("data/trades-2/*.meta")
+    with segment.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"D")
+    search = ("find", "--topic", "trades", "--key", "k")
+    ran = operator.ran(*search)
+    assert (ran.code, str(good.message_id) in ran.out, str(bad.message_id) in ran.out) == (1, True, False)
+    assert f"damaged, not shown: topic trades, partition 0-2: record at byte {bad.offset}" in ran.err
+    found = json.loads(operator.ran(*search, "--json").out)
+    assert [each["id"] for each in found["messages"]] == [good.message_id]
+    assert [(each["partition"], each["offset"]) for each in found["damaged"]] == [("0-2", bad.offset)]
 
 
 def test_the_lag_of_a_group_is_told_in_bytes_messages_and_seconds(brokers: Brokers, operator: Operator) -> None:
@@ -241,7 +299,9 @@ def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator:
     assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
 
 
-def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator) -> None:
+def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one\n")
     send(operator.connect, "trades", 0, b"one")
     with Cluster(operator.connect) as cluster:
         cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
@@ -252,6 +312,19 @@ def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Opera
     for action in ("commit", "rollback", "complete", "forget"):
         said = operator.refused("transactions", action, "garbage", "--broker", "0", "--dry-run")
         assert "transaction 'garbage'" in said
+    for command in (
+        ("produce", "--topic", "trade", str(lines)),
+        ("bench", "produce", "--topic", "trade", "--count", "1"),
+        ("bench", "consume", "--topic", "trade"),
+        ("find", "--topic", "trade", "--key", "k"),
+        ("stats", "trade"),
+        ("offsets", "show", "--topic", "trade"),
+        ("partitions", "open", "--topic", "trade"),
+        ("partitions", "close", "--topic", "trade", "--start", "0", "--end", "0"),
+        ("partitions", "close", "--topic", "trade", "--start", "0", "--end", "0", "--dry-run"),
+    ):
+        assert "did you mean 'trades'?" in operator.refused(*command)
+    assert "did you mean 'audit'?" in operator.refused("offsets", "show", "--group", "audti")
     misspelt = operator.refused("consume", "--topic", "trade", "--group", "readers", "--timeout", "1")
     assert "topic 'trade' is published by no live broker: did you mean 'trades'?" in misspelt
     assert operator.json("groups", "list") == [{"group": "audit", "members": 0, "topics": ["trades"]}]

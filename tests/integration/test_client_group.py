@@ -3,9 +3,10 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+from itertools import count
 
 import pytest
-from kazoo.client import KazooClient
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.client.consumer.rebalance import State
@@ -18,6 +19,7 @@ from tests.integration.client_cluster import (
     read_until_quiet,
     running_brokers,
 )
+from tests.integration.coordination_helpers import end_on_server
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
@@ -84,6 +86,18 @@ def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_secon
         assert_within(1.0, join_and_leave)
         producer.send_batch("t", [b"x"], partition=TopicPartition("t", 0, 3))
         eventually(lambda: first.messages, 1, "reading what was taken over")
+
+
+def test_a_misspelt_topic_is_told_once_with_the_nearest_that_exists(brokers, caplog):
+    def told():
+        return [record.getMessage() for record in caplog.records if "no live broker" in record.getMessage()]
+
+    with Consumer(brokers.connect, group="g", topics=["tt", "t"], config=CONFIG) as consumer:
+        eventually(told, what="the warning")
+        eventually(owns(consumer, 4), what="owning the topic that exists")
+        with member(brokers) as second:  # another plan
+            eventually(lambda: consumer.poll(timeout=0.05) or owns(second, 2)(), what="sharing")
+    assert told() == ["group g: topic 'tt' is published by no live broker: did you mean 't'?"]
 
 
 def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(brokers, producer):
@@ -168,13 +182,90 @@ def test_callbacks_are_called_while_polling_with_what_changes(brokers, producer)
     first.close()
 
 
+class Stalling:
+    """Takes messages in one of four ways, on a thread of its own, and stalls with the first until `go` is set."""
+
+    def __init__(self, consumer, way):
+        self.consumer, self.seen = consumer, set()
+        self.go, self.stop, self.stalls = threading.Event(), threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=getattr(self, way))
+        self.thread.start()
+
+    def take(self, payload):
+        self.seen.add(payload)
+        self.stalls.set()
+        assert self.go.wait(DEADLINE)
+
+    def poll(self):
+        while not self.stop.is_set():
+            for message in self.consumer.poll(timeout=0.05):
+                self.take(message.payload)
+
+    def poll_arrow(self):
+        while not self.stop.is_set():
+            for payload in self.consumer.poll_arrow(timeout=0.05)["payload"].to_pylist():
+                self.take(payload)
+
+    def iterate(self):
+        for message in self.consumer:
+            self.take(message.payload)
+
+    def run(self):
+        self.consumer.run(lambda message: self.take(message.payload))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.go.set()
+        self.stop.set()
+        self.consumer.close()
+        self.thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("way", ["poll", "poll_arrow", "iterate", "run"])
+def test_a_member_that_nobody_polls_leaves_its_partitions_to_others_and_takes_part_again(
+    brokers, producer, caplog, way
+):
+    config = replace(CONFIG, max_poll_interval_seconds=1.0)
+
+    numbers = count()
+
+    def send(word):
+        for partition in range(4):
+            producer.send("t", b"%s %d" % (word, next(numbers)), partition=TopicPartition("t", 0, partition))
+        return True
+
+    with Polling(member(brokers)) as other:
+        eventually(owns(other.consumer, 4), what="owning everything")
+        consumer = Consumer(brokers.connect, group="g", topics=["t"], config=config)
+        with Stalling(consumer, way) as stalling:
+            # again and again: on a busy machine a second passes between two polls now and then
+            eventually(lambda: send(b"first") and stalling.stalls.wait(0.1), what="a message in work")
+            eventually(owns(other.consumer, 4), what="the take-over")
+            assert consumer.assignment() == []
+            (in_work,) = stalling.seen
+            eventually(lambda: in_work in {each.payload for each in other.messages}, what="what it had in work")
+            stalling.go.set()
+            eventually(lambda: owns(consumer, 2)() and owns(other.consumer, 2)(), what="sharing again")
+            eventually(lambda: send(b"last") and any(b"last" in each for each in stalling.seen), what="its share")
+    told = [record.getMessage() for record in caplog.records if "max_poll_interval_seconds=1" in record.getMessage()]
+    assert len(told) >= 1
+    assert f"group g: {'a handler of' if way == 'run' else 'nobody has polled'} {consumer.consumer_id}" in told[0]
+
+
+def test_a_member_that_polls_and_gets_nothing_is_not_idle(brokers, producer, caplog):
+    config = replace(CONFIG, max_poll_interval_seconds=0.5)
+    with Consumer(brokers.connect, group="g", topics=["t"], config=config) as consumer:
+        eventually(lambda: consumer.poll(timeout=0.1) or owns(consumer, 4)(), what="owning everything")
+        before = consumer._member.owned
+        assert consumer.poll(timeout=2.0) == []
+        assert consumer._member.owned is before
+
+
 def expire(consumer):
     """End a consumer's ZooKeeper session on the server, as a long network failure does."""
-    session_id, password = consumer._session.zk.client_id
-    thief = KazooClient(hosts=consumer._session.connect, client_id=(session_id, password))
-    thief.start(DEADLINE)
-    thief.stop()
-    thief.close()
+    end_on_server(consumer._session)
 
 
 def test_after_a_lost_session_the_consumer_joins_again_and_goes_on(brokers, producer):

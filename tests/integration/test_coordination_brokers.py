@@ -70,7 +70,7 @@ def test_the_nodes_are_created_in_the_order_of_1x_by_zxid(session: ZkSession, ot
 def test_a_registered_broker_is_seen_with_its_address_and_partitions(session: ZkSession, view: ClusterView):
     registration(session).register([ORDERS, TopicRegistration("events", 2)])
     assert view.brokers() == {0: BrokerNodes(MASTER)}
-    assert view.topics() == ["events", "orders"]
+    assert view.topics() == view.live_topics() == ["events", "orders"]
     assert view.topic_partitions("orders") == [(0, 0), (0, 1), (0, 2)]
     assert view.topic_partitions("events", publish=False) == [(0, 0), (0, 1)]
     assert view.topic_partitions("missing") == []
@@ -94,6 +94,7 @@ def test_a_topic_that_is_not_accepted_is_not_registered_for_it(session: ZkSessio
     )
     assert (view.topic_partitions("in"), view.consumer_partitions("in")) == ([(0, 0)], [])
     assert (view.topic_partitions("out"), view.consumer_partitions("out")) == ([], ["0-0"])
+    assert (view.topics(), view.live_topics()) == (["in", "out"], ["in"])
     assert session.nodes.children(session.paths.topic("out")) == ["0-m"]
 
 
@@ -184,10 +185,11 @@ def test_a_broker_with_many_topics_registers_and_unregisters_in_seconds(session:
 class Watchdog:
     """Looks for topics without a broker, from another session, all the time."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, other: ZkSession) -> None:
         self.looks = self.sightings = 0
         self.orphans: list[str] = []
-        self._view = view
+        self._other = other
+        self._view = ClusterView(other)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -202,16 +204,21 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.looks += 1
-            seen = self._view.replicas("last", publish=False)
-            # the topic was there before the brokers are read: it must have one, unless it has gone itself meanwhile
-            if seen and not self._view.brokers() and self._view.replicas("last", publish=False):
+            seen = self._node()
+            # the topic was there before the brokers are read: it must have one, unless its node has gone meanwhile
+            if seen and not self._view.brokers() and self._node() == seen:
                 self.orphans.append(f"look {self.looks}")
             self.sightings += bool(seen)
 
+    def _node(self) -> int | None:
+        """The transaction that made the topic's node: each registration makes a new one."""
+        stat = self._other.zk.exists(self._other.paths.topic_sub_broker("last", "0-m"))
+        return None if stat is None else int(stat.czxid)
 
-def test_nobody_sees_a_topic_without_its_broker(session: ZkSession, view: ClusterView):
+
+def test_nobody_sees_a_topic_without_its_broker(session: ZkSession, other: ZkSession):
     topics = [TopicRegistration(f"t{number}", 2) for number in range(20)]
-    with Watchdog(view) as watchdog:
+    with Watchdog(other) as watchdog:
         for _ in range(5):
             broker = registration(session)
             broker.register([*topics, TopicRegistration("last", 1)])

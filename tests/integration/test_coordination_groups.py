@@ -339,6 +339,37 @@ def test_rejoining_may_be_asked_for(sessions, broker, view):
     assert member.membership.held == {("t", "0-0")}  # which took away nothing of the new session
 
 
+def test_a_member_that_stepped_out_owns_nothing_and_is_not_in_the_group_until_it_rejoins(sessions, broker, view):
+    first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2").joined()
+    assert first.membership.claim("t", "0-0")
+    first.membership.step_out()
+    first.membership.step_out()
+    assert (list(view.consumers("g")), view.owners("g", "t")) == (["g_c2"], {})
+    assert (first.membership.session_id, first.membership.held) == (0, frozenset())
+    wait_for(lambda: len(second.mine()) == 12, "the news of its leaving")
+    expire(first.session)
+    done = threading.Event()
+    first.session.events.post(done.set)  # behind the news of the new session, on which a member joins again by itself
+    assert done.wait(DEADLINE)
+    first.membership._again.close(DEADLINE)
+    assert list(view.consumers("g")) == ["g_c2"]
+    first.membership.rejoin()
+    assert sorted(view.consumers("g")) == ["g_c1", "g_c2"]
+    assert first.membership.claim("t", "0-0")
+    wait_for(lambda: len(second.mine()) == 6, "the news of its return")
+
+
+def test_stepping_out_with_a_session_that_was_replaced_gives_up_nothing_of_the_new_one(sessions, broker, view):
+    member = Member(sessions[0], "c1").joined()
+    assert member.membership.claim("t", "0-0")
+    with deaf(member.session):
+        expire(member.session)
+        member.membership.step_out()
+    assert (view.consumers("g"), view.owners("g", "t")) == ({}, {})
+    member.membership.rejoin()
+    assert list(view.consumers("g")) == ["g_c1"]
+
+
 def test_an_expired_owner_cannot_commit_over_its_successor(sessions, broker):
     old, new = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2").joined()
     stores = [ZooKeeperOffsetStore(session) for session in sessions]

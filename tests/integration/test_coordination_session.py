@@ -22,6 +22,7 @@ from metaq.coordination.znodes import create_ephemeral, create_persistent, delet
 from metaq.protocol.errors import CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import running_brokers
 from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, session_at, wait_for
+from tests.integration.gate import Gate
 from tests.waiting import DEADLINE, assert_within
 
 
@@ -296,6 +297,34 @@ def test_a_restart_of_zookeeper_keeps_the_session_and_its_nodes(own_server: Embe
         assert seen.events == [SessionEvent.SUSPENDED, SessionEvent.RECONNECTED]
         assert session.suspended_seconds == 0
         assert session.nodes.get("/mine") == (b"", before)
+
+
+def test_a_server_that_loses_the_request_of_a_returning_client_does_not_cost_the_session(chroot: str):
+    """A ZooKeeper that starts may take a connection and never answer it."""
+    address, _, path = chroot.partition("/")
+    with Gate(address) as gate, session_at(f"{gate.address}/{path}", timeout=6.0) as session:
+        seen, before = Recorder(session), session.session_id
+        gate.swallow(1)
+        wait_for(lambda: SessionEvent.RECONNECTED in seen.events, "the connection")
+        assert seen.events == [SessionEvent.SUSPENDED, SessionEvent.RECONNECTED]
+        assert session.is_current(before)
+        assert gate.swallowed == 1
+
+
+def test_servers_that_are_switched_off_do_not_cost_the_session(chroot: str):
+    """Nothing comes back from their addresses: kazoo waits for the connection itself."""
+    address, _, path = chroot.partition("/")
+    with Gate(address) as first, Gate(address) as second, Gate(address) as last:
+        hosts = ",".join(each.address for each in (first, second, last))
+        with session_at(f"{hosts}/{path}", timeout=6.0) as session:
+            seen, before = Recorder(session), session.session_id
+            session.zk.randomize_hosts = False
+            first.switch_off()
+            second.switch_off()
+            last.cut()
+            wait_for(lambda: SessionEvent.RECONNECTED in seen.events, "the connection to the last")
+            assert session.is_current(before)
+            assert last.passing
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -41,7 +41,9 @@ def test_these_are_all_snippets():
 
 def test_make_demo_is_the_demo_that_has_tests_of_its_own():
     assert lines("Try it") == ["make demo"]
-    told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert told.splitlines()[-1] == ".venv/bin/metaq demo"
 
 

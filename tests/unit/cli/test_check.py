@@ -314,6 +314,15 @@ def test_a_hole_behind_the_newest_checkpoint_is_what_the_start_cuts_at(check, ke
     assert (log.end_offset, log.message_count) == (30, 1)
 
 
+def test_a_directory_that_is_no_dataPath_is_refused_with_the_one_that_is(tmp_path, capsys):  # noqa: N802
+    StoreHarness(tmp_path / "up" / "broker-0" / "data").kill()
+    for directory in (tmp_path / "up", tmp_path / "up" / "broker-0"):
+        assert run(["check", str(directory)]) == 1
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert f"perhaps {tmp_path / 'up' / 'broker-0' / 'data'}" in said.err
+
+
 def test_what_only_the_journal_has_is_told(check):
     check.data.mkdir()
     harness = StoreHarness(check.data)
@@ -425,6 +434,7 @@ def test_the_transaction_log_is_read(check):
 
 
 def test_a_transaction_log_elsewhere(check, tmp_path):
+    write(check.data / "t-0" / SEGMENT, b"")
     write(tmp_path / "log" / "transactions" / "redo.3", put("TX:a:1"))
     assert check()["transactions"] is None
     assert check("--log-dir", str(tmp_path / "log"))["transactions"]["pending"][0]["first"] == [3, 0]

@@ -41,6 +41,10 @@ def test_help_lists_every_command_without_loading_it(capsys):
         (ConfigError("--port", 8123, "in use: choose another"), "metaq: --port=8123: in use: choose another\n"),
         (CoordinationUnavailable("no ZooKeeper at\n127.0.0.1:1"), "metaq: no ZooKeeper at 127.0.0.1:1\n"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "metaq: /x: Permission denied\n"),
+        (
+            ModuleNotFoundError("No module named 'pandas'", name="pandas.io"),
+            "metaq: pandas is not installed: pip install 'metaq[spark]'\n",
+        ),
     ],
 )
 def test_error_of_the_user_or_the_cluster_is_one_line_and_exit_code_1(failing, capsys, error, expected):
@@ -54,9 +58,10 @@ def test_interrupt_ends_with_130(failing):
     assert app.run(["produce"]) == 130
 
 
-def test_a_bug_is_not_hidden(failing):
-    failing(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), ModuleNotFoundError(name="metaq.no_such_module")])
+def test_a_bug_is_not_hidden(failing, bug):
+    failing(bug)
+    with pytest.raises(type(bug)):
         app.run(["produce"])
 
 

@@ -190,6 +190,15 @@ def test_a_position_that_was_lost_is_said(broker, reader, caplog):
     assert "t 0-0: position 24 is not readable, going on at 52" in caplog.text
 
 
+def test_a_committed_0_that_retention_has_overtaken_is_said_too(broker, reader, caplog):
+    _, second = broker.append("t", 0, b"gone", b"kept")
+    broker.log("t", 0).drop_before(second)
+    reader.state.committed = (0, -1)
+    reader.fetcher.open(reader.state, 0)
+    assert reader.payloads(1) == [b"kept"]
+    assert f"t 0-0: position 0 is not readable, going on at {second}" in caplog.text
+
+
 def test_a_message_larger_than_a_pull_is_read(broker, protocol):
     reader = Reader(broker, protocol, config=ConsumerConfig(fetch_max_bytes=1000, text_idle_step_ms=1))
     broker.append("t", 0, b"small", bytes(50_000), b"after")

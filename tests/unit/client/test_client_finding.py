@@ -136,8 +136,19 @@ def test_a_java_broker_cannot_search(finder_of: Any) -> None:
 
 
 def test_a_damaged_message_is_not_given(finder_of: Any) -> None:
+    with pytest.raises(CorruptRecord) as caught:
+        finder_of(Peer(answer((3, 50, 1, 1), damaged=True))).view_message("t", 1)
+    assert (caught.value.partition, caught.value.position) == (TopicPartition("t", 0, 3), 50)
+
+
+def test_a_damaged_message_hides_none_of_the_others(finder_of: Any) -> None:
+    damaged = answer((0, 0, 1, 1), (0, 24, 2, 2), damaged=True)
+    found = finder_of(Peer(damaged), Peer(answer((0, 0, 3, 3)))).query_message("t", "k")
+    assert found.messages == [message(1, 0, 0, 3), message(0, 0, 0, 1)]
+    (error,) = found.damaged
+    assert (error.partition, error.position) == (TopicPartition("t", 0, 0), 24)
     with pytest.raises(CorruptRecord):
-        finder_of(Peer(answer((0, 0, 1, 1), damaged=True))).view_message("t", 1)
+        finder_of(Peer(answer((0, 0, 1, 1), damaged=True))).oldest_with_key("t", "k")
 
 
 def test_a_message_is_a_place_in_every_partition(finder_of: Any) -> None:

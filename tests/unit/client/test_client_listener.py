@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from metaq.client.consumer.group_member import Notice
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.listener import Listener, RetryLater, accepting
 from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
@@ -41,6 +44,9 @@ class Running:
         self.arrivals = arrivals
         self.notices: SimpleQueue[Notice] = SimpleQueue()
         self.states = [PartitionState(each, Backoff(0.001, 0.01)) for each in broker.partitions]
+        self.poll_watch = PollWatch("g", "g_me", None)
+        member: Any = SimpleNamespace(stepped_out=False, owned={})
+        self.poll_watch.begin(member, self.timers)
         self.listener = Listener(
             accepting(handler, accept),
             batch=batch,
@@ -57,6 +63,7 @@ class Running:
             tell=self.tell,
             damage=DamagePolicy(config.damage, self.damaged.append),
             may_work=lambda: self.may_work,
+            poll_watch=self.poll_watch,
         )
         self.error = None
         self.thread = threading.Thread(target=self.loop)
@@ -119,6 +126,25 @@ def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
         assert handler.processed == [b"%d" % number for number in range(1200)]
         broker.append("t", 0, b"later")
         eventually(lambda: state.consumed == (log.end, log.ids[-1]))
+
+
+def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker):
+    """What it has in work comes again: the next poll() or run() decides whether somebody is there."""
+    go, works = threading.Event(), threading.Event()
+
+    def handler(messages):
+        works.set()
+        go.wait(DEADLINE)
+
+    broker.append("t", 0, b"1")
+    running = Running(broker, handler, config=replace(FAST, stop_seconds=0.01))
+    with running:
+        assert works.wait(DEADLINE)
+        assert running.poll_watch._working
+    assert not running.poll_watch._working
+    go.set()
+    eventually(lambda: not any(thread.is_alive() for thread in running.listener._threads), what="its end")
+    assert not running.poll_watch._working
 
 
 def test_a_failing_message_is_tried_again_while_other_partitions_go_on(broker):
@@ -243,6 +269,54 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
         assert state.consumed == (21, broker.log("t", 0).ids[0])  # the one in work counts, the next is not begun
         assert state.position == 21
         assert running.told == [(False, ["0-0"])]
+
+
+def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_others_do_not(broker):
+    """As when the session ends: the claim of now knows nothing of the handler that works for the one before."""
+    inside, go_on, seen = threading.Event(), threading.Event(), []
+
+    def handler(messages):
+        seen.append(messages[0].payload)
+        if len(seen) == 1:
+            inside.set()
+            assert go_on.wait(DEADLINE)
+
+    broker.append("t", 0, b"1", b"2")
+    with Running(broker, handler, threads=2) as running:
+        assert inside.wait(DEADLINE)
+        running.states[0].deactivate()
+        again = PartitionState(broker.partitions[0], Backoff(0.001, 0.01))
+        running.states.append(again)
+        running.fetcher.open(again, 0)
+        eventually(lambda: again.chunks)
+        broker.append("t", 1, b"other")
+        eventually(lambda: b"other" in seen)  # the free worker would have taken what came before it
+        meanwhile = list(seen)
+        go_on.set()
+        assert meanwhile == [b"1", b"other"]
+        eventually(lambda: len(seen) == 4)
+        assert seen == [b"1", b"other", b"1", b"2"]
+        eventually(lambda: again.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
+
+
+def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handler(messages):
+        inside.set()
+        assert go_on.wait(DEADLINE)
+
+    broker.append("t", 0, b"1")
+    with Running(broker, handler) as running:
+        try:
+            assert inside.wait(DEADLINE)
+            partition = running.states[0].partition
+            running.notices.put(Notice(False, [partition], lambda: None))  # of an earlier claim, which did nothing
+            running.notices.put(Notice(True, [partition], lambda: None))
+            running.arrivals.put(None)
+            eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
+        finally:
+            go_on.set()
 
 
 def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_elsewhere(broker):

@@ -62,6 +62,26 @@ def test_a_change_during_a_try_is_remembered(state):
     assert next_state(state, Event.CHANGED) == (state, (Action.NOTE_CHANGE,))
 
 
+@pytest.mark.parametrize("state", [State.STABLE, State.PLAN_LATER, State.JOIN_LATER, State.DRAINING])
+def test_a_member_that_nobody_polls_steps_out_from_wherever_it_rests_and_joins_again_with_the_next_poll(state):
+    assert next_state(state, Event.IDLE) == (State.STEPPING_OUT, (Action.STEP_OUT,))
+    assert next_state(State.STEPPING_OUT, Event.STEPPED_OUT) == (State.AWAY, ())
+    assert next_state(State.AWAY, Event.CHANGED) == (State.AWAY, ())
+    assert next_state(State.AWAY, Event.POLLED) == (State.JOINING, (Action.JOIN,))
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("event", [Event.IDLE, Event.POLLED])
+def test_that_nobody_polls_or_somebody_does_can_be_heard_of_at_any_time(state, event):
+    next_state(state, event)
+
+
+def test_stepping_out_is_tried_again_until_it_succeeds_or_somebody_polls():
+    assert next_state(State.STEPPING_OUT, Event.FAILED) == (State.STEP_OUT_LATER, (Action.PAUSE,))
+    assert next_state(State.STEP_OUT_LATER, Event.PAUSE_OVER) == (State.STEPPING_OUT, (Action.STEP_OUT,))
+    assert next_state(State.STEP_OUT_LATER, Event.POLLED) == (State.PLANNING, (Action.PLAN,))
+
+
 @pytest.mark.parametrize("state", [each for each in State if each not in (State.LEAVING, State.LEFT)])
 def test_closing_is_possible_at_any_time(state):
     assert next_state(state, Event.CLOSE) == (State.LEAVING, (Action.LEAVE,))
@@ -102,6 +122,7 @@ class MemoryMembership:
         self.failures = []
         self.release_failures = []
         self.left = False
+        self.out = False
 
     def _fail(self):
         if self.failures:
@@ -113,6 +134,16 @@ class MemoryMembership:
     def leave(self):
         self.left = True
         self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
+
+    def step_out(self):
+        if self.release_failures:
+            raise self.release_failures.pop(0)
+        self.out = True
+        self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
+
+    def rejoin(self):
+        self._fail()
+        self.out = False
 
     def snapshot(self):
         self._fail()
@@ -166,8 +197,11 @@ class World:
         self.moved: list[tuple[str, int]] = []
         self.out: set[TopicPartition] = set()
         self.woken = 0
+        self.idle = False
         handout: Any = SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states))
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
+        self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
+        missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
         self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
             membership,
@@ -177,9 +211,11 @@ class World:
             ConsumerConfig(),
             range_assignment,
             start,
+            missing_topics,
             timers,
             wake=self.wake,
             wants_notice=wants_notice,
+            is_idle=lambda: self.idle,
             clock=lambda: self.now,
         )
         self.rerouted: list[str] = []
@@ -233,6 +269,13 @@ def test_a_stored_offset_wins_over_the_start():
     world.start()
     assert world.opened == [("0-0", 555)]
     assert world.committer.commit(world.member.owned.values()) == 0  # nothing changed yet
+
+
+def test_each_plan_looks_for_missing_topics():
+    world = World().start()
+    world.membership.partitions = ["0-0"]
+    world.member.take(Event.CHANGED)
+    assert world.looks == [{"t": []}, {"t": ["0-0"]}]
 
 
 def test_when_another_joins_its_share_is_committed_and_then_released():
@@ -422,6 +465,175 @@ def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0
     assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
 
 
+# --- nobody polls -----------------------------------------------------------------------------------------------------
+
+
+def idle(*partitions):
+    world = World(*partitions).start()
+    world.idle = True
+    return world
+
+
+def test_a_member_that_nobody_polls_commits_gives_everything_up_and_leaves_the_group():
+    world = idle("0-0", "0-1")
+    world.consume("0-1", 77)
+    states = list(world.member.owned.values())
+    world.member.step_out()
+    assert world.member.stepped_out
+    world.queued()
+    assert (world.state(), world.owned(), world.membership.owners) == (State.AWAY, [], {})
+    assert world.membership.out
+    assert not world.membership.left
+    assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
+    assert not any(state.active for state in states)
+    assigned, revoked = world.member.notices.get(), world.member.notices.get()
+    assert (assigned.assigned, revoked.assigned) == (True, False)
+    assert [str(each) for each in revoked.partitions] == ["0-0", "0-1"]  # heard of with the next poll
+    world.member.changed()
+    world.queued()
+    assert world.state() is State.AWAY
+
+
+def test_it_takes_part_again_with_the_next_poll_from_what_is_committed_by_then():
+    world = idle("0-0", "0-1")
+    world.member.step_out()
+    world.queued()
+    world.store.offsets["t", "0-0"] = Offset(9, 555)  # the other member's
+    world.idle = False
+    world.member.come_back()
+    world.queued()
+    assert not world.member.stepped_out
+    assert not world.membership.out
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert world.opened[2:] == [("0-0", 555), ("0-1", 0)]
+
+
+def test_a_poll_that_comes_before_it_has_stepped_out_keeps_everything():
+    world = idle("0-0")
+    world.member.step_out()
+    world.idle = False
+    world.queued()
+    assert (world.state(), world.owned(), world.member.stepped_out) == (State.STABLE, ["0-0"], False)
+    assert not world.membership.out
+
+
+def test_a_poll_that_was_heard_of_before_the_idle_time_that_it_ended_leaves_no_member_out_for_ever():
+    world = idle("0-0")
+    world.member.step_out()
+    world.member.come_back()  # and then nobody polls again for so long that it steps out when it gets to it
+    world.queued()
+    world.member.step_out()
+    world.queued()
+    assert (world.state(), world.member.stepped_out) == (State.AWAY, True)
+    world.idle = False
+    world.member.come_back()
+    world.queued()
+    assert (world.state(), world.member.stepped_out) == (State.STABLE, False)
+
+
+def test_coming_back_that_an_exception_interrupts_is_made_good_by_the_next_poll():
+    world = idle("0-0")
+    world.member.step_out()
+    world.queued()
+    world.idle = False
+    real = world.member._events
+
+    def interrupted(event):
+        raise KeyboardInterrupt
+
+    world.member._events = cast(Any, SimpleNamespace(put=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        world.member.come_back()
+    world.member._events = real
+    assert world.member.stepped_out  # so the next poll does it again
+    world.member.come_back()
+    world.queued()
+    assert world.state() is State.STABLE
+
+
+def test_what_cannot_be_committed_or_released_is_tried_again_until_somebody_polls(caplog):
+    world = idle("0-0")
+    world.consume("0-0", 77)
+    world.store.failures = [CoordinationUnavailable("no answer")]
+    world.membership.release_failures = [CoordinationUnavailable("no answer")]
+    world.member.step_out()
+    for _ in range(2):
+        world.queued()
+        assert (world.state(), world.owned()) == (State.STEP_OUT_LATER, ["0-0"])
+        world.timers.pop()[1]()
+    world.queued()
+    assert (world.state(), world.store.offsets) == (State.AWAY, {("t", "0-0"): Offset(5, 77)})
+    assert caplog.text.count("no answer") == 1
+
+
+def test_a_poll_while_stepping_out_fails_goes_on_with_what_is_owned():
+    world = idle("0-0")
+    world.membership.release_failures = [CoordinationUnavailable("no answer")]
+    world.member.step_out()
+    world.queued()
+    assert world.state() is State.STEP_OUT_LATER
+    world.idle = False
+    world.member.come_back()
+    world.queued()
+    assert (world.state(), world.owned(), world.moved) == (State.STABLE, ["0-0"], [("0-0", 0)])
+    assert not world.member.owned[TopicPartition("t", 0, 0)].revoking
+
+
+def test_a_session_that_ends_while_it_steps_out_takes_everything_with_it():
+    world = idle("0-0")
+    world.consume("0-0", 77)
+    world.store.failures = [SessionLost("over")]
+    world.membership.session_id, real = 1, world.store.commit
+
+    def commit(group, offsets, fence):
+        world.membership.session_id = 0
+        real(group, offsets, fence)
+
+    world.store.commit = commit
+    world.member.step_out()
+    world.queued()
+    assert (world.state(), world.owned(), world.store.log) == (State.AWAY, [], [])
+
+
+def test_a_member_that_waits_for_its_user_to_let_go_steps_out_at_once():
+    world = idle("0-0", "0-1")
+    world.out = {TopicPartition("t", 0, 1)}
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.state() is State.DRAINING
+    world.member.step_out()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.AWAY, [])
+    world.timers[-1][1]()  # the wait is over, and nobody cares
+    world.queued()
+    assert world.state() is State.AWAY
+
+
+def test_a_member_that_could_not_come_back_tries_again():
+    world = idle("0-0")
+    world.member.step_out()
+    world.queued()
+    world.idle = False
+    world.membership.failures = [CoordinationUnavailable("no answer")]
+    world.member.come_back()
+    world.queued()
+    assert world.state() is State.JOIN_LATER
+    world.timers.pop()[1]()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0"])
+
+
+def test_closing_while_it_is_away_ends():
+    world = idle("0-0")
+    world.member.step_out()
+    world.queued()
+    world.member.take(Event.CLOSE)
+    assert world.state() is State.LEFT
+
+
+# --- lost sessions ----------------------------------------------------------------------------------------------------
+
+
 def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     world = World("0-0").start()
     world.consume("0-0", 77)
@@ -475,6 +687,37 @@ def test_a_session_lost_while_committing_is_noticed():
     world.store.commit = commit
     world.member.take(Event.CHANGED)
     assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+
+
+def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again():
+    """What a claim that failed has waited for says nothing about a later try to join."""
+    world = World("0-1", "0-2", wants_notice=True).start()
+    world.membership.members = ["g_me", "g_z"]
+    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]  # 0-2 goes, 0-0 is wanted …
+    world.membership.owners["0-0"] = "g_slow"
+    world.member.take(Event.CHANGED)
+    world.member.take(Event.CHANGED)
+    real = world.membership.claim_many
+
+    def claim_many(wanted):
+        world.membership.members = ["g_a", "g_me"]  # … but refused, and by now 0-1 goes, too
+        return real(wanted)
+
+    world.membership.claim_many = claim_many
+    world.member.notices.get()
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.DRAINING, ["0-1"])
+    world.member.take(Event.CHANGED)
+    world.membership.session_id, world.membership.owners = 0, {}
+    world.membership.release_failures = [SessionLost("over")]
+    world.member.notices.get().done()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+    world.membership.session_id = 2
+    world.timers.pop()[1]()
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
 
 
 def test_a_change_that_comes_while_draining_leads_to_another_plan():

@@ -1,0 +1,131 @@
+"""Whether anybody polls a member of a group: what a member owns and nobody reads, nobody else can read.
+
+As Kafka's max.poll.interval.ms, it counts the time that the user's program keeps to itself between two polls: a poll
+that waits for messages is no such time, and work on messages is, also that of a handler of run().
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Hashable
+
+from ..config import IDLE_WARNING_SECONDS
+from ..timers import Timers
+from .group_member import GroupMember
+
+__all__ = ["PollWatch"]
+
+log = logging.getLogger(__name__)
+
+
+class PollWatch:
+    """Watches one consumer. attend() and wait() on the thread that polls, works() and rests() on those of handlers.
+
+    An exception may come out of any line on the polling thread: what it leaves is put right by the
+    next attend().
+    """
+
+    def __init__(
+        self, group: str, consumer_id: str, limit: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """limit: seconds without a poll after which the member steps out of its group; None: never."""
+        self._group = group
+        self._consumer_id = consumer_id
+        self._limit = math.inf if limit is None else limit
+        self._clock = clock
+        self._since = clock()
+        self._waits = False
+        self._working: dict[Hashable, float] = {}  # handlers that have not returned, and since when
+        self._warned_of = -math.inf  # the beginning of the idle time that was warned of
+
+    def begin(self, member: GroupMember, timers: Timers) -> None:
+        """Look from now on, for as long as the timers run."""
+        self._member = member
+        self._timers = timers
+        self._look_later(0.0)
+
+    # --- polling thread ---------------------------------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """The polling thread is here. A member that had stepped out takes part again."""
+        self._since = self._clock()
+        self._waits = False
+        if self._member.stepped_out and not self.is_idle():
+            self._member.come_back()
+
+    def wait(self, wait: Callable[[], None]) -> None:
+        """Call `wait`, however long it waits."""
+        try:
+            self._waits = True
+            wait()
+        finally:
+            try:
+                self._since = self._clock()
+            finally:
+                self._waits = False
+
+    # --- handlers' threads ------------------------------------------------------------------------------------------
+
+    def works(self, worker: Hashable) -> None:
+        """A handler is called by `worker`; what it was called with before is done."""
+        self._working[worker] = self._clock()
+
+    def rests(self, worker: Hashable) -> None:
+        """`worker` waits for something to do."""
+        self._working.pop(worker, None)
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def is_idle(self) -> bool:
+        """Whether nobody has polled for so long that the member shall not own anything any more."""
+        return self._clock() - self._beginning() >= self._limit
+
+    def _beginning(self) -> float:
+        """Since when nobody polls, or a handler works; inf while neither is so."""
+        return min([math.inf if self._waits else self._since, *list(self._working.values())])
+
+    # --- timer thread -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        beginning = self._beginning()
+        idle = self._clock() - beginning
+        if idle >= self._limit:
+            if not self._member.stepped_out:
+                self._tell_limit(beginning)
+                self._member.step_out()
+        elif idle >= IDLE_WARNING_SECONDS and beginning != self._warned_of and self._member.owned:
+            self._warned_of = beginning
+            self._warn(beginning)
+        self._look_later(idle)
+
+    def _look_later(self, idle: float) -> None:
+        """At the next moment at which something may be due."""
+        due = [each - idle for each in (IDLE_WARNING_SECONDS, self._limit) if each > idle]
+        self._timers.call_later(min(*due, IDLE_WARNING_SECONDS, self._limit), self._look)
+
+    def _what_happened(self, beginning: float) -> str:
+        seconds = f"{self._clock() - beginning:.0f} s"
+        if beginning in self._working.values():
+            return f"a handler of {self._consumer_id} has not returned for {seconds}"
+        return f"nobody has polled {self._consumer_id} for {seconds}"
+
+    def _warn(self, beginning: float) -> None:
+        log.warning(
+            "group %s: %s, so nobody gets the messages of its %d partitions: poll more often, with fewer messages at "
+            "once, or close() it; with ConsumerConfig(max_poll_interval_seconds=...) it gives them to others by itself",
+            self._group,
+            self._what_happened(beginning),
+            len(self._member.owned),
+        )
+
+    def _tell_limit(self, beginning: float) -> None:
+        log.warning(
+            "group %s: %s (max_poll_interval_seconds=%g): it leaves its %d partitions to others until the next poll(), "
+            "and messages in work come again there; poll more often, with fewer messages at once, or raise the limit",
+            self._group,
+            self._what_happened(beginning),
+            self._limit,
+            len(self._member.owned),
+        )

@@ -1,0 +1,314 @@
+"""What a run's history must not show. Each checker reads the whole history and names what is wrong in it.
+
+    lost          acknowledged, and in no partition; or not at the place, or with the id, that the acknowledgement told
+    false         handed out, and not what lies there in the partition
+    unseen        in a partition at the end, and never handed to a group
+    reordered     an ownership goes back, or hands out an offset twice; or the producer's order does not hold: in each
+                  partition the first copies of what was sent with one key, or to that partition, lie in the order of
+                  sending, and so do the acknowledged messages of a thread that waits for each of them. What was
+                  acknowledged of one key is stored in that order across partitions, too, by the times in the ids
+    skipped       an offset is handed out while one in front of it has not been handed to anybody of the group
+    regressed     a committed offset goes back; or an ownership that was announced after a commit was seen begins in
+                  front of it
+    double-owned  two members are handed messages of one partition in turns: a call that began after another member's
+                  first and ended before that one's last call began, within one ownership of that other. Or two handlers
+                  of one member are in one partition at once
+    uncommitted   everybody left properly, and what was consumed is not committed
+
+What may be: a message is handed out again by an owner that follows one that did not commit it (`duplicates` counts
+them). A member whose session somebody ends on the server does not know of it at once: without its connection it may
+hand out what it has for a third of its session time (docs/client.md, Groups), so its calls in that time own nothing.
+A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. A call that
+was frozen (SIGSTOP) in the middle counts from the moment at which it began.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from metaq.protocol.message_id import store_time_ms
+
+from .facts import GRACE_SECONDS, Ack, Call, Commit, History, Name, Owner, Stored
+
+__all__ = ["CHECKERS", "KEPT_IN_ORDER", "Problem", "duplicates", "judge"]
+
+KEPT_IN_ORDER = ("keyed", "fixed")
+"""Beginnings of the names of producers whose first copies are in order, by key."""
+ACKNOWLEDGED_IN_ORDER = ("keyed", "fixed", "sequential")
+"""Those whose acknowledged messages are."""
+
+SESSION_KILLED = "session"
+"""The kind of fault that ends a session on the server."""
+
+_AT_ONCE = 3
+"""Names listed in one problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """partition, time: where to look in the journals; time is None if it has none."""
+
+    kind: str
+    text: str
+    partition: str
+    time: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.partition}: {self.text}"
+
+
+def judge(history: History) -> list[Problem]:
+    """All problems, by kind."""
+    return [problem for checker in CHECKERS.values() for problem in checker(history)]
+
+
+def lost(history: History) -> Iterator[Problem]:
+    anywhere: dict[Name, list[Stored]] = defaultdict(list)
+    for records in history.stored.values():
+        for record in records:
+            anywhere[record.name].append(record)
+    for ack in history.acks:
+        copies = anywhere[ack.name]
+        if any((each.partition, each.offset, each.id) == (ack.partition, ack.offset, ack.id) for each in copies):
+            continue
+        where = ", ".join(f"{each.partition} @{each.offset} id {each.id}" for each in copies)
+        told = f"{ack.name}, acknowledged @{ack.offset} with id {ack.id}"
+        yield Problem("lost", f"{told}, is {f'only in {where}' if where else 'in no partition'}", ack.partition)
+
+
+def false(history: History) -> Iterator[Problem]:
+    there = {(each.partition, each.offset): each for records in history.stored.values() for each in records}
+    for owner in history.owners:
+        for call in owner.calls:
+            for place in call.places:
+                record = there.get((owner.partition, place.offset))
+                if record is None or (record.id, record.name) != (place.id, place.name):
+                    text = f"{owner.group}.{owner.member} was handed {place.name} @{place.offset} id {place.id}; "
+                    text += f"there lies {f'{record.name} id {record.id}' if record else 'nothing'}"
+                    yield Problem("false", text, owner.partition, call.time)
+
+
+def unseen(history: History) -> Iterator[Problem]:
+    acknowledged = {(ack.partition, ack.offset) for ack in history.acks}
+    seen: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for owner in history.owners:
+        for call in owner.calls:
+            seen[owner.group, owner.partition].update(place.offset for place in call.places)
+    for group in history.groups:
+        for partition, records in history.stored.items():
+            missing = [each for each in records if each.offset not in seen[group, partition]]
+            if missing:
+                known = sum((partition, each.offset) in acknowledged for each in missing)
+                text = f"{group} was never handed {len(missing)} messages ({known} acknowledged): {_records(missing)}"
+                yield Problem("unseen", text, partition)
+
+
+def reordered(history: History) -> Iterator[Problem]:
+    for owner in history.owners:
+        last = -1
+        for call in owner.calls:
+            for place in call.places:
+                if place.offset <= last:
+                    text = f"{owner.group}.{owner.member} was handed @{place.offset} ({place.name}) after @{last}"
+                    yield Problem("reordered", text, owner.partition, call.time)
+                last = place.offset
+    for partition, records in history.stored.items():
+        yield from _first_copies(partition, records)
+    yield from _acknowledged(history.acks)
+
+
+def _first_copies(partition: str, records: Iterable[Stored]) -> Iterator[Problem]:
+    highest: dict[tuple[str, str], Stored] = {}
+    known: set[Name] = set()
+    for record in records:
+        name = record.name
+        if name in known or not name.producer.startswith(KEPT_IN_ORDER):
+            continue
+        known.add(name)
+        before = highest.get(name[:2])
+        if before is not None and name.number < before.name.number:
+            text = f"{name} @{record.offset} lies behind {before.name} @{before.offset}, which was sent later"
+            yield Problem("reordered", text, partition)
+        else:
+            highest[name[:2]] = record
+
+
+def _acknowledged(acks: Iterable[Ack]) -> Iterator[Problem]:
+    """In the order of numbers, what was acknowledged has rising offsets in each partition, and no falling time."""
+    furthest: dict[tuple[str, str, str], Ack] = {}
+    latest: dict[tuple[str, str], Ack] = {}
+    for ack in sorted(acks, key=lambda each: (each.name.producer, each.name.number)):
+        name = ack.name
+        if not name.producer.startswith(ACKNOWLEDGED_IN_ORDER):
+            continue
+        here = (*name[:2], ack.partition)
+        before = furthest.get(here)
+        if before is not None and ack.offset <= before.offset:
+            text = f"{name} was acknowledged @{ack.offset}, {before.name}, which was sent earlier, @{before.offset}"
+            yield Problem("reordered", text, ack.partition)
+        furthest[here] = ack
+        last = latest.get(name[:2])
+        if last is not None and _stored_at(ack) < _stored_at(last):
+            text = f"{name} was stored before {last.name} (in {last.partition}), which was sent earlier"
+            yield Problem("reordered", text, ack.partition)
+        latest[name[:2]] = ack
+
+
+def _stored_at(ack: Ack) -> int:
+    return store_time_ms(ack.id) or 0
+
+
+def skipped(history: History) -> Iterator[Problem]:
+    for (group, partition), calls in _calls(history.owners).items():
+        records = history.stored.get(partition, ())
+        offsets = [each.offset for each in records]
+        seen = [False] * len(records)
+        frontier = 0
+        for owner, call in calls:
+            for place in call.places:
+                index = bisect_left(offsets, place.offset)
+                if index == len(offsets) or offsets[index] != place.offset:
+                    continue  # `false` tells
+                while frontier < index and seen[frontier]:
+                    frontier += 1
+                if frontier < index:
+                    passed = [records[each] for each in range(frontier, index) if not seen[each]]
+                    text = f"{group}.{owner.member} was handed @{place.offset}, and nobody of {group} had been given "
+                    yield Problem("skipped", f"{text}{len(passed)} in front: {_records(passed)}", partition, call.time)
+                    for each in range(frontier, index):
+                        seen[each] = True  # told once
+                seen[index] = True
+    for owner in history.owners:
+        # run() tells of a loss late, and handlers of the next claim may be in what looks like the former one
+        if not (owner.calls_handlers and owner.end < math.inf):
+            yield from _gaps(owner, history.stored.get(owner.partition, ()))
+
+
+def _gaps(owner: Owner, records: Sequence[Stored]) -> Iterator[Problem]:
+    """An ownership hands out one message after the other, also those that somebody else has had before."""
+    follows = {before.offset: after.offset for before, after in pairwise(records)}
+    last = None
+    for call in owner.calls:
+        for place in call.places:
+            if last is not None and place.offset > last and follows.get(last) != place.offset:
+                text = f"{owner.group}.{owner.member} was handed @{place.offset} right after @{last}"
+                yield Problem("skipped", text, owner.partition, call.time)
+            last = place.offset
+
+
+def regressed(history: History) -> Iterator[Problem]:
+    commits: dict[tuple[str, str], list[Commit]] = defaultdict(list)
+    for commit in sorted(history.commits, key=lambda each: each.zxid):
+        here = commits[commit.group, commit.partition]
+        if here and commit.offset < here[-1].offset:
+            text = f"the offset of {commit.group} went from {here[-1].offset} back to {commit.offset} (zxid "
+            yield Problem("regressed", f"{text}{commit.zxid:x})", commit.partition, commit.seen)
+        here.append(commit)
+    for owner in history.owners:
+        if not (owner.announced and owner.calls):
+            continue
+        first = owner.calls[0]
+        known = [each for each in commits[owner.group, owner.partition] if each.seen < owner.begin]
+        furthest = max((each.offset for each in known), default=0)
+        if first.places[0].offset < furthest:
+            text = f"{owner.group}.{owner.member} began @{first.places[0].offset} although {furthest} was committed"
+            yield Problem("regressed", text, owner.partition, first.time)
+
+
+def double_owned(history: History) -> Iterator[Problem]:
+    spans: dict[tuple[str, str], list[tuple[Owner, list[Call]]]] = defaultdict(list)
+    for owner in history.owners:
+        calls = [call for call in owner.calls if not _is_excused(owner, call, history)]
+        if calls:
+            spans[owner.group, owner.partition].append((owner, calls))
+    for (group, partition), owners in spans.items():
+        for other, theirs in owners:
+            begin, end = theirs[0].time, theirs[-1].began
+            for owner, calls in owners:
+                inside = [call for call in calls if begin <= call.began and call.time <= end]
+                if owner.member != other.member and inside:
+                    text = (
+                        f"{group}.{owner.member} was handed {sum(len(call.places) for call in inside)} messages from "
+                    )
+                    text += f"@{inside[0].places[0].offset} on between two calls of {group}.{other.member}"
+                    yield Problem("double-owned", text, partition, inside[0].time)
+    yield from _handlers_at_once(history.owners)
+
+
+def _is_excused(owner: Owner, call: Call, history: History) -> bool:
+    allowed = history.session_seconds / 3 + GRACE_SECONDS
+    return any(
+        fault.kind == SESSION_KILLED
+        and fault.victim == f"{owner.group}.{owner.member}"
+        and fault.begin <= call.time
+        and call.began <= fault.end + allowed
+        for fault in history.faults
+    )
+
+
+def _handlers_at_once(owners: Iterable[Owner]) -> Iterator[Problem]:
+    lanes: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
+    for owner in owners:
+        if owner.calls_handlers:
+            lanes[owner.group, owner.member, owner.partition] += owner.calls
+    for (group, member, partition), calls in lanes.items():
+        ordered = sorted(calls, key=lambda each: each.time)
+        for before, after in pairwise(ordered):
+            if before.done is not None and after.time < before.done:
+                text = f"a handler of {group}.{member} got @{after.places[0].offset} while another was at "
+                yield Problem("double-owned", f"{text}@{before.places[0].offset}", partition, after.time)
+
+
+def uncommitted(history: History) -> Iterator[Problem]:
+    if not history.settled:
+        return
+    last: dict[tuple[str, str], Commit] = {}
+    for commit in sorted(history.commits, key=lambda each: each.zxid):
+        last[commit.group, commit.partition] = commit
+    for group in history.groups:
+        for partition, records in history.stored.items():
+            reached = last[group, partition].offset if (group, partition) in last else 0
+            if records and reached != records[-1].end:
+                text = f"{group} has consumed up to {records[-1].end} and committed {reached}"
+                yield Problem("uncommitted", text, partition)
+
+
+def duplicates(history: History) -> int:
+    """How many messages were handed to a group again."""
+    count = 0
+    for calls in _calls(history.owners).values():
+        offsets = [place.offset for _, call in calls for place in call.places]
+        count += len(offsets) - len(set(offsets))
+    return count
+
+
+def _calls(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[tuple[Owner, Call]]]:
+    """By group and partition, in the order of time."""
+    found: dict[tuple[str, str], list[tuple[Owner, Call]]] = defaultdict(list)
+    for owner in owners:
+        found[owner.group, owner.partition] += ((owner, call) for call in owner.calls)
+    for calls in found.values():
+        calls.sort(key=lambda each: each[1].time)
+    return found
+
+
+def _records(records: Sequence[Stored]) -> str:
+    shown = ", ".join(f"{each.name} @{each.offset}" for each in records[:_AT_ONCE])
+    return f"{shown}, …" if len(records) > _AT_ONCE else shown
+
+
+CHECKERS: Mapping[str, Callable[[History], Iterator[Problem]]] = {
+    "lost": lost,
+    "false": false,
+    "unseen": unseen,
+    "reordered": reordered,
+    "skipped": skipped,
+    "regressed": regressed,
+    "double-owned": double_owned,
+    "uncommitted": uncommitted,
+}

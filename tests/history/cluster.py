@@ -1,0 +1,220 @@
+"""Everything that runs in a run: the ensemble, brokers, producers, members of groups, and who is allowed to end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import sender
+from .brokers import BrokerPlace
+from .children import Child, wait_until
+from .ensemble import Ensemble
+from .journal import read_journal
+from .member import MODES, Task
+from .watcher import CommitWatcher
+
+__all__ = ["PARTITIONS", "SESSION_SECONDS", "TOPICS", "Cluster", "Member", "Shape"]
+
+SESSION_SECONDS = 6.0
+TOPICS = ("t", "u")
+PARTITIONS = 2
+"""Of each topic and broker."""
+
+_SERVE_SECONDS = 240.0
+_BURST_THREADS, _BURST_LIVES = 2, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a run is. groups: name -> the modes of its members. per_second: messages of each of four producers."""
+
+    brokers: int
+    groups: dict[str, tuple[str, ...]]
+    per_second: float
+
+    @classmethod
+    def drawn(cls, seed: int) -> Shape:
+        """Two groups, in which each mode comes once or twice."""
+        rng = random.Random(f"shape {seed}")
+        modes = list(MODES)
+        rng.shuffle(modes)
+        modes += [rng.choice(MODES) for _ in range(rng.randrange(3))]
+        cut = rng.randrange(2, len(modes) - 1)
+        return cls(rng.choice((2, 3)), {"g": tuple(modes[:cut]), "h": tuple(modes[cut:])}, rng.choice((10.0, 30.0)))
+
+
+class Member:
+    """A place in a group: one consumer after the other, each in a process of its own."""
+
+    def __init__(self, group: str, base: str, mode: str) -> None:
+        self.group = group
+        self.base = base
+        self.mode = mode
+        self.lives = 0
+        self.consumer_id = ""
+        self.child: Child | None = None
+
+    @property
+    def life(self) -> str:
+        return f"{self.base}-{self.lives}"
+
+    @property
+    def name(self) -> str:
+        """Of the life of now, with its group."""
+        return f"{self.group}.{self.life}"
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.running
+
+
+class Cluster:
+    """Use as a context manager, on one thread: nothing that it has started outlives it."""
+
+    def __init__(self, directory: Path, seed: int, shape: Shape) -> None:
+        self.directory = directory
+        self.shape = shape
+        self.seed = seed
+        self.events = directory / "events"
+        self.events.mkdir(parents=True)
+        self.acks = directory / "acks.journal"
+        self.commits = directory / "commits.journal"
+        self.ensemble = Ensemble(directory)
+        self.brokers: list[BrokerPlace] = []
+        self.members = [
+            Member(group, f"{mode}{number}", mode)
+            for group, modes in shape.groups.items()
+            for number, mode in enumerate(modes)
+        ]
+        self.bursts: list[Child] = []
+        self.watcher = CommitWatcher(self.ensemble.connect_string, list(shape.groups), TOPICS, self.commits)
+        self._rng = random.Random(f"cluster {seed}")
+        self._strategies = {group: self._rng.choice(("range", "consist")) for group in shape.groups}
+        self._numbers = count(1)
+        self._children: list[tuple[str, Child]] = []
+        self._may_end: set[Child] = set()
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._ending.close()
+            raise
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._ending.close()
+
+    def _start(self) -> None:
+        self._ending.enter_context(self.ensemble)
+        self._ending.callback(self._kill_all)
+        for number in range(self.shape.brokers):
+            connect = self.ensemble.connect_string
+            self.brokers.append(BrokerPlace(self.directory, connect, number, TOPICS, PARTITIONS, SESSION_SECONDS))
+            self.start_broker(self.brokers[-1])
+        self.await_brokers()
+        self._ending.callback(self.watcher.close)
+        self.watcher.start()
+        for member in self.members:
+            self.start_member(member)
+        task = sender.Task(
+            self.ensemble.connect_string,
+            TOPICS,
+            self.shape.brokers,
+            PARTITIONS,
+            self.seed,
+            str(self.acks),
+            self.shape.per_second,
+        )
+        self.sender = self._child("sender", task.words())
+        started = wait_until(lambda: bool(list(read_journal(self.acks))), _SERVE_SECONDS)
+        assert started, f"the producers did not start: {self.sender.log.read_text()}"
+
+    def _kill_all(self) -> None:
+        for _, child in self._children:
+            child.kill()
+
+    def _child(self, name: str, words: Sequence[str]) -> Child:
+        child = Child(words, self.directory / f"{name}.log")
+        self._children.append((name, child))
+        return child
+
+    def start_broker(self, broker: BrokerPlace) -> None:
+        """Without waiting until it serves."""
+        if not broker.running:
+            broker.start()
+            assert broker.child is not None
+            self._children.append((broker.name, broker.child))
+
+    def await_brokers(self) -> None:
+        """Raises AssertionError if they do not come to serve."""
+        serve = wait_until(lambda: all(broker.serves for broker in self.brokers), _SERVE_SECONDS)
+        assert serve, f"brokers do not serve: {[broker.name for broker in self.brokers if not broker.serves]}"
+
+    def start_member(self, member: Member) -> None:
+        """A new life; half of the times under the consumer id of the one before."""
+        member.lives += 1
+        if not (member.consumer_id and self._rng.random() < 0.5):
+            member.consumer_id = member.life
+        member.child = self._child(member.name, self._task(member, member.life, member.consumer_id).words())
+
+    def start_burst(self, number: int) -> Child:
+        """Members that come and go beside each other, in a process that ends by itself."""
+        group = self._rng.choice(list(self.shape.groups))
+        member = Member(group, "burst", self._rng.choice(("poll", "poll_arrow", "run")))
+        name = f"burst-{number}"
+        task = self._task(member, name, "", _BURST_LIVES, _BURST_THREADS)
+        child = self._child(f"{group}.{name}", task.words())
+        self.bursts.append(child)
+        self._may_end.add(child)
+        return child
+
+    def _task(self, member: Member, name: str, consumer_id: str, lives: int = 0, threads: int = 1) -> Task:
+        return Task(
+            self.ensemble.connect_string,
+            member.group,
+            name,
+            TOPICS,
+            member.mode,
+            next(self._numbers),
+            str(self.events),
+            SESSION_SECONDS,
+            self._strategies[member.group],
+            consumer_id,
+            lives,
+            threads,
+        )
+
+    def terminate(self, child: Child) -> None:
+        """SIGTERM; it may end from now on. Does not wait."""
+        self._may_end.add(child)
+        child.terminate()
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL."""
+        self._may_end.add(child)
+        child.kill()
+
+    def crashed(self) -> list[str]:
+        """Who has ended and was not asked to, or with an error."""
+        ended = [(name, child, child.process.poll()) for name, child in self._children]
+        return [
+            f"{name} ended with {code}, see {child.log}"
+            for name, child, code in ended
+            if code is not None and (child not in self._may_end or code > 0) and not _found_no_zookeeper(child)
+        ]
+
+
+def _found_no_zookeeper(child: Child) -> bool:
+    """A broker that starts ends with a line that says so if ZooKeeper goes meanwhile; its operator starts it again."""
+    last = child.log.read_text("utf-8", "replace").rstrip().rpartition("\n")[2]
+    return last.startswith("metaq broker: ZooKeeper at ") and " does not answer within " in last

@@ -1,0 +1,112 @@
+"""A ZooKeeper ensemble of three real servers on loopback, each of which can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from metaq.coordination.embedded import EmbeddedZooKeeper, four_letter_word
+from metaq.coordination.ports import ready_ports
+
+from .children import wait_until
+
+__all__ = ["Ensemble"]
+
+SERVERS = 3
+TICK_MS = 500
+_START_SECONDS = 180.0
+
+
+class Ensemble:
+    """start() it, use connect_string, close() it. One thread, but `leader`."""
+
+    def __init__(self, directory: Path) -> None:
+        ports = ready_ports("port", 0, 3 * SERVERS)
+        places = [ports[number::SERVERS] for number in range(SERVERS)]
+        peers = "".join(f"server.{number}=127.0.0.1:{place[1]}:{place[2]}\n" for number, place in enumerate(places, 1))
+        self.servers = [
+            _Server(directory / f"zookeeper-{number}", place[0], number, peers)
+            for number, place in enumerate(places, 1)
+        ]
+        self.connect_string = ",".join(server.connect_string for server in self.servers)
+
+    def start(self) -> None:
+        """Start all; returns once there is a leader and everybody serves. Raises AssertionError."""
+        for server in self.servers:
+            server.start()
+        self.await_health()
+
+    def await_health(self) -> None:
+        """Wait until every server serves. Raises AssertionError."""
+        healthy = wait_until(lambda: all(server.mode for server in self.servers), _START_SECONDS)
+        assert healthy, f"the ensemble does not serve: {[server.mode for server in self.servers]}"
+
+    def leader(self) -> int | None:
+        """Index of the server that leads now; None if none says so."""
+        for index, server in enumerate(self.servers):
+            if server.running and server.mode == "leader":
+                return index
+        return None
+
+    def kill(self, index: int) -> None:
+        self.servers[index].kill()
+
+    def restart(self, index: int) -> None:
+        """Start it again, without waiting until it serves."""
+        if not self.servers[index].running:
+            self.servers[index].start()
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Server(EmbeddedZooKeeper):
+    """One of several; start() does not wait, because one alone never serves."""
+
+    def __init__(self, directory: Path, port: int, number: int, peers: str) -> None:
+        super().__init__(directory, port, tick_time_ms=TICK_MS, heap_mb=128)
+        self._number = number
+        self._peers = peers
+
+    @property
+    def mode(self) -> str:
+        """`leader`, `follower`, or an empty text while it serves nobody."""
+        try:
+            said = four_letter_word(self.host, self.port, b"srvr")
+        except OSError:
+            return ""
+        _, found, rest = said.partition("Mode: ")
+        return rest.split()[0] if found else ""
+
+    def kill(self) -> None:
+        if self.running and self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
+        self.stop()
+
+    def _write_config(self) -> Path:
+        config = super()._write_config()
+        (self.data_dir / "data").mkdir(exist_ok=True)
+        (self.data_dir / "data" / "myid").write_text(f"{self._number}\n")
+        with config.open("a", encoding="utf-8") as lines:
+            lines.write(f"initLimit=40\nsyncLimit=10\n{self._peers}")
+        return config
+
+    def _wait_until_serving(self, deadline: float) -> None:
+        """The ensemble waits for all of its servers."""

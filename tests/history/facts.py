@@ -1,0 +1,143 @@
+"""What happened in a run, as values: the input of the checkers (checkers.py).
+
+Times are seconds of the machine's monotonic clock, which all processes of a run share. A partition is named
+`<topic> <broker>-<partition>`. Messages know their producer, their key and its number for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Ack", "Call", "Commit", "Done", "History", "Name", "Owner", "Place", "Stored", "narrowed"]
+
+GRACE_SECONDS = 0.5
+"""How long a running process may take from its decision to hand a message out to the moment that it writes down."""
+
+
+class Name(NamedTuple):
+    """A message: who sent it, with which key, and its number among all of that producer."""
+
+    producer: str
+    key: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}/{self.key}/{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        """The inverse of str(). Raises ValueError."""
+        producer, key, number = text.split("/")
+        return cls(producer, key, int(number))
+
+
+class Stored(NamedTuple):
+    """A record as it lies in a partition at the end of the run. end: where the next one begins."""
+
+    partition: str
+    offset: int
+    end: int
+    id: int
+    name: Name
+
+
+class Ack(NamedTuple):
+    """A send that was acknowledged, and where the broker says the message is."""
+
+    name: Name
+    partition: str
+    offset: int
+    id: int
+
+
+class Place(NamedTuple):
+    """A message in the hands of an application."""
+
+    offset: int
+    id: int
+    name: Name
+
+
+@dataclass(slots=True)
+class Call:
+    """Messages of one partition that one call handed out.
+
+    began: when the member may have decided it, at the earliest; time: when they were there. done: when the handler
+    returned, if it is one.
+    """
+
+    began: float
+    time: float
+    places: Sequence[Place]
+    done: float | None = None
+
+
+@dataclass(slots=True)
+class Owner:
+    """One ownership of a partition as its member knew it: from on_assigned to on_revoked.
+
+    member: one life of one consumer. announced: False if messages came although nobody said on_assigned.
+    """
+
+    group: str
+    member: str
+    partition: str
+    begin: float
+    end: float = math.inf
+    calls: list[Call] = field(default_factory=list)
+    announced: bool = True
+    calls_handlers: bool = False
+    """It is a member in run(), whose handlers take time."""
+
+
+class Commit(NamedTuple):
+    """A committed offset. zxid: of the write, in which ZooKeeper orders them; seen: when a look found it."""
+
+    group: str
+    partition: str
+    offset: int
+    zxid: int
+    seen: float
+
+
+class Done(NamedTuple):
+    """What was done to the run. victim: a member, a broker, or a server; end: when it was put right again."""
+
+    begin: float
+    end: float
+    kind: str
+    victim: str
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that the checkers read.
+
+    stored: by partition, in the order of offsets. settled: all groups stood still at the end, had nothing left to do,
+    and all their members left properly. session_seconds: of the members.
+    """
+
+    stored: dict[str, list[Stored]] = field(default_factory=dict)
+    acks: list[Ack] = field(default_factory=list)
+    owners: list[Owner] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    faults: list[Done] = field(default_factory=list)
+    groups: Sequence[str] = ()
+    settled: bool = True
+    session_seconds: float = 6.0
+    failed_sends: int = 0
+
+
+def narrowed(began: float, time: float, frozen: Iterable[tuple[float, float]]) -> float:
+    """When a member may have decided, at the earliest, to hand out what it did at `time`, in a call from `began` on.
+
+    frozen: spans in which its process stood still.
+    """
+    earliest = max(began, time - GRACE_SECONDS)
+    for begin, end in sorted(frozen, reverse=True):
+        if begin <= time and end >= earliest:
+            earliest = min(earliest, max(began, begin - GRACE_SECONDS))
+    return earliest

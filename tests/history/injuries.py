@@ -1,0 +1,195 @@
+"""Doing faults to a cluster. Each is a generator that yields the seconds until it goes on, and repairs what it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from .brokers import BrokerPlace
+from .cluster import SESSION_SECONDS, Cluster, Member
+from .ensemble import Ensemble
+from .facts import Done
+from .faults import Fault, faults
+from .journal import Journal, clock
+from .sessions import end_session
+
+__all__ = ["Injuries"]
+
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 60.0
+
+Steps = Generator[float, None, bool]
+"""The end says whether it could be done."""
+
+_NEED_ZOOKEEPER = ("session", "broker-session")
+
+
+class Injuries:
+    """Does the faults of a seed to a cluster. done: those that were; missed: how many found no victim."""
+
+    def __init__(self, cluster: Cluster, notes: Journal) -> None:
+        self.done: list[Done] = []
+        self.missed = 0
+        self._cluster = cluster
+        self._notes = notes
+        self._busy: set[object] = set()
+        self._kinds: Mapping[str, tuple[Callable[[], Sequence[Any]], Callable[[Fault, Any], Steps]]] = {
+            "broker-kill": (self._serving, self._kill_broker),
+            "brokers-in-order": (lambda: [cluster], self._restart_brokers),
+            "member-kill": (self._members, self._kill_member),
+            "member-freeze": (self._members, self._freeze_member),
+            "session": (self._members, self._end_member_session),
+            "broker-session": (self._serving, self._end_broker_session),
+            "leader-kill": (lambda: [cluster.ensemble], self._kill_leader),
+            "majority": (lambda: [cluster.ensemble], self._lose_majority),
+            "burst": (lambda: [object()], self._burst),
+            "member-leave": (self._members, self._member_leaves),
+        }
+
+    def run(self, seed: int, seconds: float) -> None:
+        """Return when everything is over and put right, but what was to be started may not serve yet."""
+        begin, order = clock(), count()
+        tasks: list[tuple[float, int, Generator[float, None, None]]] = []
+        for fault in faults(seed, seconds):
+            heappush(tasks, (begin + fault.at, next(order), self._do(fault)))
+        while tasks:
+            when, _, task = heappop(tasks)
+            time.sleep(max(0.0, when - clock()))
+            pause = next(task, None)
+            if pause is not None:
+                heappush(tasks, (clock() + pause, next(order), task))
+        time.sleep(max(0.0, begin + seconds - clock()))
+
+    def _do(self, fault: Fault) -> Generator[float, None, None]:
+        find, steps = self._kinds[fault.kind]
+        if fault.kind in _NEED_ZOOKEEPER:
+            yield from _until(lambda: self._cluster.ensemble not in self._busy)
+        victims = [each for each in find() if each not in self._busy]
+        if not victims:
+            self.missed += 1
+            return
+        victim = victims[fault.which % len(victims)]
+        name, begin = getattr(victim, "name", fault.kind), clock()
+        self._busy.add(victim)
+        self._notes.write("begin", fault.kind, name)
+        done = yield from steps(fault, victim)
+        self._busy.discard(victim)
+        self._notes.write("end" if done else "missed", fault.kind, name)
+        if done:
+            self.done.append(Done(begin, clock(), fault.kind, name))
+        else:
+            self.missed += 1
+
+    def _serving(self) -> list[BrokerPlace]:
+        return [broker for broker in self._cluster.brokers if broker.running]
+
+    def _members(self) -> list[Member]:
+        return [member for member in self._cluster.members if member.running]
+
+    # --- brokers ------------------------------------------------------------------------------------------------------
+
+    def _kill_broker(self, fault: Fault, broker: BrokerPlace) -> Steps:
+        assert broker.child is not None
+        self._cluster.kill(broker.child)
+        yield fault.seconds
+        self._cluster.start_broker(broker)
+        return True
+
+    def _restart_brokers(self, fault: Fault, cluster: Cluster) -> Steps:
+        """Each is ended as an operator does it, and the next one only once it serves again."""
+        for broker in cluster.brokers:
+            if broker in self._busy or broker.child is None or not broker.serves:
+                continue
+            self._busy.add(broker)
+            cluster.terminate(broker.child)
+            yield from _until(lambda broker=broker: not broker.running)  # type: ignore[misc]
+            if broker.running:  # ZooKeeper is away; it ends all the same
+                cluster.kill(broker.child)
+            yield fault.seconds
+            cluster.start_broker(broker)
+            yield from _until(lambda broker=broker: broker.serves)  # type: ignore[misc]
+            self._busy.discard(broker)
+        return True
+
+    def _end_broker_session(self, _fault: Fault, broker: BrokerPlace) -> Steps:
+        yield 0.0
+        return self._end_session(self._cluster.watcher.paths.master(broker.broker_id))
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def _kill_member(self, fault: Fault, member: Member) -> Steps:
+        assert member.child is not None
+        self._cluster.kill(member.child)
+        yield fault.seconds
+        self._cluster.start_member(member)
+        return True
+
+    def _freeze_member(self, fault: Fault, member: Member) -> Steps:
+        assert member.child is not None
+        member.child.freeze()
+        yield SESSION_SECONDS + fault.seconds
+        member.child.thaw()
+        return True
+
+    def _end_member_session(self, _fault: Fault, member: Member) -> Steps:
+        group = member.group
+        yield 0.0
+        return self._end_session(self._cluster.watcher.paths.consumer(group, f"{group}_{member.consumer_id}"))
+
+    def _member_leaves(self, fault: Fault, member: Member) -> Steps:
+        assert member.child is not None
+        self._cluster.terminate(member.child)
+        yield from _until(lambda: not member.running)
+        self._cluster.kill(member.child)  # ZooKeeper is away, or its handler does not return
+        yield fault.seconds
+        self._cluster.start_member(member)
+        return True
+
+    def _burst(self, fault: Fault, _victim: object) -> Steps:
+        self._cluster.start_burst(fault.which)
+        yield 0.0
+        return True
+
+    # --- ZooKeeper ----------------------------------------------------------------------------------------------------
+
+    def _end_session(self, path: str) -> bool:
+        session = self._cluster.watcher.owner_of(path)
+        servers = [(server.host, server.port) for server in self._cluster.ensemble.servers]
+        try:
+            ended = session is not None and end_session(servers, session)
+        except OSError as error:
+            self._notes.write("failed", path, session, str(error))
+            return False
+        self._notes.write("session ended" if ended else "no session", path, session)
+        return ended
+
+    def _kill_leader(self, fault: Fault, ensemble: Ensemble) -> Steps:
+        leader = ensemble.leader()
+        return (yield from self._without(ensemble, [0 if leader is None else leader], fault.seconds))
+
+    def _lose_majority(self, fault: Fault, ensemble: Ensemble) -> Steps:
+        left = fault.which % len(ensemble.servers)
+        killed = [index for index in range(len(ensemble.servers)) if index != left]
+        return (yield from self._without(ensemble, killed, fault.seconds))
+
+    def _without(self, ensemble: Ensemble, servers: Sequence[int], seconds: float) -> Steps:
+        """Until all serve again."""
+        for index in servers:
+            ensemble.kill(index)
+        yield seconds
+        for index in servers:
+            ensemble.restart(index)
+        return (yield from _until(lambda: all(server.mode for server in ensemble.servers)))
+
+
+def _until(condition: Callable[[], bool], seconds: float = _END_SECONDS) -> Steps:
+    """Until it comes true, or that time is over: the end says which."""
+    end = clock() + seconds
+    while not condition():
+        if clock() > end:
+            return False
+        yield _LOOK_SECONDS
+    return True

@@ -1,0 +1,103 @@
+"""From the journals of a run to the facts that the checkers read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .facts import Ack, Call, Name, Owner, Place, narrowed
+from .journal import Line, read_journal
+
+__all__ = ["acks_in", "member_files", "member_name", "owners_in", "seen_in"]
+
+
+def member_files(directory: Path) -> list[Path]:
+    """The journal of each life of each consumer: `<group>.<name>.events`."""
+    return sorted(directory.glob("*.events"))
+
+
+def member_name(path: Path) -> tuple[str, str]:
+    """Group and name of the member whose journal it is."""
+    group, _, name = path.name.removesuffix(".events").partition(".")
+    return group, name
+
+
+def acks_in(lines: Iterable[Line]) -> tuple[list[Ack], int]:
+    """What was acknowledged, and how many sends failed."""
+    acks, failed = [], 0
+    for line in lines:
+        if line[0] == "ack":
+            _, _, name, partition, offset, message_id = line
+            acks.append(Ack(Name.parse(name), partition, offset, message_id))
+        elif line[0] == "fail":
+            failed += 1
+    return acks, failed
+
+
+def owners_in(
+    lines: Iterable[Line], group: str, member: str, frozen: Sequence[tuple[float, float]] = ()
+) -> list[Owner]:
+    """The ownerships of one life of a consumer. frozen: when its process stood still.
+
+    run() tells of a loss once the handlers under way have returned, and meanwhile other handlers may work for the next
+    claim of a partition. So a handler that goes back begins an ownership of its own if a loss is told after it.
+    """
+    lines = list(lines)
+    owners: list[Owner] = []
+    held: dict[str, Owner] = {}
+    working: dict[int, Call] = {}
+    for line, comes in zip(lines, _coming_notices(lines), strict=True):
+        kind, time = line[0], line[1]
+        if kind == "assigned":
+            for partition in line[2]:
+                held[partition] = Owner(group, member, partition, time)
+                owners.append(held[partition])
+        elif kind == "revoked":
+            for partition in line[2]:
+                if (owner := held.pop(partition, None)) is not None:
+                    owner.end = time
+        elif kind in ("handed", "handler"):
+            began, partition, messages = line[2], line[3], line[4]
+            if kind == "handler" and comes == "revoked" and messages[0][0] <= _last_offset(held.get(partition)):
+                held.pop(partition).end = time
+            if partition not in held:
+                held[partition] = Owner(group, member, partition, time, announced=False)
+                owners.append(held[partition])
+            places = [Place(offset, message_id, Name.parse(name)) for offset, message_id, name in messages]
+            call = Call(narrowed(began, time, frozen), time, places)
+            owner = held[partition]
+            owner.calls.append(call)
+            if kind == "handler":
+                owner.calls_handlers = True
+                call.done = math.inf
+                working[line[5]] = call
+        elif kind == "done":
+            working.pop(line[2]).done = time
+    return owners
+
+
+def _last_offset(owner: Owner | None) -> int:
+    return owner.calls[-1].places[-1].offset if owner is not None and owner.calls else -1
+
+
+def _coming_notices(lines: Sequence[Line]) -> list[str]:
+    """For each line about handed messages: what the next notice of their partition tells."""
+    coming: dict[str, str] = {}
+    found = []
+    for line in reversed(lines):
+        found.append(coming.get(line[3], "") if line[0] in ("handed", "handler") else "")
+        if line[0] in ("assigned", "revoked"):
+            coming.update(dict.fromkeys(line[2], line[0]))
+    return found[::-1]
+
+
+def seen_in(directory: Path) -> dict[str, set[tuple[str, int]]]:
+    """Partition and offset of everything that each group was handed until now."""
+    seen: dict[str, set[tuple[str, int]]] = {}
+    for path in member_files(directory):
+        places = seen.setdefault(member_name(path)[0], set())
+        for line in read_journal(path):
+            if line[0] in ("handed", "handler"):
+                places.update((line[3], message[0]) for message in line[4])
+    return seen

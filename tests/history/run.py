@@ -1,0 +1,137 @@
+"""One run: start a cluster, do the faults of the seed to it, heal it, drain it, and read its history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaq import browse
+
+from .checkers import Problem, judge
+from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
+from .facts import Done, History, Name, Stored
+from .injuries import Injuries
+from .journal import Journal, clock, read_journal
+from .member import partition_text
+from .reading import acks_in, member_files, member_name, owners_in, seen_in
+from .watcher import commits_in
+
+__all__ = ["Outcome", "read_history", "run"]
+
+_LEAVE_SECONDS = 120.0
+_QUIET_SECONDS = 60.0
+"""A group that is handed nothing new for so long does not come to the end."""
+_DRAIN_SECONDS = 300.0
+_LOOK_SECONDS = 1.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The history of a run and what is wrong in it. missed: faults that found no victim."""
+
+    seed: int
+    history: History
+    problems: Sequence[Problem]
+    missed: int
+    seconds: float
+
+
+def run(directory: Path, seed: int, seconds: float, shape: Shape, say: Say) -> Outcome:
+    """Faults come for `seconds`. Everything that is needed to understand the run stays in `directory`.
+
+    Raises AssertionError if the cluster cannot be started or healed, MetaqError if its partitions cannot be read.
+    """
+    began = clock()
+    problems: list[Problem] = []
+    notes = Journal(directory / "faults.journal")
+    with Cluster(directory, seed, shape) as cluster:
+        say("faults")
+        injuries = Injuries(cluster, notes)
+        injuries.run(seed, seconds)
+        say("healing")
+        notes.write("healing")
+        problems += _heal(cluster)
+        stored = _stored(cluster)
+        say("draining")
+        notes.write("draining")
+        drained = _drain(cluster, stored)
+        notes.write("leaving")
+        stuck = _leave(cluster)
+        cluster.watcher.close()
+        problems += stuck
+        problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
+    settled = drained and not stuck
+    history = read_history(directory, stored, injuries.done, list(shape.groups), settled)
+    return Outcome(seed, history, [*problems, *judge(history)], injuries.missed, clock() - began)
+
+
+def _heal(cluster: Cluster) -> list[Problem]:
+    """Everything runs, and nobody sends any more."""
+    for index in range(len(cluster.ensemble.servers)):
+        cluster.ensemble.restart(index)
+    cluster.ensemble.await_health()
+    for broker in cluster.brokers:
+        cluster.start_broker(broker)
+    cluster.await_brokers()
+    for member in cluster.members:
+        if not member.running:
+            cluster.start_member(member)
+    cluster.terminate(cluster.sender)
+    stuck = [each for each in (cluster.sender, *cluster.bursts) if not each.wait(_LEAVE_SECONDS)]
+    return [Problem("stuck", f"it does not end, see {each.log}", "-") for each in stuck]
+
+
+def _stored(cluster: Cluster) -> dict[str, list[Stored]]:
+    found: dict[str, list[Stored]] = {}
+    for topic in TOPICS:
+        for message in browse(cluster.ensemble.connect_string, topic):
+            partition = partition_text(message.partition)
+            name = Name.parse(message.payload.partition(b" ")[0].decode("ascii"))
+            record = Stored(partition, message.offset, message.next_offset, message.id, name)
+            found.setdefault(partition, []).append(record)
+    return found
+
+
+def _drain(cluster: Cluster, stored: dict[str, list[Stored]]) -> bool:
+    """Whether each group is handed everything."""
+    wanted = {(each.partition, each.offset) for records in stored.values() for each in records}
+    moved = begin = clock()
+    count = -1
+    while True:
+        seen = seen_in(cluster.events)
+        groups = [seen.get(group, set()) for group in cluster.shape.groups]
+        if all(wanted <= each for each in groups):
+            return True
+        now = clock()
+        if sum(map(len, groups)) != count:
+            count, moved = sum(map(len, groups)), now
+        if now - moved > _QUIET_SECONDS or now - begin > _DRAIN_SECONDS:
+            return False
+        time.sleep(_LOOK_SECONDS)
+
+
+def _leave(cluster: Cluster) -> list[Problem]:
+    """All members leave properly; those that do not."""
+    children = [(member.name, member.child) for member in cluster.members if member.child is not None]
+    for _, child in children:
+        cluster.terminate(child)
+    stuck = [name for name, child in children if not child.wait(_LEAVE_SECONDS)]
+    return [Problem("stuck", f"{name} does not leave", "-") for name in stuck]
+
+
+def read_history(
+    directory: Path, stored: dict[str, list[Stored]], done: Sequence[Done], groups: Sequence[str], settled: bool
+) -> History:
+    """What the journals of a run tell."""
+    acks, failed = acks_in(read_journal(directory / "acks.journal"))
+    owners = []
+    for path in member_files(directory / "events"):
+        group, name = member_name(path)
+        frozen = [(each.begin, each.end) for each in done if each[2:] == ("member-freeze", f"{group}.{name}")]
+        owners += owners_in(read_journal(path), group, name, frozen)
+    commits = commits_in(read_journal(directory / "commits.journal"))
+    return History(stored, acks, owners, commits, list(done), groups, settled, SESSION_SECONDS, failed)
