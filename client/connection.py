@@ -49,7 +49,7 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
 
 from .config import ConnectionConfig, Protocol
-from .interrupts import is_interrupt, surely
+from .interrupts import BackgroundThread, is_interrupt, surely
 from .reply_reader import ReplyReader, SentReply
 from .waiting import Waiter
 
@@ -171,7 +171,7 @@ class Connection:
         self._failure: MetaqError | None = None
         self._ended = False  # it failed, and nothing is under way any more
         self._closers: list[Waiter] = []  # no Event: one whose wait was interrupted may keep its lock for ever
-        self._background_thread: threading.Thread | None = None
+        self._background_thread: BackgroundThread | None = None
         self._told = False  # on_closed was called
         # the leader's, and with the role the next leader's
         self._received: list[bytes] = []  # at most one, which is not taken apart yet
@@ -372,7 +372,7 @@ class Connection:
         surely(self._fail, BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
         if self._background is None and not self._ended:
             self._end()  # the interpreter is about to exit
-        if self._background_thread is not threading.current_thread():  # else a handler has called
+        if self._background_thread is None or not self._background_thread.is_current:  # else a handler has called
             closer = Waiter()
             self._closers.append(closer)
             if not self._ended:  # looked at behind the line above, as `_end` looks behind setting it
@@ -459,9 +459,8 @@ class Connection:
             if self._background is None:
                 wake: SimpleQueue[None] = SimpleQueue()
                 name = f"metaq-reader-{self.endpoint.host}:{self.endpoint.port}"
-                thread = threading.Thread(target=self._background_loop, args=(wake,), name=name, daemon=True)
                 try:
-                    thread.start()
+                    thread = BackgroundThread(self._background_loop, name, wake)
                 except RuntimeError as error:  # the interpreter is about to exit
                     log.debug("no thread to read from %s: %s", self.endpoint, error)
                     return
@@ -632,7 +631,7 @@ class Connection:
                 if rest:
                     self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
                     name = f"metaq-writer-{self.endpoint.host}:{self.endpoint.port}"
-                    threading.Thread(target=self._write_backlog, name=name, daemon=True).start()
+                    BackgroundThread(self._write_backlog, name)
                 return
             except BaseException as error:
                 if not isinstance(error, OSError) or is_interrupt(error):

@@ -6,12 +6,15 @@ where a loop begins anew. So what one C function does is not divided, and neithe
 
 from __future__ import annotations
 
+import _thread
 import signal
+import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any
 
-__all__ = ["is_interrupt", "surely"]
+__all__ = ["BackgroundThread", "is_interrupt", "surely"]
 
 
 def surely(action: Callable[..., object], *args: object) -> None:
@@ -21,6 +24,41 @@ def surely(action: Callable[..., object], *args: object) -> None:
     except BaseException:
         action(*args)
         raise
+
+
+class BackgroundThread:
+    """A daemon thread, where no signal is handled, that begins to do `action` soon. Raises RuntimeError when the
+    interpreter is about to exit.
+
+    An interrupt of Thread.start() may leave a thread that ends at once. So another thread calls that, and beginning it
+    is one call of a C function. If the constructor is interrupted behind it, the action runs although nobody has this.
+    """
+
+    def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
+        self._action = action
+        self._args = args
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _thread.start_new_thread(self._thread.start, ())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the caller's thread."""
+        return threading.current_thread() is self._thread
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, at most `timeout` seconds. Any thread but itself."""
+        try:
+            self._ended.get(timeout=timeout)
+        except Empty:
+            return
+        self._ended.put(None)  # for who waits next
+
+    def _run(self) -> None:
+        try:
+            self._action(*self._args)
+        finally:
+            self._ended.put(None)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 from .backoff import Backoff
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint, open_connection
+from .interrupts import BackgroundThread
 
 __all__ = ["ConnectionPool"]
 
@@ -70,7 +71,7 @@ class ConnectionPool:
         self._mutex = threading.Lock()
         self._wake: SimpleQueue[None] = SimpleQueue()  # no Event: an interrupt may leave that locked for ever
         self._closed = False
-        self._housekeeper: threading.Thread | None = None
+        self._housekeeper: BackgroundThread | None = None
         self._listeners: list[Callable[[Endpoint], None]] = []
         self._guard = ForkGuard("client")
 
@@ -151,7 +152,7 @@ class ConnectionPool:
         for link in links:
             if link.connection is not None:
                 link.connection.close()
-        if self._housekeeper is not None and self._housekeeper is not threading.current_thread():
+        if self._housekeeper is not None and not self._housekeeper.is_current:
             self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # it may be connecting
 
     # --- connecting -------------------------------------------------------------------------------------------------
@@ -161,8 +162,7 @@ class ConnectionPool:
             if self._closed:
                 raise BrokerUnavailable(f"no connection to {endpoint}: this client is closed")
             if self._housekeeper is None:
-                self._housekeeper = threading.Thread(target=self._keep_house, name="metaq-housekeeping", daemon=True)
-                self._housekeeper.start()
+                self._housekeeper = BackgroundThread(self._keep_house, "metaq-housekeeping")
             link = self._links.get(endpoint)
             if link is None:
                 backoff = Backoff(self._config.reconnect_min_seconds, self._config.reconnect_max_seconds, self._random)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from .interrupts import BackgroundThread
+
 __all__ = ["Timers"]
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ class Timers:
         self._order = itertools.count()
         self._added: SimpleQueue[_Entry | None] = SimpleQueue()  # None: closed
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._closed = False
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -45,20 +47,18 @@ class Timers:
         """Drop what waits; wait at most `timeout` seconds for an action that runs. Idempotent."""
         self._closed = True
         self._added.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self._thread.is_current:
             self._thread.join(timeout)
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                finally:
-                    if thread.ident is not None:  # also if starting was interrupted
-                        self._thread = thread
+                self._thread = BackgroundThread(self._run, self._name)
 
     def _run(self) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_current:
+                return  # starting it was interrupted, and another one takes its place
         waiting: list[_Entry] = []
         while not self._closed:
             pause = waiting[0][0] - self._clock() if waiting else None

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..connection import Endpoint
+from ..interrupts import BackgroundThread
 
 __all__ = ["BrokerThreads"]
 
@@ -31,7 +32,7 @@ class BrokerThreads:
                 return
             self._waiting[endpoint] = deque((action,))
         name = f"{self._name}-{endpoint.host}:{endpoint.port}"
-        threading.Thread(target=self._work, args=(endpoint,), name=name, daemon=True).start()
+        BackgroundThread(self._work, name, endpoint)
 
     def _work(self, endpoint: Endpoint) -> None:
         while (action := self._next(endpoint)) is not None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
+from ..interrupts import BackgroundThread
 from ..values import TopicPartition
 from .futures import refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf
@@ -123,7 +124,7 @@ class Outbox:
             lost = list(following or ())
             if flight is not None and flight.turns[0].accumulator.busy:
                 lost.append(flight)
-            threading.Thread(target=self._recover, args=(lost,), name="metaq-lost-flight", daemon=True).start()
+            BackgroundThread(self._recover, "metaq-lost-flight", lost)
             raise
 
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Endpoint, Reply
+from ..interrupts import BackgroundThread
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success
@@ -97,7 +97,7 @@ class Sender:
 
     def lose(self, flight: Flight) -> None:
         """The thread that was going to send it was interrupted: its messages are tried again."""
-        threading.Thread(target=self._lose, args=(flight,), name="metaq-lost-flight", daemon=True).start()
+        BackgroundThread(self._lose, "metaq-lost-flight", flight)
 
     def _lose(self, flight: Flight) -> None:
         """The thread that was sending it was interrupted before it did. On a thread that no signal reaches."""

@@ -107,7 +107,7 @@ def test_a_request_without_a_caller_is_read_by_a_background_thread(broker, conne
     answers = Answers()
     connection.submit(long_poll(), answers, time.monotonic() + 30)
     eventually(lambda: broker.pulls == 1)
-    assert len(reader_threads()) == 1
+    eventually(lambda: len(reader_threads()) == 1)
     broker.append("t", 0, b"hello")
     eventually(lambda: answers.replies)
     assert bytes(answers.replies[0].body).endswith(b"hello")
