@@ -343,6 +343,10 @@ class Connection:
         self._guard.check()
         try:
             while not waiter.done:
+                if waiter.answered:
+                    self.read_in_background()  # this thread may have promised to read for others
+                    waiter.park_until_done(deadline, self._clock)
+                    break
                 if self._take_role(waiter):
                     self._lead(waiter, deadline)
                     self._hand_over(waiter)
@@ -405,7 +409,7 @@ class Connection:
         self._hand_over(waiter)
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
-        while not waiter.done and self._failure is None:
+        while not (waiter.done or waiter.answered) and self._failure is None:
             remaining = deadline - self._clock()
             if remaining <= 0:
                 return

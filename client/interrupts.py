@@ -7,6 +7,7 @@ where a loop begins anew. So what one C function does is not divided, and neithe
 from __future__ import annotations
 
 import _thread
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,7 +15,23 @@ from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any
 
-__all__ = ["BackgroundThread", "is_interrupt", "surely"]
+__all__ = ["BackgroundThread", "is_interrupt", "may_be_interrupted", "surely"]
+
+
+_main = threading.main_thread().ident
+
+
+def _forked() -> None:
+    global _main
+    _main = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def may_be_interrupted() -> bool:
+    """Whether the handlers of signals run on this thread. What concerns others than its caller is done elsewhere."""
+    return threading.get_ident() == _main
 
 
 def surely(action: Callable[..., object], *args: object) -> None:

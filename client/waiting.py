@@ -16,13 +16,14 @@ woken once more: with 64 senders that was half of their processor time. With one
 class Waiter:
     """What a thread blocks for. `finish` may be called on any thread, once."""
 
-    __slots__ = ("_following", "_gone", "done", "mailbox")
+    __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
     """Whether the thread comes back to drive the connection, so that nobody need read for it after its deadline."""
 
     def __init__(self) -> None:
         self.done = False
+        self.answered = False  # another thread takes the answer, and finishes it: reading on would be in vain
         self.mailbox: SimpleQueue[None] | None = None  # made only by a thread that has to park
         self._following: Waiter | None = None
         self._gone = False

@@ -16,11 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
-from ..interrupts import BackgroundThread
+from ..interrupts import BackgroundThread, may_be_interrupted
 from ..values import TopicPartition
 from .futures import refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf
@@ -40,6 +41,7 @@ class Outbox:
     transmit(flight): sends one request; called outside the lock, its partitions' turns are the sender's.
     linger(lane): have `flush_lingering` called after the linger time.
     look_at(when): have `take_expired` called at this clock time, or soon after.
+    elsewhere(action): have it done soon on a thread that no signal reaches.
     partitions_of: as KeyOrder's; called with the lock held.
     """
 
@@ -49,6 +51,7 @@ class Outbox:
         transmit: Callable[[Flight], None],
         linger: Callable[[Lane], None],
         look_at: Callable[[float], None],
+        elsewhere: Callable[[Callable[[], None]], None],
         partitions_of: PartitionsOf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,6 +63,7 @@ class Outbox:
         self._transmit = transmit
         self._linger = linger
         self._look_at = look_at
+        self._elsewhere = elsewhere
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # room or emptiness, for those who wait for it
@@ -127,10 +131,30 @@ class Outbox:
             BackgroundThread(self._recover, "metaq-lost-flight", lost)
             raise
 
+    def landed_alone(self, flight: Flight) -> bool:
+        """As `landed` for a flight of one message, if nothing has gathered meanwhile; else False, and nothing is done.
+
+        An interrupt finds it done or not.
+        """
+        ((accumulator, _),) = flight.turns
+        lane = flight.lane
+        with self._lock:
+            if accumulator.queue or lane.ready or self._waiting or self._keys.moving:
+                return False
+            # no call from here on
+            accumulator.failures = 0
+            accumulator.answered = 1
+            accumulator.busy = False
+            accumulator.under_way = ()
+            flight.missing = 0
+            lane.flights -= 1
+            flight.landed = flight.turns
+        return True
+
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:
         """These turns were acknowledged, and of so many `failed` was told: send what has gathered meanwhile.
 
-        What is finished stays in the buffer's count until `release`.
+        What is finished stays in the buffer's count until `release`. Not where interrupts come, as `failed`.
         """
         lane = flight.lane
         with self._lock:
@@ -141,18 +165,26 @@ class Outbox:
                 accumulator.under_way = ()
                 if accumulator.queue:
                     lane.call(accumulator)
+            flight.landed = [*flight.landed, *finished]
             flight.missing -= len(finished) + failed
             if not flight.missing:
                 lane.flights -= 1
             following = self._depart(lane) if lane.ready else ()
         self._transmit_all(following)
 
-    def release(self, turns: Sequence[Turn]) -> None:
-        """The messages of these turns have got their results."""
-        following: list[Flight] = []
+    def release(self, flight: Flight, turns: Sequence[Turn]) -> None:
+        """The messages of these turns have got their results. May be repeated."""
+        if self._keys.moving and may_be_interrupted():
+            self._elsewhere(partial(self.release, flight, turns))
+            return
         with self._lock:
-            for _, batch in turns:
-                following += self._release(batch)
+            fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
+            ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
+            size = sum([each.size for each in ended])
+            settled = [*flight.settled, *fresh]
+            self._buffered -= size
+            flight.settled = settled
+            following = self._freed(ended)
         self._transmit_all(following)
 
     def failed(self, accumulator: Accumulator, again: list[Outgoing], given_up: list[Outgoing]) -> list[Outgoing]:
@@ -302,6 +334,11 @@ class Outbox:
         lane = accumulator.lane
         if not self._lingers or outgoing.future is None or self._is_full(accumulator):
             lane.call(accumulator)
+            if not lane.is_open(self._max_flights):
+                return ()
+            if may_be_interrupted():
+                self._elsewhere(self.send_all)
+                return ()
             return self._depart(lane)
         if accumulator.ready or len(accumulator.queue) > 1:
             return ()
@@ -342,6 +379,10 @@ class Outbox:
         """These have their outcome. Returns what may leave now."""
         for each in ended:
             self._buffered -= each.size
+        return self._freed(ended)
+
+    def _freed(self, ended: list[Outgoing]) -> list[Flight]:
+        """The room of these is free again, and what waited for them may go. Returns what may leave now."""
         if self._waiting:
             self._changed.notify_all()
         freed: dict[TopicPartition, Accumulator] = {}

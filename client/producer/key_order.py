@@ -70,6 +70,11 @@ class KeyOrder:
         move = self._moves.get((outgoing.topic, key_bytes(outgoing.key)))
         return None if move is None else move.waiting
 
+    @property
+    def moving(self) -> bool:
+        """Whether messages wait for earlier ones of their keys."""
+        return bool(self._moves)
+
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
         """These have their outcome. Returns what waited for that, in its order; place it."""
         if not self._moves:

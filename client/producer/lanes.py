@@ -109,7 +109,7 @@ class Turn(NamedTuple):
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
     what they are sent with, from just before they are. gone: the connection has them, and answers for them. landed,
-    settled: turns that the outbox was told of so (an interrupted handler is called again)."""
+    settled: turns of which the outbox was told that (an interrupted handler is called again)."""
 
     __slots__ = ("gone", "landed", "lane", "missing", "request", "settled", "taken", "turns")
 
@@ -119,8 +119,8 @@ class Flight:
         self.missing = len(turns)
         self.taken = False
         self.gone = False
-        self.landed: tuple[Turn, ...] = ()
-        self.settled: tuple[Turn, ...] = ()
+        self.landed: list[Turn] = []
+        self.settled: list[Turn] = []
         self.request: tuple[Connection, int] | None = None
 
 
@@ -152,8 +152,8 @@ class Lane:
     def call(self, accumulator: Accumulator) -> None:
         """Let it go with the next flight, if it may."""
         if not accumulator.ready:
+            self.ready.append(accumulator)  # first: twice in there does no harm
             accumulator.ready = True
-            self.ready.append(accumulator)
 
     def call_lingering(self) -> None:
         """What lingers goes along with whatever leaves: waiting longer would save no request."""

@@ -63,7 +63,7 @@ class Outgoing(Waiter):
     """Whether a store for undelivered messages can take it."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
-        self.done = False
+        self.done = self.answered = False
         self.mailbox = None
         self._following = None
         self._gone = False

@@ -100,10 +100,26 @@ class Producer:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
-        self._sender = Sender(self._metadata, self._pool, self._config.connection, self._landed, self._settled, clock)
+        self._answers = Timers("metaq-producer-answers", clock)
+        self._sender = Sender(
+            self._metadata,
+            self._pool,
+            self._config.connection,
+            self._landed,
+            self._settled,
+            lambda flight: self._outbox.landed_alone(flight),
+            self._elsewhere,
+            clock,
+        )
         self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
         self._outbox = Outbox(
-            self._config, self._sender.transmit, self._linger, self._look_at, self._router.partitions_for_keys, clock
+            self._config,
+            self._sender.transmit,
+            self._linger,
+            self._look_at,
+            self._elsewhere,
+            self._router.partitions_for_keys,
+            clock,
         )
         self._closing = False
         self._guard = ForkGuard("Producer")
@@ -360,6 +376,7 @@ class Producer:
             self._at_exit.cancel()
             self._deadlines.close(min(1.0, left.part(0.2)))
             self._timers.close(min(1.0, left.part(0.2)))
+            self._answers.close(min(1.0, left.part(0.2)))
             self._pool.close(left.part(0.5))
             if self._undelivered is not None:
                 self._undelivered.close(left.part(0.5))
@@ -461,8 +478,12 @@ class Producer:
                 self._router.works(accumulator.partition)
         self._outbox.landed(flight, finished, len(failed))
 
-    def _settled(self, finished: Sequence[Turn]) -> None:
-        self._outbox.release(finished)
+    def _settled(self, flight: Flight, finished: Sequence[Turn]) -> None:
+        self._outbox.release(flight, finished)
+
+    def _elsewhere(self, action: Callable[[], None]) -> None:
+        """Have done what an interrupt must not divide, on a thread that no signal reaches."""
+        self._answers.call_later(0.0, action)
 
     def _failed(self, accumulator: Accumulator, batch: list[Outgoing], error: MetaqError) -> None:
         """Give up what cannot or may not be tried again; the rest waits, in order, for the retry thread."""

@@ -15,7 +15,7 @@ from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Endpoint, Reply
-from ..interrupts import BackgroundThread
+from ..interrupts import BackgroundThread, may_be_interrupted
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success
@@ -45,13 +45,17 @@ class Sender:
         config: ConnectionConfig,
         on_landed: OnLanded,
         on_settled: OnSettled,
+        landed_alone: Callable[[Flight], bool],
+        elsewhere: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metadata = metadata
         self._pool = pool
         self._request_timeout = config.request_timeout_seconds
-        self._on_landed = on_landed
-        self._on_settled = on_settled
+        self.on_landed = on_landed
+        self.on_settled = on_settled
+        self._landed_alone = landed_alone
+        self._elsewhere = elsewhere
         self._clock = clock
         self._headers = SendHeaders()
 
@@ -70,7 +74,8 @@ class Sender:
             try:
                 connection = self._connection(turns[0].accumulator.partition, patience - now)
             except MetaqError as error:
-                self._on_landed(flight, (), [(turn, error) for turn in turns])
+                flight.gone = True
+                self._fail(flight, error)
                 return
             flight.lane.use(connection)
             if len(turns) > 1 and connection.takes_many:
@@ -81,7 +86,7 @@ class Sender:
                 if connection.speaks_frames:
                     self._send_frame(connection, flight, turn, deadline, background)
                 else:
-                    batch = TextBatch(flight, turn, connection.endpoint, self._on_landed, self._on_settled)
+                    batch = TextBatch(flight, turn, connection.endpoint, self)
                     flight.gone = True
                     batch.send(connection, deadline, background)
         except BaseException:
@@ -102,13 +107,17 @@ class Sender:
     def _lose(self, flight: Flight) -> None:
         """The thread that was sending it was interrupted before it did. On a thread that no signal reaches."""
         error = BrokerUnavailable("sending was interrupted")
-        self._on_landed(flight, (), [(turn, error) for turn in flight.turns])
+        self.on_landed(flight, (), [(turn, error) for turn in flight.turns])
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         if endpoint is None:
             raise NoPartition(f"topic {partition.topic!r}: broker {partition.broker} is not registered any more")
         return self._pool.connection(endpoint, timeout)
+
+    def landed_alone(self, flight: Flight) -> bool:
+        """Whether it is of one message, which has landed now; see Outbox.landed_alone."""
+        return len(flight.turns) == 1 and len(flight.turns[0].batch) == 1 and self._landed_alone(flight)
 
     # --- one partition ----------------------------------------------------------------------------------------------
 
@@ -127,39 +136,54 @@ class Sender:
         connection.submit_built(opaque, frame, on_done, deadline, background)
         flight.gone = True
 
+    def take_elsewhere(self, flight: Flight, action: Callable[[], None]) -> None:
+        """Have the answer taken on a thread that no signal reaches; the callers among the senders wait for that."""
+        for _, batch in flight.turns:
+            for outgoing in batch:
+                outgoing.driver = None
+                outgoing.answered = True
+        self._elsewhere(action)
+
+    def _fail(self, flight: Flight, error: MetaqError) -> None:
+        if may_be_interrupted():
+            self.take_elsewhere(flight, partial(self.on_landed, flight, (), [(turn, error) for turn in flight.turns]))
+        else:
+            self.on_landed(flight, (), [(turn, error) for turn in flight.turns])
+
     def _frame_answered(
         self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
         partition = turn.accumulator.partition
+        alone = type(reply) is SentReply and self.landed_alone(flight)
+        if not alone and may_be_interrupted():
+            self.take_elsewhere(flight, partial(self._frame_answered, flight, turn, endpoint, reply, error))
+            return
         if type(reply) is not SentReply:
             error = error or _refusal(reply, partition, endpoint)
             if turn in flight.landed:
                 self._settle_again(flight, error)
             else:
-                self._on_landed(flight, (), [(turn, error)])
+                self.on_landed(flight, (), [(turn, error)])
             return
-        self._on_landed(flight, (turn,), ())
-        flight.landed += (turn,)
+        if not alone:
+            self.on_landed(flight, (turn,), ())
         if partition.partition < 0:
             partition = partition._replace(partition=reply.partition)  # the broker chose it
         parked: list[Waiter] = []
         give_results(turn.batch, reply.message_id, partition, reply.offset, parked)
-        self._on_settled((turn,))
-        flight.settled += (turn,)
+        self.on_settled(flight, (turn,))
         finish_together(parked)
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
         """The handler of an answer was interrupted behind `on_landed`: its messages are stored, and get what results
         there are. Background thread."""
-        left = [turn for turn in flight.landed if turn not in flight.settled]
         for _, batch in flight.landed:
             for outgoing in batch:
                 if outgoing.result is not None:
                     outgoing.succeed(outgoing.result)
                 else:
                     outgoing.fail(error)
-        self._on_settled(left)
-        flight.settled += tuple(left)
+        self.on_settled(flight, flight.landed)
 
     # --- many partitions --------------------------------------------------------------------------------------------
 
@@ -172,6 +196,9 @@ class Sender:
         flight.gone = True
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
+        if may_be_interrupted():
+            self.take_elsewhere(flight, partial(self._many_answered, flight, endpoint, reply, error))
+            return
         turns = flight.turns
         rows: PartRows | None = None
         if error is None:
@@ -185,7 +212,7 @@ class Sender:
             return
         if rows is None:
             failure = error or _refusal(reply, turns[0].accumulator.partition, endpoint)
-            self._on_landed(flight, (), [(turn, failure) for turn in turns])
+            self.on_landed(flight, (), [(turn, failure) for turn in turns])
             return
         stored: Sequence[Turn] = turns
         failed: list[FailedTurn] = []
@@ -196,8 +223,7 @@ class Sender:
                 for turn, code in zip(turns, rows.codes, strict=True)
                 if code
             ]
-        self._on_landed(flight, stored, failed)
-        flight.landed = tuple(stored)
+        self.on_landed(flight, stored, failed)
         parked: list[Waiter] = []
         for (accumulator, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
             if code:
@@ -206,8 +232,7 @@ class Sender:
             if partition.partition < 0:
                 partition = partition._replace(partition=number)
             give_results(batch, first_id, partition, offset, parked)
-        self._on_settled(stored)
-        flight.settled = tuple(stored)
+        self.on_settled(flight, stored)
         finish_together(parked)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.record import Buffer
@@ -12,6 +13,7 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
 from ..connection import Connection, Endpoint, Reply
+from ..interrupts import may_be_interrupted
 from ..replies import text_error
 from ..values import SendResult
 from .lanes import Flight, Turn
@@ -22,8 +24,21 @@ __all__ = ["FailedTurn", "OnLanded", "OnSettled", "TextBatch"]
 FailedTurn = tuple[Turn, MetaqError]
 OnLanded = Callable[[Flight, Sequence[Turn], Sequence[FailedTurn]], None]
 """These turns of a flight have ended: finished ones, and failed ones."""
-OnSettled = Callable[[Sequence[Turn]], None]
-"""The messages of these finished turns have their results."""
+OnSettled = Callable[[Flight, Sequence[Turn]], None]
+"""The messages of these finished turns of a flight have their results."""
+
+
+class AnswerTaker(Protocol):
+    """What takes the answers: the Sender."""
+
+    on_landed: OnLanded
+    on_settled: OnSettled
+
+    def landed_alone(self, flight: Flight) -> bool:
+        """Whether it is of one message, which has landed now."""
+
+    def take_elsewhere(self, flight: Flight, action: Callable[[], None]) -> None:
+        """Have the answer taken where no interrupt comes."""
 
 
 class TextBatch:
@@ -38,16 +53,14 @@ class TextBatch:
         flight: Flight,
         turn: Turn,
         endpoint: Endpoint,
-        on_landed: OnLanded,
-        on_settled: OnSettled,
+        sender: AnswerTaker,
     ) -> None:
         self._flight = flight
         self._turn = turn
         self._partition = turn.accumulator.partition
         self._batch = turn.batch
         self._endpoint = endpoint
-        self._on_landed = on_landed
-        self._on_settled = on_settled
+        self._sender = sender
         self._records = [record for outgoing in turn.batch for record in outgoing.records()]
         self._results: list[SendResult | None] = [None] * len(self._records)
         self._missing = set(range(len(self._records)))
@@ -66,6 +79,11 @@ class TextBatch:
 
     def _answered(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         """Any order; the last one ends the batch. Called again after an interrupt."""
+        if len(self._records) == 1 and self._sent_alone(reply):
+            return
+        if may_be_interrupted():
+            self._sender.take_elsewhere(self._flight, partial(self._answered, index, reply, error))
+            return
         with self._lock:  # the reader, and the thread that ends the connection
             if index in self._missing:
                 self._note(index, reply, error)
@@ -74,6 +92,20 @@ class TextBatch:
         if last and not self._finished:
             self._finish()
             self._finished = True
+
+    def _sent_alone(self, reply: Reply | None) -> bool:
+        """The usual case: one message was stored."""
+        if not isinstance(reply, Result) or reply.code != Status.SUCCESS:
+            return False
+        try:
+            message_id, number, offset = parse_put_result(reply.text)
+        except RemoteProtocolError:
+            return False
+        if not self._sender.landed_alone(self._flight):
+            return False
+        self._batch[0].succeed_text([SendResult(message_id, self._partition._replace(partition=number), offset)])
+        self._sender.on_settled(self._flight, (self._turn,))
+        return True
 
     def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         if isinstance(reply, Result) and reply.code == Status.SUCCESS:
@@ -102,7 +134,7 @@ class TextBatch:
                 outgoing.keep(results)
                 failed.append(outgoing)
         if self._error is None:
-            self._on_landed(self._flight, (self._turn,), ())
-            self._on_settled((self._turn,))
+            self._sender.on_landed(self._flight, (self._turn,), ())
+            self._sender.on_settled(self._flight, (self._turn,))
         else:
-            self._on_landed(self._flight, (), [(self._turn, self._error)])
+            self._sender.on_landed(self._flight, (), [(self._turn, self._error)])

@@ -127,7 +127,8 @@ def storm_of_sends(interrupts: int) -> dict[str, int]:
                 try:
                     producer.send_async("t", b"other", timeout=_PATIENCE).result(_PATIENCE + 5)
                     seen["futures"] += 1
-                except (MetaqError, TimeoutError):
+                except (MetaqError, TimeoutError) as error:
+                    print(f"a future was lost: {error!r}", file=sys.stderr)
                     seen["futures lost"] += 1
 
         thread = threading.Thread(target=others)
@@ -137,7 +138,8 @@ def storm_of_sends(interrupts: int) -> dict[str, int]:
             try:
                 if not storm.call(lambda: producer.send("t", b"x", timeout=_PATIENCE), 0.0008):
                     seen["sends"] += 1
-            except MetaqError:
+            except MetaqError as error:
+                print(f"a send was lost: {error!r}", file=sys.stderr)
                 seen["sends lost"] += 1
         stop.set()
         thread.join()
@@ -147,5 +149,5 @@ def storm_of_sends(interrupts: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     count = int(sys.argv[1])
-    for run in (storm_of_calls, storm_of_sends):
+    for run in (storm_of_calls, storm_of_sends) if len(sys.argv) == 2 else (storm_of_sends,):
         print(run.__name__, json.dumps(run(count), sort_keys=True), flush=True)

@@ -1,5 +1,7 @@
 """The outbox: one request under way per partition, and what gathers meanwhile goes as the next."""
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,7 @@ class Sent:
         self.flights: list[Flight] = []
         self.lingering: list[Lane] = []
         self.looks: list[float] = []
+        self._later: list[Callable[[], None]] = []
         self.partitions: tuple[TopicPartition, ...] = (HERE, THERE)
         self.now = 0.0
         self.outbox = Outbox(
@@ -40,6 +43,7 @@ class Sent:
             self.flights.append,
             self.lingering.append,
             self.looks.append,
+            self._elsewhere,
             lambda topic: self.partitions,
             lambda: self.now,
         )
@@ -47,7 +51,19 @@ class Sent:
     def add(self, outgoing, partition=HERE):
         accumulator, flights = self.outbox.add(outgoing, partition)
         self.flights += flights
+        self._elsewhere(*self._later)
+        self._later.clear()
         return accumulator
+
+    def _elsewhere(self, *actions):
+        """On another thread; what is asked for with the lock held follows when the call has ended."""
+        if self.outbox._lock.locked():
+            self._later += actions
+            return
+        for action in actions:
+            thread = threading.Thread(target=action)
+            thread.start()
+            thread.join()
 
     @property
     def batches(self):
@@ -58,7 +74,7 @@ class Sent:
         """The broker acknowledges a flight."""
         flight = self.flights[number]
         self.outbox.landed(flight, flight.turns)
-        self.outbox.release(flight.turns)
+        self.outbox.release(flight, flight.turns)
 
     def fail(self, again, given_up):
         """The last flight, to one partition, failed."""
@@ -365,7 +381,7 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
         for accumulator, batch in done:
             delivered[accumulator.partition] += batch
         sent.outbox.landed(flight, done, len(failed))
-        sent.outbox.release(done)
+        sent.outbox.release(flight, done)
         for accumulator, _ in failed:
             drained = sent.outbox.drain(accumulator)
             assert drained is not None
@@ -512,7 +528,7 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
                     acknowledged[outgoing.key].append(outgoing)
         sent.outbox.landed(flight, () if failing else flight.turns, len(flight.turns) if failing else 0)
         if not failing:
-            sent.outbox.release(flight.turns)
+            sent.outbox.release(flight, flight.turns)
 
     def try_again():
         while paused:
