@@ -136,8 +136,9 @@ class Outbox:
 
         An interrupt finds it done or not.
         """
-        ((accumulator, _),) = flight.turns
-        lane = flight.lane
+        if len(flight.turns) > 1:
+            return False
+        accumulator, lane = flight.turns[0].accumulator, flight.lane
         with self._lock:
             if accumulator.queue or lane.ready or self._waiting or self._keys.moving:
                 return False

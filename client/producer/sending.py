@@ -54,7 +54,7 @@ class Sender:
         self._request_timeout = config.request_timeout_seconds
         self.on_landed = on_landed
         self.on_settled = on_settled
-        self._landed_alone = landed_alone
+        self.landed_alone = landed_alone
         self._elsewhere = elsewhere
         self._clock = clock
         self._headers = SendHeaders()
@@ -115,10 +115,6 @@ class Sender:
             raise NoPartition(f"topic {partition.topic!r}: broker {partition.broker} is not registered any more")
         return self._pool.connection(endpoint, timeout)
 
-    def landed_alone(self, flight: Flight) -> bool:
-        """Whether it is of one message, which has landed now; see Outbox.landed_alone."""
-        return len(flight.turns) == 1 and len(flight.turns[0].batch) == 1 and self._landed_alone(flight)
-
     # --- one partition ----------------------------------------------------------------------------------------------
 
     def _send_frame(
@@ -153,11 +149,12 @@ class Sender:
     def _frame_answered(
         self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        partition = turn.accumulator.partition
-        alone = type(reply) is SentReply and self.landed_alone(flight)
-        if not alone and may_be_interrupted():
+        if type(reply) is SentReply and self._sent_alone(flight, turn, reply):
+            return
+        if may_be_interrupted():
             self.take_elsewhere(flight, partial(self._frame_answered, flight, turn, endpoint, reply, error))
             return
+        partition = turn.accumulator.partition
         if type(reply) is not SentReply:
             error = error or _refusal(reply, partition, endpoint)
             if turn in flight.landed:
@@ -165,14 +162,23 @@ class Sender:
             else:
                 self.on_landed(flight, (), [(turn, error)])
             return
-        if not alone:
-            self.on_landed(flight, (turn,), ())
-        if partition.partition < 0:
-            partition = partition._replace(partition=reply.partition)  # the broker chose it
+        self.on_landed(flight, (turn,), ())
         parked: list[Waiter] = []
-        give_results(turn.batch, reply.message_id, partition, reply.offset, parked)
+        give_results(turn.batch, reply.message_id, _chosen(partition, reply), reply.offset, parked)
         self.on_settled(flight, (turn,))
         finish_together(parked)
+
+    def _sent_alone(self, flight: Flight, turn: Turn, reply: SentReply) -> bool:
+        """The usual answer of a producer that sends one message after the other: its thread takes it in few steps."""
+        outgoing = turn.batch[0]
+        if len(flight.turns) > 1 or len(turn.batch) > 1 or (outgoing.future is not None and may_be_interrupted()):
+            return False
+        result = outgoing.native_result(reply.message_id, _chosen(turn.accumulator.partition, reply), reply.offset)
+        if not self.landed_alone(flight):
+            return False
+        outgoing.succeed(result)
+        self.on_settled(flight, flight.turns)
+        return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
         """The handler of an answer was interrupted behind `on_landed`: its messages are stored, and get what results
@@ -234,6 +240,11 @@ class Sender:
             give_results(batch, first_id, partition, offset, parked)
         self.on_settled(flight, stored)
         finish_together(parked)
+
+
+def _chosen(partition: TopicPartition, reply: SentReply) -> TopicPartition:
+    """Where it was stored: some senders leave the choice to the broker."""
+    return partition if partition.partition >= 0 else partition._replace(partition=reply.partition)
 
 
 def _has_gone(flight: Flight) -> bool:

@@ -34,8 +34,7 @@ class AnswerTaker(Protocol):
     on_landed: OnLanded
     on_settled: OnSettled
 
-    def landed_alone(self, flight: Flight) -> bool:
-        """Whether it is of one message, which has landed now."""
+    landed_alone: Callable[[Flight], bool]
 
     def take_elsewhere(self, flight: Flight, action: Callable[[], None]) -> None:
         """Have the answer taken where no interrupt comes."""
@@ -100,6 +99,8 @@ class TextBatch:
         try:
             message_id, number, offset = parse_put_result(reply.text)
         except RemoteProtocolError:
+            return False
+        if self._batch[0].future is not None and may_be_interrupted():
             return False
         if not self._sender.landed_alone(self._flight):
             return False
