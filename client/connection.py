@@ -237,7 +237,7 @@ class Connection:
     ) -> None:
         """As `submit`, with the request's bytes made for `opaque`, which came from `new_opaque`.
 
-        If an interrupt comes out of it, see `has_taken_over`.
+        If an interrupt comes out of it, see `has`.
         """
         self._guard.check()
         if len(self._pending) >= self._config.max_in_flight_requests:
@@ -288,9 +288,13 @@ class Connection:
         self._orphans = True
         self._look_again()
 
-    def has_taken_over(self, opaque: int) -> bool:
-        """After `submit_built` was interrupted: whether it will call `on_done` nevertheless."""
-        return opaque in self._taken_over
+    def has(self, opaque: int) -> bool:
+        """After `submit_built` was interrupted: whether its `on_done` will be called nevertheless, or is called now."""
+        return (
+            opaque in self._taken_over
+            or opaque in self._pending
+            or any(reply is not None and reply.opaque == opaque for _, reply, _ in list(self._outcomes))
+        )
 
     def send_unanswered(self, data: Buffer, deadline: float) -> None:
         """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""

@@ -83,13 +83,11 @@ class Outbox:
 
     def add(self, outgoing: Outgoing, partition: TopicPartition | None) -> tuple[Accumulator | None, Sequence[Flight]]:
         """Accept a message. Returns its partition's accumulator and what the caller must send now, mostly at most one
-        flight. Waits for room until the message's deadline.
+        flight; if this is interrupted, they are in `outgoing.flights`. Waits for room until the message's deadline.
 
         partition: None = by its key, where it goes now; the accumulator is None if it has to wait for earlier messages
         of its key. Raises RequestTimedOut (no room), ClientError (closed, or no room in a callback), NoPartition.
         """
-        flight: Flight | None = None
-        following: Sequence[Flight] | None = ()
         try:
             with self._lock:
                 if self._buffered + outgoing.size > self._max_buffered and self._buffered:
@@ -116,8 +114,10 @@ class Outbox:
                     accumulator.under_way = batch
                     lane.flights += 1
                     self._buffered += outgoing.size
-                    return accumulator, (flight,)
+                    outgoing.flights = flights = (flight,)
+                    return accumulator, flights
                 following = self._queue(outgoing, accumulator)
+                outgoing.flights = following or ()
             if following is None:
                 self._linger(lane)
                 following = ()
@@ -125,10 +125,7 @@ class Outbox:
         except MetaqError:
             raise
         except BaseException:
-            lost = list(following or ())
-            if flight is not None and flight.turns[0].accumulator.busy:
-                lost.append(flight)
-            BackgroundThread(self._recover, "metaq-lost-flight", lost)
+            BackgroundThread(self.send_all, "metaq-lost-flight")  # it may have been queued just now
             raise
 
     def landed_alone(self, flight: Flight) -> bool:
@@ -313,11 +310,6 @@ class Outbox:
             self._release(queued)
             self._changed.notify_all()
         return under_way + queued
-
-    def _recover(self, flights: Sequence[Flight]) -> None:
-        """The thread that was going to send these, or had just queued a message, was interrupted."""
-        self._transmit_all(flights)
-        self.send_all()
 
     def _transmit_all(self, flights: Sequence[Flight]) -> None:
         for flight in flights:

@@ -49,6 +49,7 @@ class Outgoing(Waiter):
         "error",
         "fixed",
         "flag",
+        "flights",
         "future",
         "key",
         "message",
@@ -80,6 +81,7 @@ class Outgoing(Waiter):
         self.message: Any = None
         self.once = False
         self.driver: Connection | None = None
+        self.flights: Sequence[Any] = ()  # Flights that its thread must send; after an interrupt others see to that
         self.future: SendFuture[Any] | None = None
         self.result: Any = None
         self.error: Exception | None = None

@@ -221,20 +221,20 @@ class Producer:
         outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
         future: SendFuture[SendResult] = SendFuture()
         outgoing.future = future
-        try:
-            if self._undelivered is not None and self._router.is_away(outgoing):
-                raise no_partition(topic)  # kept until somebody publishes it
-            _, flights = self._outbox.add(outgoing, self._route(outgoing))
-        except MetaqError as error:
-            if self._undelivered is None or not error.retriable:
-                raise
-            self._undelivered.keep(outgoing, error)
-            return future
         try:  # as in `_send_and_wait`
+            try:
+                if self._undelivered is not None and self._router.is_away(outgoing):
+                    raise no_partition(topic)  # kept until somebody publishes it
+                _, flights = self._outbox.add(outgoing, self._route(outgoing))
+            except MetaqError as error:
+                if self._undelivered is None or not error.retriable:
+                    raise
+                self._undelivered.keep(outgoing, error)
+                return future
             for flight in flights:
                 self._sender.transmit(flight)
         except BaseException:
-            self._sender.lose_untaken(flights)
+            self._sender.lose_untaken(outgoing.flights)
             raise
         return future
 
@@ -293,12 +293,12 @@ class Producer:
         outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
         outgoing.future = future
         outgoing.encode()
-        _, flights = self._outbox.add(outgoing, self._route(outgoing))
         try:  # as in `_send_and_wait`
+            _, flights = self._outbox.add(outgoing, self._route(outgoing))
             for flight in flights:
                 self._sender.transmit(flight)
         except BaseException:
-            self._sender.lose_untaken(flights)
+            self._sender.lose_untaken(outgoing.flights)
             raise
         return future
 
@@ -424,12 +424,12 @@ class Producer:
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
         refuse_in_callback("a blocking send")
-        accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
         try:  # not in a function of its own: where that begins an interrupt may come
+            accumulator, flights = self._outbox.add(outgoing, self._route(outgoing))
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
         except BaseException:
-            self._sender.lose_untaken(flights)
+            self._sender.lose_untaken(outgoing.flights)
             raise
         if not outgoing.done:
             self._wait(outgoing, None if accumulator is None else accumulator.lane.connection)
@@ -472,6 +472,8 @@ class Producer:
 
     def _landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn]) -> None:
         for turn, error in failed:
+            if turn.accumulator.under_way is not turn.batch:
+                continue  # its request ended before its sender was interrupted
             self._failed(turn.accumulator, turn.batch, error)
         if self._router.avoids_any:
             for accumulator, _ in finished:

@@ -74,8 +74,8 @@ class Sender:
             try:
                 connection = self._connection(turns[0].accumulator.partition, patience - now)
             except MetaqError as error:
-                flight.gone = True
                 self._fail(flight, error)
+                flight.gone = True
                 return
             flight.lane.use(connection)
             if len(turns) > 1 and connection.takes_many:
@@ -249,10 +249,10 @@ def _chosen(partition: TopicPartition, reply: SentReply) -> TopicPartition:
 
 def _has_gone(flight: Flight) -> bool:
     """Whether its request's handler will be called, although its sender was interrupted."""
-    if flight.gone or flight.request is None:
-        return flight.gone
+    if flight.gone or flight.missing <= 0 or flight.request is None:
+        return flight.gone or flight.missing <= 0
     connection, opaque = flight.request
-    return connection.has_taken_over(opaque)
+    return connection.has(opaque)
 
 
 def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:
