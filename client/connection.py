@@ -548,8 +548,13 @@ class Connection:
         except RemoteProtocolError as error:
             self._fail(BrokerUnavailable(f"{self.endpoint} sent something that is not the protocol: {error}"))
             return
-        ended = map(self._pending.pop, map(_opaque_of, replies), repeat(None))
-        self._outcomes.extend(zip(ended, replies, repeat(None)))
+        if len(replies) == 1:  # the usual case of a caller that waits for each answer
+            opaque = replies[0].opaque
+            self._outcomes.append((self._pending.get(opaque), replies[0], None))
+            self._pending.pop(opaque, None)  # last: between the two an interrupt finds it in both, which is no loss
+        else:
+            ended = map(self._pending.pop, map(_opaque_of, replies), repeat(None))
+            self._outcomes.extend(zip(ended, replies, repeat(None)))
         self._parsing = False
         del received[:]
         self._complete()
@@ -634,7 +639,10 @@ class Connection:
                     rest = self._send_scattered(buffers)
                 else:
                     data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
-                    sent = self._try_send(self._sock.send, data)
+                    try:
+                        sent = self._sock.send(data)
+                    except (BlockingIOError, InterruptedError):
+                        sent = 0
                     rest = memoryview(data)[sent:].tobytes() if sent < len(data) else b""
                 if rest:
                     self._backlog.append((memoryview(rest), math.inf))  # its front is on its way

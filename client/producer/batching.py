@@ -131,11 +131,14 @@ class Outbox:
     def landed_alone(self, flight: Flight) -> bool:
         """As `landed` for a flight of one message, if nothing has gathered meanwhile; else False, and nothing is done.
 
-        An interrupt finds it done or not.
+        For one that a thread blocks for it is `release` as well: nobody else waits for its result. It is done or not,
+        whatever interrupts.
         """
         if len(flight.turns) > 1:
             return False
-        accumulator, lane = flight.turns[0].accumulator, flight.lane
+        accumulator, (outgoing,) = flight.turns[0]
+        lane = flight.lane
+        blocking, size = outgoing.future is None, outgoing.size
         with self._lock:
             if accumulator.queue or lane.ready or self._waiting or self._keys.moving:
                 return False
@@ -147,6 +150,9 @@ class Outbox:
             flight.missing = 0
             lane.flights -= 1
             flight.landed = flight.turns
+            if blocking:
+                self._buffered -= size
+                flight.settled = flight.turns
         return True
 
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:

@@ -107,7 +107,7 @@ class Producer:
             self._config.connection,
             self._landed,
             self._settled,
-            lambda flight: self._outbox.landed_alone(flight),
+            self._landed_alone,
             self._elsewhere,
             clock,
         )
@@ -479,6 +479,9 @@ class Producer:
             for accumulator, _ in finished:
                 self._router.works(accumulator.partition)
         self._outbox.landed(flight, finished, len(failed))
+
+    def _landed_alone(self, flight: Flight) -> bool:
+        return not self._router.avoids_any and self._outbox.landed_alone(flight)
 
     def _settled(self, flight: Flight, finished: Sequence[Turn]) -> None:
         self._outbox.release(flight, finished)

@@ -177,7 +177,8 @@ class Sender:
         if not self.landed_alone(flight):
             return False
         outgoing.succeed(result)
-        self.on_settled(flight, flight.turns)
+        if outgoing.future is not None:
+            self.on_settled(flight, flight.turns)
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:

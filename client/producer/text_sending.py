@@ -105,7 +105,8 @@ class TextBatch:
         if not self._sender.landed_alone(self._flight):
             return False
         self._batch[0].succeed_text([SendResult(message_id, self._partition._replace(partition=number), offset)])
-        self._sender.on_settled(self._flight, (self._turn,))
+        if self._batch[0].future is not None:
+            self._sender.on_settled(self._flight, (self._turn,))
         return True
 
     def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
