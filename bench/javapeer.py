@@ -31,9 +31,12 @@ def class_path() -> str:
     return java_class_path(PROJECT)
 
 
-def _java(main: str, *arguments: str, home: Path) -> list[str]:
-    """home: where the client and the broker put the files that belong into the user's home directory."""
-    return ["java", *JAVA_OPTIONS, f"-Duser.home={home}", "-cp", class_path(), f"metaq.peer.{main}", *arguments]
+def _java(main: str, *arguments: str, home: Path, session_seconds: float = 6.0) -> list[str]:
+    """home: where the client and the broker put the files that belong into the user's home directory. session_seconds:
+    a client's zk.zkSessionTimeoutMs.
+    """
+    options = (f"-Duser.home={home}", f"-Dmetaq.peer.sessionTimeoutMs={int(session_seconds * 1000)}")
+    return ["java", *JAVA_OPTIONS, *options, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
 def broker_command(config: Path, home: Path) -> list[str]:
@@ -71,8 +74,9 @@ class JavaClient(Worker):
     Its local offsets, recover stores and ordered producer's messages go to the log's directory.
     """
 
-    def __init__(self, zk_connect: str, log: Path) -> None:
-        super().__init__(_java("Peer", zk_connect, home=log.parent), log, log.parent)
+    def __init__(self, zk_connect: str, log: Path, session_seconds: float = 6.0) -> None:
+        command = _java("Peer", zk_connect, home=log.parent, session_seconds=session_seconds)
+        super().__init__(command, log, log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
         """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""

@@ -84,7 +84,7 @@ def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers,
         cluster.commit("other", {TopicPartition("orders", 0, 1): 99})
     shown = operator.json("offsets", "show", "--topic", "orders", "--group", "audit", "--partition", "0-1")
     assert values(shown, "partition", "offset", "message_id") == [("0-1", 24, negative.message_id)]
-    assert "no such offset" in operator.refused("offsets", "show", "--group", "nobody")
+    assert "no such offset" in operator.refused("offsets", "show", "--group", "audit", "--partition", "0-3")
 
     between = ("--from-broker", "0", "--to-broker", "7", "--start", "0", "--end", "1", "--target-start", "2")
     copy = ("offsets", "copy", "--topic", "orders", *between)
