@@ -297,6 +297,12 @@ def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator:
     rows = operator.json("groups", "describe", "audit")["partitions"]
     assert values(rows, "lag_messages", "closed") == [(1, False), (None, True)]
     assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
+    ran = operator.ran("consume", "--topic", "orders")
+    assert (ran.code, ran.out, ran.err) == (
+        1,
+        "one\n",
+        "metaq: orders 0-1 was closed by an operator, and is left out\n",
+    )
 
 
 def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator, tmp_path: Path) -> None:
