@@ -18,8 +18,8 @@ BESIDE := $(CURDIR)/$(INSTALLED)/beside
 RUN_INSTALLED := PYTHONSAFEPATH=1 PYTHONPATH=$(BESIDE) METAQ_DIST=$(CURDIR)/dist $(INSTALLED)/bin/python
 
 # Integration tests wait for sessions and processes most of the time, so more of them than processors run at once; those
-# of one file stay together, in order, with one ZooKeeper. The files that take longest come first (conftest.py).
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# of one file stay together, in order, with one ZooKeeper.
+PARALLEL := -n 4 --dist loadfile
 
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests

@@ -21,37 +21,11 @@ if TYPE_CHECKING:
 
 _numbers = count()
 
-_LONGEST = (
-    "test_spark_writes_killed",
-    "test_spark_cluster",
-    "test_readme",
-    "test_installation",
-    "test_demo_runs",
-    "test_cli_operator",
-    "test_spark_brokers",
-    "test_spark_job",
-    "test_spark_topics",
-    "test_cli_docs",
-    "test_spark_streams",
-    "test_power_cuts",
-    "test_data_directory_both_ways",
-    "test_cli_messages",
-    "test_java_client_filters",
-    "test_broker_kill9",
-)
-"""Files of a minute and more, the longest first: begun last, one of them would be all that is left to wait for."""
-
 # whoever starts the tests in the background may have these ignored, and every process started here would inherit that:
 # Java does not handle a hang-up then, and nothing ends by Ctrl-C
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the order of _LONGEST; each file's tests stay together, in their order."""
-    order = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(scope="session")
