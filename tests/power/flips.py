@@ -22,7 +22,7 @@ from metaq.broker.store.index import read_checkpoint
 from metaq.broker.store.journal_format import read_journal
 from metaq.broker.transactions.redo_reader import read_redo
 from metaq.cli.inspection import Options, inspect_directory
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, PullRequest
 from metaq.protocol.record import (
@@ -414,7 +414,10 @@ def _take(
     position = 0
     while position + HEADER_BYTES <= len(data):
         size = sizes.pop(0) if sizes is not None else None
-        header = next(iter_headers(data[position:], stored=False), None)
+        try:
+            header = next(iter_headers(data[position:], stored=False), None)
+        except RemoteProtocolError:  # a negative length
+            header = None
         if header is None or is_blank(*header[1:4]) or (size is not None and header.end != size):
             consumed.damage.append(f"wrong length at {offset + position}")
             return (offset + position, True) if not verify else (offset + position + (size or len(data)), False)
