@@ -517,8 +517,7 @@ def judge(layout: Layout, change: Change, outcome: Outcome) -> tuple[Verdict, st
         twice = sorted({name for name in got if got.count(name) > 1})
         if {(partition, name) for name in twice} - layout.with_changed_flag(change):
             return Verdict.TWICE, f"{partition}: {twice} came more than once"
-        for name in twice:
-            got.remove(name)  # the damaged one, which comes first
+        got = list(dict.fromkeys(got))
         if got != [name for name in names if name in set(got)] and not layout.redo.get(change.path):
             return Verdict.FALSE, f"{partition}: the order has changed: {got}"
         missing += [(partition, name) for name in names if name not in set(got)]
