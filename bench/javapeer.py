@@ -6,7 +6,7 @@ Maven builds tests/java once (jars from the central repository); both programs t
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ def class_path() -> str:
     return java_class_path(PROJECT)
 
 
-def _java(main: str, *arguments: str, home: Path) -> list[str]:
+def _java(main: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
     """home: where the client and the broker put the files that belong into the user's home directory."""
-    return ["java", *JAVA_OPTIONS, f"-Duser.home={home}", "-cp", class_path(), f"metaq.peer.{main}", *arguments]
+    options = (f"-Duser.home={home}", *options)
+    return ["java", *JAVA_OPTIONS, *options, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
 def broker_command(config: Path, home: Path) -> list[str]:
@@ -68,11 +69,13 @@ class JavaBroker(Server):
 class JavaClient(Worker):
     """A running Java client at a ZooKeeper connect string; commands as in metaq.peer.Peer and the classes it lists.
 
-    Its local offsets, recover stores and ordered producer's messages go to the log's directory.
+    Its local offsets, recover stores and ordered producer's messages go to the log's directory. session_seconds: its
+    zk.zkSessionTimeoutMs.
     """
 
-    def __init__(self, zk_connect: str, log: Path) -> None:
-        super().__init__(_java("Peer", zk_connect, home=log.parent), log, log.parent)
+    def __init__(self, zk_connect: str, log: Path, session_seconds: float = 6.0) -> None:
+        options = (f"-Dmetaq.peer.sessionTimeoutMs={int(session_seconds * 1000)}",)
+        super().__init__(_java("Peer", zk_connect, home=log.parent, options=options), log, log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
         """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""

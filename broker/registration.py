@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
@@ -16,9 +17,10 @@ from typing import Any, TypeVar, cast
 from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import CoordinationError
+from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
 from .config import BrokerConfig, TopicConfig
 from .reactor import Reactor
@@ -85,7 +87,21 @@ class Registration:
             self._session, BrokerAddress(config.broker_id, self._slave_id, config.host, port), self._checksum
         )
         self._registration = registration
-        return partial(registration.register, _described(topics))
+        return partial(self._register, partial(registration.register, _described(topics)))
+
+    def _register(self, register: Callable[[], None]) -> None:
+        """ZooKeeper may go, as for an election, between the first connection and this: wait for it once more."""
+        give_up = time.monotonic() + self._connect_seconds
+        pauses = Backoff()
+        while True:
+            try:
+                register()
+                return
+            except (CoordinationUnavailable, SessionLost) as error:
+                if self._session.closed or time.monotonic() >= give_up:
+                    raise
+                _log.warning("not registered in ZooKeeper yet, trying again: %s", error)
+            time.sleep(pauses.next())
 
     def _queue(self, function: Callable[[], T]) -> Deferred[T]:
         deferred: Deferred[T] = Deferred()

@@ -29,6 +29,7 @@ from .index import (
     UNIT_DTYPE,
     Checkpoint,
     Index,
+    IndexDamaged,
     StoredCheckpoint,
     UnitArray,
     largest_id,
@@ -36,10 +37,12 @@ from .index import (
     replace_index,
     write_units,
 )
+from .index_blocks import Unit
 from .rewriting import Rewriter
-from .scan import Scan, bound_java_times, find_record, is_zero, scan_units
+from .scan import Scan, bound_java_times, find_record, is_zero, scan_bytes, scan_units
 from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
 from .times import order_times
+from .unit_reader import UnitReader
 
 __all__ = [
     "Damage",
@@ -307,7 +310,7 @@ class _Tail:
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """The checkpoint of a segment's index if it describes this very data, else None. Raises OSError.
 
-    The last unit is compared with the record it points to: another broker may have cut and rewritten the file.
+    Units are compared with the records they point to: another broker may have cut and rewritten the file.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -320,19 +323,49 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
     may_end_earlier = found.checkpoint.crc is not None
     if found.last_unit is None:
         return found.checkpoint if end == file.first_offset or may_end_earlier else None
-    offset, message_id, _, size, _ = found.last_unit
+    offset, _, _, size, _ = found.last_unit
     if offset + size != end and not (may_end_earlier and offset + size < end):
         return None
     fd = files.open(file.path, os.O_RDONLY)
     try:
         with naming(file.path):
-            header = files.pread(fd, HEADER_BYTES, offset - file.first_offset)
+            return found.checkpoint if _describes(files, fd, file, found.checkpoint, found.last_unit) else None
+    except IndexDamaged as damage:
+        _log.warning("%s", damage)
+        return None
     finally:
         files.close(fd)
+
+
+def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last_unit: Unit) -> bool:
+    """Whether the segment still has the records of the units, as the last one that can be read tells.
+
+    Another broker may have cut the file at a unit's offset and gone on with other records. Where there is no good
+    record at all, there is damage: it must not cost what was synced behind it.
+    Raises IndexDamaged, OSError, StoreError.
+    """
+    same = _has_record(files, fd, file, last_unit)
+    if same is None and known.crc is not None:
+        with UnitReader(files, file.index_path, known.units, known.crc) as units:
+            earlier = (_has_record(files, fd, file, units.unit(number)) for number in range(known.units - 2, -1, -1))
+            same = next((each for each in earlier if each is not None), True)
+    return same is True
+
+
+def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | None:
+    """Whether the header at a unit's offset is that of its record; None if no good record is there."""
+    offset, message_id, _, size, _ = unit
+    position = offset - file.first_offset
+    header = files.pread(fd, HEADER_BYTES, position)
     if len(header) < HEADER_BYTES:
         return None
     length, _, stored_id, _ = HEADER.unpack(header)
-    return found.checkpoint if (length, stored_id) == (size - HEADER_BYTES, message_id) else None
+    if (length, stored_id) == (size - HEADER_BYTES, message_id):
+        return True
+    if length < 0 or position + HEADER_BYTES + length > file.size:
+        return None
+    record = read_exactly(files, fd, HEADER_BYTES + length, position)
+    return False if scan_bytes(record, offset, max_records=1).end else None
 
 
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:

@@ -27,6 +27,8 @@ __all__ = ["Found", "Placed", "complete", "find_block", "is_at", "present"]
 _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 64 << 20
+_ID = slice(8, 16)
+"""Of a record: its message id (record.HEADER)."""
 _CHECKED_BYTES = 4 << 20
 
 
@@ -61,6 +63,25 @@ class Placed:
         """Find the records. after: a byte offset before which they cannot lie; only ids of Java brokers need it."""
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
+
+    def look_at(self, start: int) -> None:
+        """Find those that are at the place that was written, as they should be but for the id. That is in no checksum,
+        so a consumer takes them: appended anew they would come twice.
+        """
+        for number in self.missing:
+            offset, size = start + self._bounds[number], self._size(number)
+            if not self.log.first_offset <= offset <= self.log.visible_end - size:
+                continue
+            expected = self._bytes[self._bounds[number] : self._bounds[number + 1]]
+            there = self.log.read_blocking(offset, size)
+            if there[: _ID.start] == expected[: _ID.start] and there[_ID.stop :] == expected[_ID.stop :]:
+                _log.warning(
+                    "%s: the message at byte %d has lost its id %d to damage: it stays as it is",
+                    self.log.directory,
+                    offset,
+                    self.block.ids[number],
+                )
+                self.places[number] = offset
 
     def starts(self) -> list[int]:
         """Byte offsets at which the block begins if its records that were found lie together."""
@@ -161,6 +182,8 @@ def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool
     if hint is not None and is_at(log, named := placed.encoded.location._replace(offset=hint.offset)):
         return Found(log, named, named.offset + named.size), 0
     placed.look(hint.offset if hint is not None and believed else None)
+    if hint is not None and believed:
+        placed.look_at(hint.offset)
     found = len(placed.places)
     appended = placed.append_missing(now_ms)
     if appended:

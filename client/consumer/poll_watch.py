@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 class PollWatch:
     """Watches one consumer. attend() and wait() on the thread that polls, works() and rests() on those of handlers.
 
-    An exception may come out of any line on the polling thread: what it leaves is put right by the
-    next attend().
+    An exception may come out of any line on the polling thread: what it leaves is put right by the next attend().
     """
 
     def __init__(

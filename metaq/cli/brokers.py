@@ -55,7 +55,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         registered = cluster.view.brokers()
         checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
         addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
-        gone = absent_brokers(cluster)
+        gone = absent_brokers(cluster, registered)
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         versions = pool.map(_version, addresses)
         found = [

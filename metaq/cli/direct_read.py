@@ -14,7 +14,7 @@ from metaq.client.consumer.single_read import read_messages
 from metaq.client.inquiry import partition_bounds
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, PartitionClosed
 
 from .options import PartitionName, Position
 from .positions import OffsetIn, offset_in
@@ -60,11 +60,11 @@ def read_topic(
 
     only: these partitions, default all. follow: go on after the end; `idle` is then called whenever there is nothing
     new and says whether to wait on. on_damaged: told of damaged bytes, behind which the reading goes on. on_silent:
-    told once of a broker that does not answer, and what is missing. The others' partitions are read on, and with
-    `follow` that broker is asked again every RETRY_SECONDS.
+    told once of a broker that does not answer, or a partition that an operator has closed, and what is missing. The
+    others are read on, and with `follow` a silent broker is asked again every RETRY_SECONDS.
 
     Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or whose end is not known;
-    BrokerUnavailable for a silent broker without on_silent.
+    BrokerUnavailable for what on_silent would be told.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
     reader = _Reader(cluster, offset_in(start, cluster, topic), chosen, follow, on_silent or _refuse)
@@ -108,7 +108,8 @@ class _Reader:
         self._chosen = chosen
         self._follow = follow
         self._on_silent = on_silent
-        self._told: set[int] = set()
+        self._told: set[int | TopicPartition] = set()
+        self._closed: set[TopicPartition] = set()
         for cursor in self.cursors:  # all ends are those of the beginning
             self._ask(cursor, partial(self._open, cursor))
         self.leave_what_is_done()
@@ -126,9 +127,11 @@ class _Reader:
             yield message
 
     def leave_what_is_done(self) -> None:
-        """Without `follow` a silent broker's partitions are given up."""
-        given_up = () if self._follow else self.reach.silent
-        self.cursors = [each for each in self.cursors if not each.done and each.partition.broker not in given_up]
+        """Without `follow`, partitions of a silent broker and closed ones are given up."""
+        self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
+
+    def _is_given_up(self, partition: TopicPartition) -> bool:
+        return not self._follow and (partition.broker in self.reach.silent or partition in self._closed)
 
     def _open(self, cursor: _Cursor, connection: Connection) -> bool:
         bounds = partition_bounds(connection, cursor.partition)
@@ -137,14 +140,24 @@ class _Reader:
         return True
 
     def _ask(self, cursor: _Cursor, question: Callable[[Connection], _T]) -> _T | None:
-        broker_id = cursor.partition.broker
-        answer = self.reach.ask(cursor.partition, question)
+        partition, broker_id = cursor.partition, cursor.partition.broker
+        try:
+            answer = self.reach.ask(partition, question)
+        except PartitionClosed:
+            self._closed.add(partition)
+            self._tell(partition, f"{partition.topic} {partition} was closed by an operator, and is left out")
+            return None
         if answer is not None:
-            self._told.discard(broker_id)
-        elif broker_id not in self._told:
-            self._told.add(broker_id)
-            self._on_silent(without({broker_id: self.reach.silent[broker_id]}, self._chosen))
+            self._told -= {broker_id, partition}
+        elif broker_id in self.reach.silent:
+            self._tell(broker_id, without({broker_id: self.reach.silent[broker_id]}, self._chosen))
         return answer
+
+    def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
+        """Once, until it answers again."""
+        if whom not in self._told:
+            self._told.add(whom)
+            self._on_silent(sentence)
 
 
 def _refuse(sentence: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from metaq.client.admin import close_partitions, open_partitions
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import ConfigError, TopicNotAccepted
 
 from .confirm import confirm
 from .options import TOPIC, dry_run_option, json_option, yes_option
@@ -63,11 +63,15 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
     """
     chosen = _range(start, end)
     with target.connected() as connection:
-        check_topic(connection, topic)
         if dry_run:
+            check_topic(connection, topic)
             click.echo(f"would close {_names(topic, chosen)} on {connection.endpoint}")
             return
-        closed = close_partitions(connection, topic, start, end)
+        try:
+            closed = close_partitions(connection, topic, start, end)
+        except TopicNotAccepted:
+            check_topic(connection, topic)
+            raise
     _say({"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}", as_json)
 
 
@@ -84,11 +88,13 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
       metaq partitions open --topic trades --broker 0
     """
     with target.connected() as connection:
-        check_topic(connection, topic)
         if dry_run:
+            check_topic(connection, topic)
             click.echo(f"would open all closed partitions of {topic} on {connection.endpoint}")
             return
         opened = open_partitions(connection, topic)
+        if not opened:
+            check_topic(connection, topic)
     _say({"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}", as_json)
 
 

@@ -59,14 +59,14 @@ class Reach:
         self._brokers = None
 
 
-def absent_brokers(cluster: Cluster) -> list[int]:
-    """Ids of the brokers that were registered once and have neither master nor slave in ZooKeeper now."""
-    return sorted(set(cluster.view.broker_ids()) - cluster.view.brokers().keys())
+def absent_brokers(cluster: Cluster, registered: Mapping[int, BrokerNodes]) -> list[int]:
+    """Ids of the brokers that were registered once and are not among those that are now."""
+    return sorted(set(cluster.view.broker_ids()) - registered.keys())
 
 
 def tell_absent(cluster: Cluster) -> None:
     """Say on stderr which brokers are absent: what only they have is missing in what is shown."""
-    absent = ", ".join(map(str, absent_brokers(cluster)))
+    absent = ", ".join(map(str, absent_brokers(cluster, cluster.view.brokers())))
     if absent:
         click.echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is not shown", err=True)
 

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from bench.javapeer import JavaClient, JavaUnavailable, class_path
-from tests.waiting import DEADLINE
+from bench.processes import ProcessFailed
+from tests.waiting import DEADLINE, eventually
 
 
 def require_java() -> None:
@@ -17,6 +18,27 @@ def require_java() -> None:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+NOT_CONNECTED = "无可用连接"
+"""What the Java client says when it has no connection at this moment."""
+
+
+def put_when_connected(client: JavaClient, topic: str, data: bytes) -> None:
+    """Put one message, again while the client has no connection: a Java producer closes the one to a broker and opens
+    it anew whenever something registers for that broker, as a slave does.
+    """
+
+    def is_put() -> bool:
+        try:
+            client.put(topic, data)
+        except ProcessFailed as error:
+            if NOT_CONNECTED not in str(error):
+                raise
+            return False
+        return True
+
+    eventually(is_put, what="a connection of the Java client")
 
 
 def received(client: JavaClient, group: str, count: int) -> list[tuple[bytes, str | None]]:

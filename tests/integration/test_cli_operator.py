@@ -84,7 +84,7 @@ def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers,
         cluster.commit("other", {TopicPartition("orders", 0, 1): 99})
     shown = operator.json("offsets", "show", "--topic", "orders", "--group", "audit", "--partition", "0-1")
     assert values(shown, "partition", "offset", "message_id") == [("0-1", 24, negative.message_id)]
-    assert "no such offset" in operator.refused("offsets", "show", "--group", "nobody")
+    assert "no such offset" in operator.refused("offsets", "show", "--group", "audit", "--partition", "0-3")
 
     between = ("--from-broker", "0", "--to-broker", "7", "--start", "0", "--end", "1", "--target-start", "2")
     copy = ("offsets", "copy", "--topic", "orders", *between)
@@ -297,6 +297,12 @@ def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator:
     rows = operator.json("groups", "describe", "audit")["partitions"]
     assert values(rows, "lag_messages", "closed") == [(1, False), (None, True)]
     assert "warning group audit: closed by an operator" in operator.ran("monitor", "--min-memory", "0").out
+    ran = operator.ran("consume", "--topic", "orders")
+    assert (ran.code, ran.out, ran.err) == (
+        1,
+        "one\n",
+        "metaq: orders 0-1 was closed by an operator, and is left out\n",
+    )
 
 
 def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from bench.processes import ProcessFailed, Server
 from metaq.protocol.limits import MAX_BODY_BYTES
+from tests.integration.java_peers import NOT_CONNECTED
 from tests.integration.java_sides import Broker, Fields, Side
 from tests.waiting import eventually
 
 TOPICS = {"stopped": 1, "killed": 1, "ordered": 1, "big": 1, "huge": 1, "stalled": 1}
 NO_PARTITION = "There is no aviable partition for topic"
-NOT_CONNECTED = "无可用连接"
 UNANSWERED = "等待响应超时"
 MAX_RECORD_BODY = (1 << 20) - 20
 """The largest body of a record that fits into one answer, of maxTransferSize bytes."""

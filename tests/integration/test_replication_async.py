@@ -13,7 +13,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from tests.broker_process import RunningBroker
 from tests.integration.client_cluster import SESSION_SECONDS, read
-from tests.integration.java_peers import received, require_java
+from tests.integration.java_peers import put_when_connected, received, require_java
 from tests.integration.replication_helpers import broker, same_files, segments, slave, status
 from tests.waiting import eventually
 
@@ -43,7 +43,7 @@ def test_a_slave_of_a_java_master_has_the_same_files_and_serves_java_consumers(t
             client.put("t", data, "red")
         with slave(tmp_path, root, {"t": 3}) as copy:
             for data in sent[30:]:
-                client.put("t", data)
+                put_when_connected(client, "t", data)
             eventually(lambda: same_files(master.data, tmp_path / "slave" / "data"), 20, "the copy")
             with copy.connect() as connection:
                 assert b"slave true" in connection.ask(b"stats  1\r\n").text.encode()
@@ -70,7 +70,7 @@ def test_java_consumers_read_from_a_slave_when_the_java_master_was_killed(tmp_pa
     ):
         client.join("t", "readers")
         for number in range(10):
-            client.put("t", b"%d" % number)
+            put_when_connected(client, "t", b"%d" % number)
         assert len(received(client, "readers", 10)) == 10
         eventually(lambda: same_files(master.data, tmp_path / "slave" / "data"), 20, "the copy")
         master.kill()

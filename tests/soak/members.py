@@ -118,9 +118,15 @@ class PythonConsumer(Member):
 
 
 class JavaConsumer(Member):
+    """session_seconds: its ZooKeeper session's. One that loses it fetches on until it rebalances (zookeeper.md §5)."""
+
+    def __init__(self, group: Group, name: str, session_seconds: float = SESSION_SECONDS) -> None:
+        super().__init__(group, name)
+        self._session_seconds = session_seconds
+
     def _started(self, consumer_id: str, path: Path) -> _Process:
         group = self._group
-        client = JavaClient(group.zookeeper, Path(f"{path}.log"))
+        client = JavaClient(group.zookeeper, Path(f"{path}.log"), self._session_seconds)
         try:
             client.call("follow", group.topic, group.name, consumer_id, f"{path}.journal")
         except BaseException:

@@ -22,6 +22,9 @@ BETWEEN = 150
 
 THERE_AND_BACK: Sequence[Kind] = ("ours", "java")
 
+PATIENT_SECONDS = 60.0
+"""Sessions of the consumers: they live to the end, and a busy machine must not take them from them."""
+
 Say = Callable[[str], None]
 
 
@@ -55,7 +58,7 @@ def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
     group = Group(zookeeper, GROUP, TOPIC, directory / "group")
     settings = {"maxSegmentSize": SEGMENT_BYTES}
     places = [Place(directory / f"broker-{n}", zookeeper, {TOPIC: PARTITIONS}, n, settings) for n in range(brokers)]
-    members = [JavaConsumer(group, name) for name in ("java-1", "java-2")]
+    members = [JavaConsumer(group, name, PATIENT_SECONDS) for name in ("java-1", "java-2")]
     moves: list[Move] = []
     try:
         for place in places:

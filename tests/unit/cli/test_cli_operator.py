@@ -9,7 +9,7 @@ from metaq.cli.app import run
 from metaq.cli.stats import named_figures, stats_rows
 from metaq.client import testing
 from metaq.protocol.frames import Frame
-from metaq.protocol.statuses import ResponseCode
+from metaq.protocol.statuses import RequestCode, ResponseCode
 
 
 @pytest.fixture
@@ -60,12 +60,20 @@ def test_each_command_sends_its_request_and_says_from_where_it_must_be_run(broke
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("code", [1020, 1021, 1022, 1026])
+@pytest.mark.parametrize("code", [1020, 1026])
 def test_a_dry_run_asks_the_broker_nothing(broker, capsys, code):
     exit_code, out, _ = ran(capsys, *COMMANDS[code], *at(broker), "--dry-run")
     assert exit_code == 0
     assert out.startswith("would ")
     assert not broker.requests
+
+
+@pytest.mark.parametrize("code", [1021, 1022])
+def test_a_dry_run_for_a_topic_asks_only_whether_there_is_one(broker, capsys, code):
+    exit_code, _, err = ran(capsys, *COMMANDS[code], *at(broker), "--dry-run")
+    assert exit_code == 1
+    assert "has no topic 'trades'" in err
+    assert broker.requests == ["Version", f"frame {int(RequestCode.STATS)}"]
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,52 @@ def test_an_index_of_other_data_is_not_believed(harness: StoreHarness) -> None:
     assert log.units(0, 1000)["id"].tolist() == [-77, -78, -79]
 
 
+@pytest.mark.parametrize(
+    ("start", "damage"),
+    [
+        pytest.param(LAST, b"\x40", id="length beyond the file"),
+        pytest.param(LAST + 3, b"\xff", id="another length"),
+        pytest.param(LAST, bytes(26), id="last record"),
+        pytest.param(25, bytes(56), id="last two"),
+        pytest.param(0, bytes(SIZE), id="all"),
+    ],
+)
+@pytest.mark.parametrize("behind", [[b"behind the checkpoint"], []])
+def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(
+    harness: StoreHarness, start: int, damage: bytes, behind: list[bytes]
+) -> None:
+    harness.append(*THREE)
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    if behind:
+        harness.append(*behind)
+    harness.files.kill()
+    data = bytearray(harness.data_file().read_bytes())
+    data[start : start + len(damage)] = damage
+    harness.data_file().write_bytes(data)
+    log = harness._start_anew()
+    assert harness.data_file().read_bytes() == bytes(data)
+    assert (harness.report().cut_at, harness.report().damage) == (None, ())
+    assert log.message_count == len(THREE) + len(behind)
+    harness.append(b"goes on")
+    assert harness.log.read_blocking(SIZE, 1000).endswith(b"goes on")
+
+
+@pytest.mark.parametrize("body", [b"first", b"another length"])
+@pytest.mark.parametrize("kept", [0, 25, LAST])
+def test_what_another_broker_has_written_from_a_record_on_is_no_damage(
+    harness: StoreHarness, kept: int, body: bytes
+) -> None:
+    harness.append(*THREE)
+    harness.store.close()
+    kept_data = harness.data_file().read_bytes()[:kept]
+    theirs = [encode_record(body, -77 - number, 0) for number in range(5)]
+    harness.data_file().write_bytes(kept_data + b"".join(theirs))
+    log = harness._start_anew()
+    assert log.units(0, 1000)["id"].tolist()[-5:] == [-77, -78, -79, -80, -81]
+    check_invariants(log)
+
+
 def test_a_java_broker_may_append_between_two_starts_of_ours(harness: StoreHarness) -> None:
     harness.append(*THREE)
     harness.store.close()

@@ -19,7 +19,7 @@ final class Session implements AutoCloseable {
     /** Bytes of one fetch, the value the client's own documentation uses. */
     private static final int FETCH_BYTES = 1024 * 1024;
 
-    private static final int ZK_SESSION_TIMEOUT_MS = 6000;
+    private static final int ZK_SESSION_TIMEOUT_MS = Integer.getInteger("metaq.peer.sessionTimeoutMs", 6000);
     private static final int ZK_SYNC_MS = 1000;
 
     private final String zkConnect;

@@ -1,0 +1,51 @@
+"""A broker's first registration, while ZooKeeper goes and comes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from metaq.broker.config import read_config
+from metaq.broker.registration import Registration
+from metaq.coordination.brokers import BrokerAddress, ClusterView
+from metaq.coordination.registration import BrokerRegistration
+from metaq.protocol.errors import CoordinationUnavailable
+from tests.broker_process import server_ini
+from tests.integration.coordination_helpers import session_at
+from tests.waiting import DEADLINE
+
+
+class Reactor:
+    """Runs what worker threads hand over at once."""
+
+    def callFromThread(self, function, *args):  # noqa: N802
+        function(*args)
+
+
+def test_a_broker_waits_for_a_zookeeper_that_goes_between_its_connection_and_its_registration(
+    chroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "server.ini").write_text(
+        server_ini(tmp_path, {"orders": "numPartitions=2"}, zookeeper=f"zk.zkConnect={chroot}")
+    )
+    register, failures = BrokerRegistration.register, [CoordinationUnavailable("an election")] * 2
+
+    def goes_twice(self, topics=()):
+        if failures:
+            raise failures.pop()
+        register(self, topics)
+
+    monkeypatch.setattr(BrokerRegistration, "register", goes_twice)
+    config = read_config(str(tmp_path / "server.ini"))
+    registration = Registration(config, Reactor())  # type: ignore[arg-type]
+    outcome: SimpleQueue[object] = SimpleQueue()
+    with caplog.at_level(logging.WARNING):
+        registration.start(8123, config.topics).addBoth(outcome.put)
+        assert outcome.get(timeout=DEADLINE) is None
+    assert caplog.text.count("not registered in ZooKeeper yet, trying again: an election") == 2
+    with session_at(chroot) as session:
+        assert ClusterView(session).brokers()[0].master == BrokerAddress(0, None, config.host, 8123)
+    registration.session.close()
