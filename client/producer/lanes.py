@@ -109,9 +109,10 @@ class Turn(NamedTuple):
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
     what they are sent with, from just before they are. gone: the connection has them, and answers for them. landed,
-    settled: turns of which the outbox was told that (an interrupted handler is called again)."""
+    settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
+    taken on the thread that no signal reaches, and so is what follows for it."""
 
-    __slots__ = ("gone", "landed", "lane", "missing", "request", "settled", "taken", "turns")
+    __slots__ = ("elsewhere", "gone", "landed", "lane", "missing", "request", "settled", "taken", "turns")
 
     def __init__(self, lane: Lane, turns: list[Turn]) -> None:
         self.lane = lane
@@ -119,6 +120,7 @@ class Flight:
         self.missing = len(turns)
         self.taken = False
         self.gone = False
+        self.elsewhere = False
         self.landed: list[Turn] = []
         self.settled: list[Turn] = []
         self.request: tuple[Connection, int] | None = None

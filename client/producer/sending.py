@@ -132,8 +132,14 @@ class Sender:
         connection.submit_built(opaque, frame, on_done, deadline, background)
         flight.gone = True
 
-    def take_elsewhere(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Have the answer taken on a thread that no signal reaches; the callers among the senders wait for that."""
+    def take(self, flight: Flight, action: Callable[[], None]) -> None:
+        """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. The callers
+        among the senders wait for that.
+        """
+        if not (flight.elsewhere or may_be_interrupted()):
+            action()
+            return
+        flight.elsewhere = True
         for _, batch in flight.turns:
             for outgoing in batch:
                 outgoing.driver = None
@@ -141,24 +147,23 @@ class Sender:
         self._elsewhere(action)
 
     def _fail(self, flight: Flight, error: MetaqError) -> None:
-        if may_be_interrupted():
-            self.take_elsewhere(flight, partial(self.on_landed, flight, (), [(turn, error) for turn in flight.turns]))
-        else:
-            self.on_landed(flight, (), [(turn, error) for turn in flight.turns])
+        self.take(flight, partial(self.on_landed, flight, (), [(turn, error) for turn in flight.turns]))
 
     def _frame_answered(
         self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
         if type(reply) is SentReply and self._sent_alone(flight, turn, reply):
             return
-        if may_be_interrupted():
-            self.take_elsewhere(flight, partial(self._frame_answered, flight, turn, endpoint, reply, error))
-            return
+        self.take(flight, partial(self._take_one, flight, turn, endpoint, reply, error))
+
+    def _take_one(
+        self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
+    ) -> None:
         partition = turn.accumulator.partition
         if type(reply) is not SentReply:
             error = error or _refusal(reply, partition, endpoint)
             if turn in flight.landed:
-                self._settle_again(flight, error)
+                self.settle_again(flight, error)
             else:
                 self.on_landed(flight, (), [(turn, error)])
             return
@@ -173,7 +178,9 @@ class Sender:
         outgoing = turn.batch[0]
         if len(flight.turns) > 1 or len(turn.batch) > 1 or (outgoing.future is not None and may_be_interrupted()):
             return False
-        result = outgoing.native_result(reply.message_id, _chosen(turn.accumulator.partition, reply), reply.offset)
+        partition = _chosen(turn.accumulator.partition, reply)
+        # before it counts as landed, so that `settle_again` finds it if an interrupt comes between the two
+        outgoing.result = result = outgoing.native_result(reply.message_id, partition, reply.offset)
         if not self.landed_alone(flight):
             return False
         outgoing.succeed(result)
@@ -181,9 +188,9 @@ class Sender:
             self.on_settled(flight, flight.turns)
         return True
 
-    def _settle_again(self, flight: Flight, error: MetaqError) -> None:
+    def settle_again(self, flight: Flight, error: MetaqError) -> None:
         """The handler of an answer was interrupted behind `on_landed`: its messages are stored, and get what results
-        there are. Background thread."""
+        there are. Where no interrupt comes."""
         for _, batch in flight.landed:
             for outgoing in batch:
                 if outgoing.result is not None:
@@ -203,9 +210,9 @@ class Sender:
         flight.gone = True
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
-        if may_be_interrupted():
-            self.take_elsewhere(flight, partial(self._many_answered, flight, endpoint, reply, error))
-            return
+        self.take(flight, partial(self._take_many, flight, endpoint, reply, error))
+
+    def _take_many(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
         turns = flight.turns
         rows: PartRows | None = None
         if error is None:
@@ -215,7 +222,7 @@ class Sender:
                 error = wrong
         if rows is None and flight.landed:
             assert error is not None
-            self._settle_again(flight, error)
+            self.settle_again(flight, error)
             return
         if rows is None:
             failure = error or _refusal(reply, turns[0].accumulator.partition, endpoint)

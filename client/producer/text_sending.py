@@ -36,8 +36,11 @@ class AnswerTaker(Protocol):
 
     landed_alone: Callable[[Flight], bool]
 
-    def take_elsewhere(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Have the answer taken where no interrupt comes."""
+    def take(self, flight: Flight, action: Callable[[], None]) -> None:
+        """Take an answer where no interrupt comes."""
+
+    def settle_again(self, flight: Flight, error: MetaqError) -> None:
+        """What was acknowledged gets its results."""
 
 
 class TextBatch:
@@ -80,8 +83,12 @@ class TextBatch:
         """Any order; the last one ends the batch. Called again after an interrupt."""
         if len(self._records) == 1 and self._sent_alone(reply):
             return
-        if may_be_interrupted():
-            self._sender.take_elsewhere(self._flight, partial(self._answered, index, reply, error))
+        self._sender.take(self._flight, partial(self._take, index, reply, error))
+
+    def _take(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
+        if self._turn in self._flight.landed:
+            if error is not None:
+                self._sender.settle_again(self._flight, error)
             return
         with self._lock:  # the reader, and the thread that ends the connection
             if index in self._missing:
@@ -102,9 +109,12 @@ class TextBatch:
             return False
         if self._batch[0].future is not None and may_be_interrupted():
             return False
+        result = SendResult(message_id, self._partition._replace(partition=number), offset)
+        if type(self._batch[0]) is Outgoing:
+            self._batch[0].result = result  # as in Sender._sent_alone
         if not self._sender.landed_alone(self._flight):
             return False
-        self._batch[0].succeed_text([SendResult(message_id, self._partition._replace(partition=number), offset)])
+        self._batch[0].succeed_text([result])
         if self._batch[0].future is not None:
             self._sender.on_settled(self._flight, (self._turn,))
         return True

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,7 +29,13 @@ from metaq.client.pool import ConnectionPool
 from metaq.client.producer import batching as batching_module
 from metaq.client.producer import producer as producer_module
 from metaq.client.producer import sending as sending_module
+from metaq.client.producer.futures import SendFuture
+from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
+from metaq.client.producer.outgoing import Outgoing
+from metaq.client.producer.sending import Sender
+from metaq.client.reply_reader import SentReply
 from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
@@ -341,3 +347,33 @@ def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files):
             reader.close()
 
         assert len(at_each_point(scenario, files)) > 10
+
+
+def test_what_follows_an_interrupted_answer_is_taken_behind_it():
+    """The reading thread was interrupted when it had handed the answer over, and the handler is called again."""
+    queued: list[Callable[[], None]] = []
+    failed: list[Any] = []
+
+    def landed(flight, finished, failures):
+        flight.landed.extend(finished)
+        failed.extend(failures)
+
+    sender: Any = Sender(
+        cast(Any, None), cast(Any, None), CONFIG, landed, lambda *_: None, lambda _: False, queued.append
+    )
+    lane = Lane()
+    outgoing = Outgoing("t", 0, 0, b"x", time.monotonic() + 60)
+    outgoing.future = SendFuture()
+    turn = Turn(Accumulator(TopicPartition("t", 0, 0), lane), [outgoing])
+    flight, endpoint = Flight(lane, [turn]), Endpoint("localhost", 8123)
+    sender._frame_answered(flight, turn, endpoint, SentReply(1, 77, 0, 4096), None)
+    assert len(queued) == 1, "the main thread may be interrupted"
+    interrupted = BrokerUnavailable("taking an answer was interrupted")
+    again = threading.Thread(target=sender._frame_answered, args=(flight, turn, endpoint, None, interrupted))
+    again.start()
+    again.join(DEADLINE)
+    assert len(queued) == 2
+    for action in queued:
+        action()
+    assert outgoing.future.result(0) == SendResult(77, TopicPartition("t", 0, 0), 4096)
+    assert failed == []
