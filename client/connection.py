@@ -320,6 +320,7 @@ class Connection:
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
         """Wait for the answer to what was begun, `timeout` seconds from now on at most; otherwise as `call`."""
+        self._guard.check()
         deadline = self._deadline(timeout)
         if (pending := self._pending.get(call.opaque)) is not None:
             pending.deadline = deadline
@@ -343,8 +344,7 @@ class Connection:
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
-        nobody else does."""
-        self._guard.check()
+        nobody else does. In the process that made the connection, which the caller has looked at."""
         try:
             while not waiter.done:
                 if waiter.answered:
@@ -426,9 +426,10 @@ class Connection:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
                 self._followers.pop(giver, None)
             if self._leader is giver:
-                self._leader = None if self._failure is not None else self._wake_heir()
+                self._leader = self._wake_heir() if self._followers and self._failure is None else None
         # only now: a request entered in the meantime saw a leader and relies on this look
-        self._look_again()
+        if self._pending or self._outcomes or self._parsing or self._failure is not None:
+            self._look_again()
 
     def _wake_heir(self) -> Waiter | None:
         """The next leader. It is woken first, and finds the mutex taken: woken in vain, it would park again."""
@@ -538,7 +539,7 @@ class Connection:
         if not data:
             self._fail(BrokerUnavailable(f"{self.endpoint} closed the connection"))
             return
-        if not self.expects_bulk:
+        if not self.expects_bulk and (len(data) == self._receive_bytes or self._receive_bytes > _FIRST_RECEIVE_BYTES):
             self._adapt(len(data))
         self._parsing = True
         try:

@@ -108,7 +108,7 @@ class Turn(NamedTuple):
 
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
-    what they are sent with, from just before they are. gone: the connection has them, and answers for them. landed,
+    what one frame is sent with, from just before it is. gone: what they were sent with answers for them. landed,
     settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
     taken on the thread that no signal reaches, and so is what follows for it."""
 

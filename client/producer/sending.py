@@ -65,19 +65,21 @@ class Sender:
             flight.taken = True
             now = self._clock()
             turns = flight.turns
-            if len(turns) == 1 and len(turns[0].batch) == 1:
-                last = turns[0].batch[0].deadline
+            accumulator, batch = turns[0]
+            if len(turns) == 1 and len(batch) == 1:
+                last = batch[0].deadline
             else:
                 last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
             deadline = min(now + self._request_timeout, last)
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
-                connection = self._connection(turns[0].accumulator.partition, patience - now)
+                connection = self._connection(accumulator.partition, patience - now)
             except MetaqError as error:
                 self._fail(flight, error)
                 flight.gone = True
                 return
-            flight.lane.use(connection)
+            if connection is not flight.lane.connection:
+                flight.lane.use(connection)
             if len(turns) > 1 and connection.takes_many:
                 self._send_many(connection, flight, deadline, _needs_reader(connection, flight, caller))
                 return
@@ -86,9 +88,9 @@ class Sender:
                 if connection.speaks_frames:
                     self._send_frame(connection, flight, turn, deadline, background)
                 else:
-                    batch = TextBatch(flight, turn, connection.endpoint, self)
+                    text = TextBatch(flight, turn, connection.endpoint, self)
                     flight.gone = True
-                    batch.send(connection, deadline, background)
+                    text.send(connection, deadline, background)
         except BaseException:
             if not _has_gone(flight):
                 self.lose(flight)
@@ -130,7 +132,6 @@ class Sender:
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
         flight.request = connection, opaque
         connection.submit_built(opaque, frame, on_done, deadline, background)
-        flight.gone = True
 
     def take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. The callers
@@ -207,7 +208,6 @@ class Sender:
         on_done = partial(self._many_answered, flight, connection.endpoint)
         flight.request = connection, opaque
         connection.submit_built(opaque, frame, on_done, deadline, background)
-        flight.gone = True
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
         self.take(flight, partial(self._take_many, flight, endpoint, reply, error))
@@ -256,11 +256,10 @@ def _chosen(partition: TopicPartition, reply: SentReply) -> TopicPartition:
 
 
 def _has_gone(flight: Flight) -> bool:
-    """Whether its request's handler will be called, although its sender was interrupted."""
-    if flight.gone or flight.missing <= 0 or flight.request is None:
-        return flight.gone or flight.missing <= 0
-    connection, opaque = flight.request
-    return connection.has(opaque)
+    """Whether its request's handler was called, or will be, although its sender was interrupted."""
+    if flight.gone or flight.elsewhere or flight.missing <= 0:
+        return True
+    return flight.request is not None and flight.request[0].has(flight.request[1])
 
 
 def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:

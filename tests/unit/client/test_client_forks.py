@@ -4,12 +4,12 @@ import gc
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, PartitionReader, Producer, TopicPartition
+from metaq.client.connection import Call
 from metaq.client.producer import futures
 from metaq.client.producer.futures import SendFuture
 from metaq.client.testing import FakeBroker, FakeCluster
@@ -83,7 +83,7 @@ def test_a_producer_is_refused_and_its_connection_goes_on(broker):
             lambda: producer.flush(),
             lambda: transaction.send("t", b"x"),
             lambda: transaction.rollback(),
-            lambda: connection.drive(cast(Any, SimpleNamespace(done=False)), 0.0),
+            lambda: connection.finish(Call(1)),
         )
         assert [text for text in said if "forked off it" not in text] == []
         assert len(said) == 11
