@@ -127,7 +127,9 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic whose offsets to move.")
 @click.option("--to", "target", type=POSITION, required=True, help="Where the group shall go on.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
-@click.option("--new", is_flag=True, help="For a group that has neither members nor offsets yet: where it will begin.")
+@click.option(
+    "--new", is_flag=True, help="For a group, or a topic, without members and offsets yet: where it will begin."
+)
 @click.argument("group", type=GROUP)
 def seek_group(
     zk: str,
@@ -156,6 +158,10 @@ def seek_group(
                 f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first"
             )
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
+        if not new and topic not in (read := cluster.group_topics(group)):
+            raise ClientError(
+                f"group {group!r} has no offsets of topic {topic!r}, it reads {', '.join(read)}: --new gives it some"
+            )
         offset_of = offset_in(target, cluster, topic)
         offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
         if not dry_run:
