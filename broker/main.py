@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -143,6 +144,7 @@ class BrokerProcess:
         self._cold_threads = DaemonThreads("cold reads", MAX_COLD_READS)
         self._registration: Registration | None = None
         self._serving = False
+        self._opened = ""  # what the start has found
 
     def run(self) -> int:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
@@ -157,7 +159,9 @@ class BrokerProcess:
             run_journal=DiskThread(self._reactor, "journal"),
             disk_reserve=self._disk_reserve,
         )
+        started = time.monotonic()
         store.open()
+        self._opened = _what_opened(store, time.monotonic() - started)
         try:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # kazoo: only where it is asked for
@@ -188,6 +192,8 @@ class BrokerProcess:
             store.close()
         if self._failure is not None:
             raise self._failure
+        unsynced = sum(log.synced_end < log.end_offset for log in store.logs())
+        _log.info("stopped: %s", f"partitions not synced: {unsynced}" if unsynced else "all partitions are synced")
         return 0
 
     def _serve(self, max_connections: int) -> None:
@@ -276,6 +282,7 @@ class BrokerProcess:
                 f"(data {', '.join(self.broker.store.data_paths)})",
                 flush=True,
             )
+            _log.info("%s", self._opened)
 
     def _fail(self, failure: Failure) -> None:
         self._failure = failure.value
@@ -332,6 +339,8 @@ class BrokerProcess:
                 self._hurry.cancel()
             return
         self._stopping = True
+        if self._failure is None:
+            _log.info("stopping")
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
@@ -340,6 +349,7 @@ class BrokerProcess:
         if self._registration is not None:
             await self._registration.stop_serving()
             if self._serving and not self._hurried:
+                _log.info("unregistered: serving %g s longer, so that clients can move", self._grace_seconds)
                 await self._pause(self._grace_seconds)
         await self._port.stopListening()  # type: ignore[no-untyped-call]
         if self._http is not None:
@@ -365,6 +375,15 @@ class BrokerProcess:
     @staticmethod
     def _log_failed_stop(failure: Failure) -> None:
         _log.error("stopping did not go as it should: %s", failure.getErrorMessage())
+
+
+def _what_opened(store: Store, seconds: float) -> str:
+    """What the start had to do with the data directories."""
+    checked = sum(report.checked_bytes for report in store.reports)
+    size = sum(log.end_offset - log.first_offset for log in store.logs())
+    state = f"{checked} bytes that no checkpoint covers were checked" if checked else "nothing had to be checked"
+    found = f"partitions: {len(store.reports)}, bytes: {size}"
+    return f"opened the data directories in {seconds:.1f} s ({found}): {state}"
 
 
 def _log_removed(segments: Sequence[RemovedSegment], why: str) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
+from metaq.coordination.group_removal import remove_group
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
@@ -180,3 +181,7 @@ class Cluster:
         """Topics that a live member subscribes, or for which the group has offsets, sorted."""
         subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
         return sorted(subscribed.union(self.view.committed_topics(group)))
+
+    def delete_group(self, group: str) -> None:
+        """Remove the group's offsets and its name. Raises ClientError if it has live members, or changes meanwhile."""
+        remove_group(self._session, group)

@@ -145,8 +145,14 @@ def _print(report: DirectoryReport) -> None:
     for found in report.all_findings:
         click.echo(f"{found.level}: {found.place}: {found.text}")
     worst = sum(found.level is Level.DAMAGE for found in report.all_findings)
-    read = byte_size(sum(each.checked_bytes for each in report.partitions))
-    click.echo(f"{read} checked: {worst} damaged" if worst else f"{read} checked: nothing is damaged")
+    click.echo(f"{_extent(report)} checked: {f'{worst} damaged' if worst else 'nothing is damaged'}")
+
+
+def _extent(report: DirectoryReport) -> str:
+    """How much was checked, and of how much if that was not all."""
+    read = sum(each.checked_bytes for each in report.partitions)
+    total = sum(each.bytes for each in report.partitions)
+    return f"{byte_size(read)} of {byte_size(total)}" if read < total else byte_size(read)
 
 
 def _print_transactions(report: DirectoryReport) -> None:

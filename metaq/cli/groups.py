@@ -13,6 +13,7 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError
 
 from .cluster import open_cluster
+from .confirm import confirm
 from .lag import GroupPartition, group_partitions
 from .options import (
     GROUP,
@@ -23,6 +24,7 @@ from .options import (
     Position,
     dry_run_option,
     json_option,
+    yes_option,
     zk_option,
 )
 from .output import UNKNOWN, print_json, print_table
@@ -34,7 +36,7 @@ __all__ = ["check_groups", "groups", "seek_group"]
 
 @click.group()
 def groups() -> None:
-    """List and describe consumer groups; move their offsets.
+    """List and describe consumer groups; move their offsets, or delete them.
 
     \b
     Example
@@ -127,7 +129,9 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic whose offsets to move.")
 @click.option("--to", "target", type=POSITION, required=True, help="Where the group shall go on.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
-@click.option("--new", is_flag=True, help="For a group that has neither members nor offsets yet: where it will begin.")
+@click.option(
+    "--new", is_flag=True, help="For a group, or a topic, without members and offsets yet: where it will begin."
+)
 @click.argument("group", type=GROUP)
 def seek_group(
     zk: str,
@@ -150,12 +154,13 @@ def seek_group(
     with open_cluster(zk) as cluster:
         if not new:
             check_groups(cluster, [group], "; --new gives a new group its offsets")
-        members = cluster.members(group)
-        if members:
-            raise ClientError(
-                f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first"
-            )
+        if members := cluster.members(group):
+            raise _live(group, members)
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
+        if not new and topic not in (read := cluster.group_topics(group)):
+            raise ClientError(
+                f"group {group!r} has no offsets of topic {topic!r}, it reads {', '.join(read)}: --new gives it some"
+            )
         offset_of = offset_in(target, cluster, topic)
         offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
         if not dry_run:
@@ -165,6 +170,40 @@ def seek_group(
         print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
     else:
         print_table(("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
+
+
+@groups.command("delete")
+@zk_option
+@dry_run_option
+@yes_option
+@click.argument("group", type=GROUP)
+def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
+    """Remove GROUP, which must have no live members, with all its offsets.
+
+    A consumer that joins it later begins as a new group does.
+
+    \b
+    Example
+      metaq groups delete audti --yes
+    """
+    with open_cluster(zk) as cluster:
+        if group not in (known := cluster.view.groups()):
+            near = did_you_mean(group, known, "`metaq groups list` shows all")
+            raise ClientError(f"there is no group {group!r}: {near}")
+        if members := cluster.members(group):
+            raise _live(group, members)
+        offsets = {topic: cluster.view.committed_partitions(group, topic) for topic in cluster.group_topics(group)}
+        told = ", ".join(f"{topic}: {len(partitions)}" for topic, partitions in offsets.items()) or "none"
+        if dry_run:
+            click.echo(f"would delete group {group} and its offsets ({told})")
+            return
+        confirm(f"Delete group {group} and its offsets ({told})?", yes=yes)
+        cluster.delete_group(group)
+        click.echo(f"deleted group {group} and its offsets ({told})")
+
+
+def _live(group: str, members: Sequence[str]) -> ClientError:
+    return ClientError(f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first")
 
 
 def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn) -> int:

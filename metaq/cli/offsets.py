@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy as copied
 from typing import NamedTuple
 
 import click
@@ -41,7 +42,14 @@ def offsets() -> None:
     """
 
 
-offsets.add_command(seek_group, "seek")
+def _as_here(command: click.Command) -> click.Command:
+    """The same command with this group's name in its examples."""
+    here = copied(command)
+    here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
+    return here
+
+
+offsets.add_command(_as_here(seek_group), "seek")
 
 
 # --- show -------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,21 @@ def test_a_restarted_broker_goes_on_at_the_same_offsets_with_higher_ids(tmp_path
         assert (first[2], second[2]) == (0, 25)
         assert first[0] < second[0]
         assert len(connection.ask(encode_get("t", "g", 0, 0, 100, 1)).data) == 50
+        assert broker.kill() == -signal.SIGKILL
+    with RunningBroker(tmp_path, ini) as broker:
         assert broker.stop() == 0
+    told = re.findall(r"opened .*|stopp.*", (tmp_path / "stderr.log").read_text())
+    told = [re.sub(r"in \d+\.\d s", "in N s", line) for line in told]
+    assert told == [
+        "opened the data directories in N s (partitions: 0, bytes: 0): nothing had to be checked",
+        "stopping",
+        "stopped: all partitions are synced",
+        "opened the data directories in N s (partitions: 1, bytes: 25): nothing had to be checked",
+        "opened the data directories in N s (partitions: 1, bytes: 50): "
+        "25 bytes that no checkpoint covers were checked",
+        "stopping",
+        "stopped: all partitions are synced",
+    ]
 
 
 def run_until_it_fails(tmp_path, ini):

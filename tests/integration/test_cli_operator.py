@@ -305,6 +305,19 @@ def test_a_closed_partition_hides_none_of_the_others(brokers: Brokers, operator:
     )
 
 
+def test_a_group_that_nobody_needs_is_deleted(brokers: Brokers, operator: Operator) -> None:
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {TopicPartition("trades", 0, number): 0 for number in range(3)})
+        cluster.commit("other", {TopicPartition("trades", 0, 0): 0})
+    offsets = "group audit and its offsets (trades: 3)"
+    assert operator.ran("groups", "delete", "audit", "--dry-run").out == f"would delete {offsets}\n"
+    assert "there is no group 'audti': did you mean 'audit'?" in operator.refused("groups", "delete", "audti", "--yes")
+    assert "add --yes" in operator.ran("groups", "delete", "audit").err
+    assert values(operator.json("groups", "list"), "group") == [("audit",), ("other",)]
+    assert operator.ran("groups", "delete", "audit", "--yes").out == f"deleted {offsets}\n"
+    assert values(operator.json("groups", "list"), "group") == [("other",)]
+
+
 def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Operator, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("one\n")
@@ -314,6 +327,8 @@ def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Opera
     for seek in ("groups", "offsets"):
         said = operator.refused(seek, "seek", "audti", "--topic", "trades", "--to", "earliest")
         assert "group 'audti' has no members and no offsets: did you mean 'audit'?" in said
+        said = operator.refused(seek, "seek", "audit", "--topic", "orders", "--to", "earliest")
+        assert "group 'audit' has no offsets of topic 'orders', it reads trades: --new gives it some" in said
     assert "did you mean 'audit'" in operator.refused("offsets", "skip", "audti", "--topic", "trades")
     for action in ("commit", "rollback", "complete", "forget"):
         said = operator.refused("transactions", action, "garbage", "--broker", "0", "--dry-run")

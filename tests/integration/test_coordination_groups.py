@@ -12,11 +12,12 @@ from metaq.coordination.assignment import range_assignment
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership
+from metaq.coordination.group_removal import remove_group
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.znodes import create_ephemeral
-from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
+from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, SessionLost
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
 from tests.waiting import DEADLINE
 
@@ -439,3 +440,36 @@ def test_thousands_of_partitions_are_claimed_committed_and_given_up(sessions: li
     assert second.claim_many(everything) == set(everything[:1_100]) | {("t", "0-1200")}
     first.leave()
     assert second.claim_many(everything) == set(everything)
+
+
+def test_a_group_is_removed_with_all_it_has_kept_once_its_members_have_gone(sessions, broker, view, monkeypatch):
+    member = Member(sessions[0]).joined()
+    member.membership.claim("t", "0-1")
+    store = ZooKeeperOffsetStore(sessions[1])
+    store.commit("g", {("t", "0-1"): Offset(7, 4096)}, None)
+    with pytest.raises(ClientError, match="group 'g' has live members"):
+        remove_group(sessions[1], "g")
+    with monkeypatch.context() as patched:  # it joins after the look
+        children = sessions[1].nodes.children_many
+
+        def without_members(paths):
+            hidden = ("/ids", "/owners/t")
+            found = zip(paths, children(paths), strict=True)
+            return [[] if path.endswith(hidden) else names for path, names in found]
+
+        patched.setattr(sessions[1].nodes, "children_many", without_members)
+        with pytest.raises(ClientError, match="group 'g' has live members"):
+            remove_group(sessions[1], "g")
+    assert store.load("g", "t", "0-1") == Offset(7, 4096)
+    member.membership.leave()
+    remove_group(sessions[1], "g")
+    assert view.groups() == []
+    assert store.load("g", "t", "0-1") is None
+    Member(sessions[0]).joined().membership.leave()
+
+
+def test_a_group_with_thousands_of_offsets_is_removed(sessions, view):
+    names = [("t", f"0-{number}") for number in range(2500)]
+    ZooKeeperOffsetStore(sessions[0]).commit("g", {name: Offset(-1, 1) for name in names}, None)
+    remove_group(sessions[1], "g")
+    assert view.groups() == []

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from metaq.broker.store.files import Files
+from metaq.broker.store.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from metaq.broker.store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
 from metaq.broker.store.recovery import trusted_checkpoint
 from metaq.broker.store.scan import find_record, is_zero, scan_units
@@ -44,7 +45,7 @@ class IndexState(Enum):
 
     OK = "ok"
     BEHIND = "behind"
-    """It covers a part of the segment, or is of a version without checksums."""
+    """It covers a part of the segment, or nothing before its first checkpoint, or is of a version without checksums."""
     MISSING = "missing"
     WRONG = "wrong"
     """There is one, but its header or its end does not describe this file."""
@@ -113,10 +114,17 @@ def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> I
     if known is not None:
         return IndexState.OK if known.end == file.end and known.crc is not None else IndexState.BEHIND
     try:
-        files.status(file.index_path)
+        fd = files.open(file.index_path, os.O_RDONLY)
     except FileNotFoundError:
         return IndexState.MISSING if file.size else IndexState.OK
-    return IndexState.WRONG
+    try:
+        header = files.pread(fd, INDEX_HEADER_BYTES, 0)
+    except OSError:  # derived data that cannot be read is made again, as if it were wrong
+        return IndexState.WRONG
+    finally:
+        files.close(fd)
+    # units are written ahead of the first checkpoint, and the header with it
+    return IndexState.WRONG if any(header) else IndexState.BEHIND
 
 
 def _read(

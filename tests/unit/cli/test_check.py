@@ -275,6 +275,16 @@ def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, l
     assert any(effect in text for text in said(report, level))
 
 
+def test_an_index_in_front_of_its_first_checkpoint_is_not_wrong(check):
+    """As it stands for up to half a minute when a broker has taken a Java broker's directory over."""
+    path = checkpointed(check, *(b"%04d" % number for number in range(300)))
+    index = path.with_suffix(".index")
+    index.write_bytes(bytes(64) + index.read_bytes()[64:])
+    report = check()
+    assert the_partition(report)["index"] == {"ok": 1}
+    assert not said(report, "warning")
+
+
 def test_damage_in_a_segment_does_not_make_its_index_look_wrong(check):
     check.data.mkdir()
     harness = StoreHarness(check.data)
@@ -458,6 +468,12 @@ def test_the_table_ends_with_the_verdict(tmp_path, capsys):
     assert run(["check", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("24 B checked: nothing is damaged\n")
     assert run(["check", str(tmp_path / "nothing")]) == 2
+
+
+def test_the_verdict_of_a_fast_check_says_how_much_it_is_about(check, capsys):
+    checkpointed(check, b"1one", b"2two")
+    assert run(["check", "--fast", str(check.data)]) == 0
+    assert capsys.readouterr().out.endswith("0 B of 48 B checked: nothing is damaged\n")
 
 
 def test_key_files_are_compared_with_the_records_and_never_damage(check):
