@@ -29,9 +29,7 @@ from .reactor import ReactorTime
 from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
 from .searches import Searches
-from .store.damage import Damaged
 from .store.flush import RunInThread
-from .store.log_segments import LogSegments
 from .store.partition_log import PartitionLog
 from .store.store import Store
 from .transactions.log import TransactionLog
@@ -143,7 +141,7 @@ class Broker:
         self.examinations = Examinations(self.cold_reads)
         for log in store.logs():
             for damaged in log.damage:  # found by a start that was quicker than we are
-                self._count_damage(log, damaged)
+                self.metrics.damaged(damaged.end - damaged.start, new_range=True)
         self.filters = filters or FilterTable()
         self.places = Places()
         self.transactions = Transactions(
@@ -172,8 +170,8 @@ class Broker:
         self.parked.watch(log)
         log.on_damage = self._count_damage
 
-    def _count_damage(self, log: LogSegments, damaged: Damaged) -> None:
-        self.metrics.damaged(damaged.end - damaged.start)
+    def _count_damage(self, size: int, new_range: bool) -> None:
+        self.metrics.damaged(size, new_range)
 
     @property
     def url(self) -> str:

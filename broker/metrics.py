@@ -121,9 +121,9 @@ class Metrics:
         if self._has_stat(topic):
             self._count("get_miss", topic, 1, 1)
 
-    def damaged(self, size: int) -> None:
-        """A damaged range of so many bytes was found, for the first time since the start."""
-        self.damaged_ranges += 1
+    def damaged(self, size: int, new_range: bool) -> None:
+        """So many bytes were found damaged for the first time since the start: a range, or more of a known one."""
+        self.damaged_ranges += new_range
         self.damaged_bytes += size
 
     def offset(self, topic: str) -> None:

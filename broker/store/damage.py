@@ -71,22 +71,24 @@ class DamagedRanges:
             return units
         return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
 
-    def add(self, found: Damaged) -> bool:
-        """Remember a range, those that begin in it included; False if it lies in one that is known.
+    def add(self, found: Damaged) -> int:
+        """Remember a range, those that begin in it included; how many of its bytes were not known.
 
         One that begins in a known range and goes on behind it makes that longer.
         """
         known = self.at(found.start)
         if known is not None:
             if found.end <= known.end:
-                return False
+                return 0
             found = Damaged(known.start, found.end)
         first, last = bisect_left(self._starts, found.start), bisect_left(self._starts, found.end)
-        self._ends[first:last] = [max(found.end, *self._ends[first:last])] if last > first else [found.end]
+        end = max(found.end, *self._ends[first:last]) if last > first else found.end
+        before = sum(self._ends[first:last]) - sum(self._starts[first:last])
+        self._ends[first:last] = [end]
         self._starts[first:last] = [found.start]
         if len(self._starts) > _MAX_RANGES:
             del self._starts[0], self._ends[0]
-        return True
+        return end - found.start - before
 
     def forget_before(self, offset: int) -> None:
         """Retention took what is in front of `offset`."""

@@ -38,8 +38,8 @@ class LogSegments:
         self.visible_end = self.end_offset
         self.damage = DamagedRanges()
         """What readers, and the rebuilding of indexes, have found."""
-        self.on_damage: Callable[[LogSegments, Damaged], None] | None = None
-        """Called for each range when it is found."""
+        self.on_damage: Callable[[int, bool], None] | None = None
+        """Called with how many bytes are newly known to be damaged, and whether they are a range by themselves."""
 
     @property
     def first_offset(self) -> int:
@@ -120,7 +120,7 @@ class LogSegments:
 
     def report_damage(self, found: Damaged) -> None:
         """Somebody has found damaged bytes: remember them, and say so if they were not known."""
-        if found.start >= self.first_offset and self.damage.add(found):
+        if found.start >= self.first_offset and (new := self.damage.add(found)):
             _log.error(
                 "%s is damaged in [%d, %d), %d bytes: consumers pass over them",
                 self.extent(found.start, 1)[0].path,
@@ -129,7 +129,7 @@ class LogSegments:
                 found.end - found.start,
             )
             if self.on_damage is not None:
-                self.on_damage(self, found)
+                self.on_damage(new, new == found.end - found.start)
 
     # --- changes of the list of segments ------------------------------------------------------------------------------
 
