@@ -6,7 +6,7 @@ from kazoo.exceptions import NotEmptyError
 
 from metaq.protocol.errors import ClientError
 
-from .paths import child_of
+from .paths import child_of, parent_of
 from .session import ZkSession
 from .znodes import ATOMIC_WRITES, delete
 
@@ -29,8 +29,8 @@ def remove_group(session: ZkSession, group: str) -> None:
         levels.append(below)
     everything = [path for level in reversed(levels) for path in level]
     ids, owners = paths.group_ids(group), paths.group_owners(group)
-    if any(path.startswith((f"{ids}/", f"{owners}/")) and not _is_topic(path, owners) for path in everything):
-        raise _in_use(group)
+    if any(parent_of(path) == ids or parent_of(parent_of(path)) == owners for path in everything):
+        raise _in_use(group)  # members, and owned partitions
     if ids in everything:  # first: with a member that has come meanwhile it cannot be deleted, and nothing else is
         everything.remove(ids)
         everything.insert(0, ids)
@@ -41,11 +41,6 @@ def remove_group(session: ZkSession, group: str) -> None:
             raise _in_use(group)
         if failure is not None:
             raise ClientError(f"group {group!r} has changed meanwhile, try again: {failure!r}")
-
-
-def _is_topic(path: str, above: str) -> bool:
-    """Whether it is `<above>/<topic>`, which is there without an owner too."""
-    return path.rpartition("/")[0] == above
 
 
 def _in_use(group: str) -> ClientError:

@@ -10,6 +10,7 @@ __all__ = [
     "Paths",
     "ancestors",
     "child_of",
+    "parent_of",
     "partition_name",
     "replica_name",
     "split_connect_string",
@@ -129,6 +130,11 @@ def partition_name(broker_id: int, partition: int) -> str:
 def child_of(path: str, name: str) -> str:
     """The node `name` below `path`, as a list of its children gives it."""
     return _join(path, name)
+
+
+def parent_of(path: str) -> str:
+    """The node above `path`; "" for one below the root of the tree."""
+    return path.rpartition("/")[0]
 
 
 def ancestors(path: str) -> list[str]:
