@@ -95,8 +95,8 @@ class ConnectionPool:
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
-        if link.cause:  # looked at without the lock: the housekeeping thread may hold it while it tries
-            raise _is_down(link)
+        if connection is not None or link.cause:  # without the lock: the housekeeping thread may hold it while it tries
+            raise self._is_down(link)
         deadline = self._clock() + timeout
         held: list[bool] = []
         try:
@@ -119,8 +119,8 @@ class ConnectionPool:
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
-        if link.cause:
-            raise _is_down(link)
+        if connection is not None or link.cause:
+            raise self._is_down(link)
         return None
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -173,8 +173,8 @@ class ConnectionPool:
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
-        if link.cause:
-            raise _is_down(link)
+        if connection is not None or link.cause:
+            raise self._is_down(link)
         return self._connect(link, timeout)
 
     def _connect(self, link: _Link, timeout: float) -> Connection:
@@ -195,15 +195,25 @@ class ConnectionPool:
             raise BrokerUnavailable(f"no connection to {link.endpoint}: it is not wanted any more")
         return connection
 
-    def _broken(self, link: _Link, connection: Connection) -> None:
-        """Connection's background thread: there may be another one already."""
-        if connection is link.connection:
-            self._mark_down(link, str(connection.failure))
+    def _is_down(self, link: _Link) -> BrokerUnavailable:
+        """What a caller gets instead of a connection. It may see that one has ended before the pool is told."""
+        connection = link.connection
+        if connection is None or not connection.closed:
+            return BrokerUnavailable(f"{link.cause} (trying again in the background)")
+        self._broken(link, connection)
+        return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
-    def _mark_down(self, link: _Link, cause: str) -> None:
+    def _broken(self, link: _Link, connection: Connection) -> None:
+        """Any thread, any number of times."""
+        self._mark_down(link, str(connection.failure), connection)
+
+    def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:
+        """connection: which has ended; None: it could not be made."""
         with self._mutex:
             if self._closed or self._links.get(link.endpoint) is not link:
                 return
+            if connection is not None and (link.cause or connection is not link.connection):
+                return  # it is known already, or there is another one
             link.cause = cause
             link.retry_at = self._clock() + link.backoff.next()
             self._down |= {link.endpoint}
@@ -243,7 +253,3 @@ class ConnectionPool:
         log.info("%s can be reached again", link.endpoint)
         for listener in self._listeners:
             listener(link.endpoint)
-
-
-def _is_down(link: _Link) -> BrokerUnavailable:
-    return BrokerUnavailable(f"{link.cause} (trying again in the background)")

@@ -27,7 +27,6 @@ from metaq.protocol.record import Buffer, checksum
 
 from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
-from ..connection import Connection
 from ..direct import UNKNOWN, DirectMetadata, parse_address
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
@@ -432,7 +431,7 @@ class Producer:
             self._sender.lose_untaken(outgoing.flights)
             raise
         if not outgoing.done:
-            self._wait(outgoing, None if accumulator is None else accumulator.lane.connection)
+            self._wait(outgoing, accumulator)
         if outgoing.error is not None:
             raise outgoing.error
         return outgoing.result
@@ -456,10 +455,12 @@ class Producer:
                 raise
         return outgoing.fixed or last
 
-    def _wait(self, outgoing: Outgoing, connection: Connection | None) -> None:
-        if connection is not None:
+    def _wait(self, outgoing: Outgoing, accumulator: Accumulator | None) -> None:
+        connection = outgoing.driver  # that its flight left on; its lane may have another one by now
+        if connection is None and accumulator is not None:
             # from here on a request sent for this message on this connection needs no background reader
-            outgoing.driver = connection
+            connection = outgoing.driver = accumulator.lane.connection
+        if connection is not None:
             connection.drive(outgoing, outgoing.deadline)
             outgoing.driver = None
         else:

@@ -60,7 +60,8 @@ class Sender:
         self._headers = SendHeaders()
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message whose thread this is and which is going to drive the connection."""
+        """Send `flight`. caller: the message whose thread this is, and which is going to drive the connection that this
+        chooses: its `driver`."""
         try:
             flight.taken = True
             now = self._clock()
@@ -80,11 +81,13 @@ class Sender:
                 return
             if connection is not flight.lane.connection:
                 flight.lane.use(connection)
+            if caller is not None:
+                caller.driver = connection
             if len(turns) > 1 and connection.takes_many:
-                self._send_many(connection, flight, deadline, _needs_reader(connection, flight, caller))
+                self._send_many(connection, flight, deadline, _needs_reader(connection, flight))
                 return
             for turn in turns:  # more than one only if the connection is new, to an older broker
-                background = _needs_reader(connection, flight, caller)
+                background = _needs_reader(connection, flight)
                 if connection.speaks_frames:
                     self._send_frame(connection, flight, turn, deadline, background)
                 else:
@@ -262,11 +265,11 @@ def _has_gone(flight: Flight) -> bool:
     return flight.request is not None and flight.request[0].has(flight.request[1])
 
 
-def _needs_reader(connection: Connection, flight: Flight, caller: Outgoing | None) -> bool:
+def _needs_reader(connection: Connection, flight: Flight) -> bool:
     """Whether nobody is blocked for some of these messages who would read the connection for them."""
     for _, batch in flight.turns:
         for outgoing in batch:
-            if outgoing.driver is not connection and outgoing is not caller:
+            if outgoing.driver is not connection:
                 return True
     return False
 

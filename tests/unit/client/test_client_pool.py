@@ -99,6 +99,29 @@ def test_a_broken_connection_is_brought_back_and_said(broker):
     pool.close()
 
 
+def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housekeeping(broker):
+    """Else both make one, and what was sent on the one that is not kept is read by nobody."""
+    never = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
+    opened = []
+
+    def open_(*arguments):
+        opened.append(open_connection(*arguments))
+        return opened[-1]
+
+    pool = ConnectionPool(never, open=open_)
+    first = pool.connection(broker.endpoint, 3)
+    tell_pool, first.on_closed = first.on_closed, lambda connection: None  # it is told later
+    broker.drop_connections()
+    eventually(lambda: first.closed)
+    for connect in (lambda: pool.connection(broker.endpoint, 3), lambda: pool.open_connection(broker.endpoint)):
+        with pytest.raises(BrokerUnavailable, match=r"closed the connection \(trying again in the background\)"):
+            connect()
+    tell_pool(first)
+    assert opened == [first]
+    assert pool.down == {broker.endpoint}
+    pool.close()
+
+
 def test_a_broker_that_is_gone_for_good_is_forgotten():
     pool = ConnectionPool(FAST, open=unreachable)
     with pytest.raises(BrokerUnavailable):

@@ -16,6 +16,7 @@ from metaq import (
     StoredMessage,
     TopicPartition,
 )
+from metaq.client.connection import open_connection
 from metaq.client.producer import partition_for_key
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import (
@@ -451,6 +452,24 @@ def test_over_text_only_the_puts_of_a_batch_that_failed_are_repeated(broker):
 
 
 # --- messages that nobody took, default topic, stored messages -------------------------------------------------------
+
+
+def test_a_caller_reads_the_connection_that_its_message_left_on_whatever_others_send_on_meanwhile(
+    producer, broker, monkeypatch
+):
+    """The broker's next life may be at another address, and another thread be the first to send there."""
+    monkeypatch.setattr("metaq.client.pool._HOUSEKEEPING_SECONDS", 1000.0)  # which looks at connections as well
+    producer.send("t", b"1", partition=TopicPartition("t", 0, 0))
+    transmit = producer._sender.transmit
+    other = open_connection(broker.endpoint, FAST.connection)
+
+    def transmit_and_be_overtaken(flight, caller=None):
+        transmit(flight, caller)
+        flight.lane.use(other)
+
+    monkeypatch.setattr(producer._sender, "transmit", transmit_and_be_overtaken)
+    assert producer.send("t", b"2", partition=TopicPartition("t", 0, 0), timeout=5).offset > 0
+    other.close()
 
 
 @pytest.fixture
