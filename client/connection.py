@@ -348,6 +348,7 @@ class Connection:
         try:
             while not waiter.done:
                 if waiter.answered:
+                    self._hand_over(waiter)  # it may have been handed the role in between
                     self.read_in_background()  # this thread may have promised to read for others
                     waiter.park_until_done(deadline, self._clock)
                     break

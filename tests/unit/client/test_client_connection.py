@@ -9,6 +9,7 @@ import pytest
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.testing import FakeBroker
+from metaq.client.waiting import Waiter
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
@@ -130,6 +131,25 @@ def test_a_leader_that_gives_up_hands_the_reading_over(broker, connection):
     thread.start()
     thread.join(DEADLINE)
     assert len(results) == 1
+
+
+def test_who_is_handed_the_reading_while_another_thread_takes_its_answer_hands_it_on(connection):
+    reading, following, answers = Waiter(), Waiter(), Answers()
+    threads = [
+        threading.Thread(target=connection.drive, args=(each, time.monotonic() + 10 * DEADLINE), daemon=True)
+        for each in (reading, following)
+    ]
+    threads[0].start()
+    eventually(lambda: connection._leader is reading)
+    threads[1].start()
+    eventually(lambda: following in connection._followers)
+    following.answered = True
+    reading.finish()
+    threads[0].join(DEADLINE)
+    connection.submit(ask(), answers, time.monotonic() + DEADLINE)
+    eventually(lambda: answers.replies)
+    following.finish()
+    threads[1].join(DEADLINE)
 
 
 def test_a_call_ends_at_its_deadline_when_nothing_answers(broker, connection):
