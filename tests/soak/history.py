@@ -7,7 +7,8 @@ named as in ZooKeeper, "<broker>-<partition>". A message is known by its produce
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ __all__ = [
     "Stored",
     "Window",
     "deliveries",
+    "fetched_on",
     "read_acks",
     "read_journal",
 ]
@@ -96,7 +98,7 @@ class History:
 
     unowned: per partition the spans in which it was offered by a broker and owned by nobody alive. excused: the spans
     in which that is allowed, such as a session time-out after a kill; patience: seconds that none may exceed even then.
-    stored: empty if the log was not read.
+    stored: empty if the log was not read. fetched_on: by consumer, as `fetched_on` reads them.
     """
 
     acks: list[Ack] = field(default_factory=list)
@@ -107,6 +109,7 @@ class History:
     unowned: dict[str, list[Window]] = field(default_factory=dict)
     excused: list[Window] = field(default_factory=list)
     patience: float = math.inf
+    fetched_on: Mapping[str, Sequence[Window]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,34 @@ def deliveries(consumer: str, journal: Iterable[JournalLine], stored: Iterable[S
         )
         for line in journal
     ]
+
+
+def fetched_on(log: Iterable[str]) -> list[Window]:
+    """The spans in which a Java consumer fetched from partitions that it had given up, by the lines of its log.
+
+    1.x, in syncedRebalance: a try that fails before it has stopped fetching (a broker's node vanishes while it is read)
+    deletes the consumer's owner nodes, sleeps zkSyncTimeMs, and only the next try stops. Others may claim meanwhile.
+    """
+    spans: list[Window] = []
+    fetching, begin = False, None
+    for line in log:
+        if begin is not None and ("Comitting all offsets" in line or "Starting fetch runners" in line):
+            spans.append(Window(begin, _logged_at(line)))  # behind the listeners that still ran
+            begin = None
+        if "Starting fetch runners" in line:
+            fetching = True
+        elif "Stopping fetch runners" in line:
+            fetching = False
+        elif "rebalance failed,try" in line and fetching and begin is None:
+            begin = _logged_at(line)
+    return spans if begin is None else [*spans, Window(begin, math.inf)]
+
+
+def _logged_at(line: str) -> float:
+    """`2026-11-22 17:59:39,730 WARN ...`, in local time; the log's milliseconds are cut, not rounded."""
+    date, clock, _ = line.split(" ", 2)
+    seconds, milliseconds = clock.split(",")
+    return time.mktime(time.strptime(f"{date} {seconds}", "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
 
 
 def _lines(path: Path) -> Iterator[list[str]]:

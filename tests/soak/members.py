@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from bench.javapeer import JavaClient
 from bench.processes import Server
 
 from . import consumer_process, producer_process
-from .history import Ack, Delivery, Stored, deliveries, read_acks, read_journal
+from .history import Ack, Delivery, Stored, Window, deliveries, fetched_on, read_acks, read_journal
 from .places import SESSION_SECONDS
 
 __all__ = ["Group", "JavaConsumer", "JavaProducer", "Member", "PythonConsumer", "PythonProducer"]
@@ -105,6 +105,10 @@ class Member(ABC):
             self._process = None
             self.deaths[f"{self._group.name}_{self._id}"] = time.time()
 
+    def fetched_on(self) -> Mapping[str, Sequence[Window]]:
+        """When it delivered from partitions that it had given up, by consumer id: never."""
+        return {}
+
     @abstractmethod
     def _started(self, consumer_id: str, path: Path) -> _Process: ...
 
@@ -123,6 +127,15 @@ class JavaConsumer(Member):
     def __init__(self, group: Group, name: str, session_seconds: float = SESSION_SECONDS) -> None:
         super().__init__(group, name)
         self._session_seconds = session_seconds
+
+    def fetched_on(self) -> Mapping[str, Sequence[Window]]:
+        """When it delivered from partitions that it had given up, by consumer id; see the function it calls."""
+        lives = [f"{self.name}.{life}" for life in range(1, self._lives + 1)]
+        logs = {life: self._group.directory / f"{life}.log" for life in lives}
+        return {
+            f"{self._group.name}_{life}": fetched_on(log.read_text(errors="replace").splitlines())
+            for life, log in logs.items()
+        }
 
     def _started(self, consumer_id: str, path: Path) -> _Process:
         group = self._group

@@ -57,8 +57,8 @@ def _sums(verdict: Verdict) -> list[str]:
         f"acknowledged {verdict.acknowledged:,}   delivered {verdict.delivered:,}   lost {len(verdict.lost)}   "
         f"undelivered {len(verdict.undelivered)}   misplaced {len(verdict.misplaced)}",
         f"duplicated {verdict.duplicated:,}, of these illegally {len(verdict.illegally_duplicated)}   "
-        f"stored twice {verdict.stored_twice}   out of order {len(verdict.out_of_order)}   "
-        f"out of sequence {len(verdict.out_of_sequence)}",
+        f"stored twice {verdict.stored_twice}   fetched on {verdict.fetched_on}   "
+        f"out of order {len(verdict.out_of_order)}   out of sequence {len(verdict.out_of_sequence)}",
         f"owned twice {len(verdict.owned_twice)}   "
         f"unowned {sum(map(_seconds, verdict.unowned.values())):.1f} s, "
         f"unexcused {sum(map(_seconds, verdict.unexcused.values())):.1f} s   {'OK' if verdict.ok else 'FAILED'}",

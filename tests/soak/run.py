@@ -119,6 +119,7 @@ class Run:
             without_owner(log, {name: at for member in self.members for name, at in member.deaths.items()}),
             self._excused,
             SESSION_SECONDS + REBALANCE_SECONDS,
+            {name: spans for member in self.members for name, spans in member.fetched_on().items()},
         )
         return Outcome(history, judge(history), self._watcher.missed, time.time() - self._began)
 

@@ -110,7 +110,9 @@ def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housek
 
     pool = ConnectionPool(never, open=open_)
     first = pool.connection(broker.endpoint, 3)
-    tell_pool, first.on_closed = first.on_closed, lambda connection: None  # it is told later
+    tell_pool = first.on_closed
+    assert tell_pool is not None
+    first.on_closed = lambda connection: None  # it is told later
     broker.drop_connections()
     eventually(lambda: first.closed)
     for connect in (lambda: pool.connection(broker.endpoint, 3), lambda: pool.open_connection(broker.endpoint)):

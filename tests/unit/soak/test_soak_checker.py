@@ -122,6 +122,18 @@ def test_deliveries_to_another_consumer_than_the_owner_mean_owned_twice() -> Non
     assert not verdict.ok
 
 
+def test_what_a_java_consumer_fetched_on_is_counted_and_proves_nothing_else() -> None:
+    early = delivery(12, 3)  # behind what b is given later, and what b is given again
+    spans = {"a": [Window(11.5, 12.5)]}
+    deliveries = [delivery(9, 0), early, delivery(13, 1, "b"), delivery(14, 2, "b"), delivery(15, 3, "b")]
+    verdict = judge(History([ack(3)], [], deliveries, A_THEN_B, fetched_on=spans))
+    assert verdict.ok
+    assert (verdict.fetched_on, verdict.delivered, verdict.duplicated) == (1, 5, 0)
+    assert judge(History([ack(3)], [], deliveries[:2], A_THEN_B, fetched_on=spans)).ok  # delivered, so it is not lost
+    assert not judge(History([], [], deliveries, A_THEN_B, fetched_on={"b": spans["a"]})).ok
+    assert not judge(History([], [], deliveries, A_THEN_B, fetched_on={"a": [Window(12.1, 12.5)]})).ok
+
+
 def test_a_delivery_while_ownership_is_uncertain_proves_nothing() -> None:
     claims = [claim("a", 0, 8), claim("b", 10, 20)]
     assert judge(History([], [], [delivery(9, 0), delivery(10.5, 1, "b")], claims)).owned_twice == []
