@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError, InvalidName
@@ -58,18 +59,18 @@ _ZOOKEEPER_DEFAULTS = ZooKeeperConfig()
 _MAX_PARTITIONS = 100_000
 
 
-def read_config(path: str, filters_path: str | None = None) -> BrokerConfig:
-    """Read a server.ini and its filters.ini (sources.py).
+def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
+    """Read a server.ini and its filters.ini (sources.py). listen: numeric address, "" = all.
 
     Raises ConfigError for everything wrong with them, naming line, key, value and remedy.
     """
     files = ConfigFiles(path, filters_path)
-    config = parse_config(files.read(), path)
+    config = parse_config(files.read(), path, listen=listen)
     return config if config.app_class_path else replace(config, app_class_path=files.provided_path)
 
 
 def parse_config(
-    source: bytes | Sources, name: str = "server.ini", *, inherited: TopicConfig | None = None
+    source: bytes | Sources, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
 ) -> BrokerConfig:
     """The configuration in the bytes of a server.ini, and of a filters.ini; `name` is used in errors.
 
@@ -87,7 +88,7 @@ def parse_config(
     _check_values_without_effect(values)
     return BrokerConfig(
         broker_id=values.integer("brokerId", None, 0, MAX_BROKER_ID),
-        host=_host(values),
+        host=_host(values, listen),
         port=values.integer("serverPort", DEFAULT_PORT, 0, 65535),
         system=system,
         topics=_topics(sections, inherited or system, name),
@@ -95,6 +96,7 @@ def parse_config(
         max_transfer_size=values.integer("maxTransferSize", None, 1),
         transactions=_transactions(values, system.data_path),
         zookeeper=_zookeeper(Values(sections["zookeeper"], "zookeeper", name)),
+        listen=listen,
         dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
         move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
         app_class_path=_path(values.text("appClassPath", "")),
@@ -213,10 +215,10 @@ def _transactions(values: Values, data_path: str) -> TransactionConfig:
     )
 
 
-def _host(values: Values) -> str:
+def _host(values: Values, listen: str) -> str:
     entry = values.entry("hostName")
     if entry is None:
-        return local_address()
+        return listen if listen and not ip_address(listen).is_unspecified else local_address()
     if "_" in entry.value or any(c.isspace() or c == "/" for c in entry.value):
         raise wrong(entry, "cannot be read by Java clients: use a name without '_', '/' and blanks, or an IP address")
     return entry.value.removeprefix("[").removesuffix("]")

@@ -194,7 +194,7 @@ class Dispatcher:
 
         peer: numeric address of the connection's other end. connection: as for `text`.
         """
-        if frame.code in ADMIN_CODES and not admits(self.broker.admin_from, peer):
+        if frame.code in ADMIN_CODES and not admits(self.broker.admin_from, peer, self.broker.config.listen):
             return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
         handle = _FRAMES.get(frame.code)
         if frame.code == RequestCode.TRANSACTION or (TX_KEY in frame.ext and frame.code in _TRANSACTIONAL_FRAMES):

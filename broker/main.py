@@ -61,6 +61,7 @@ def run(
     *,
     filters_path: str | None = None,
     plugins: Mapping[str, str] | None = None,
+    listen_on: str = "",
     admin_from: AdminFrom = "loopback",
     grace_seconds: float | None = None,
     disk_reserve: int | None = None,
@@ -71,9 +72,9 @@ def run(
     plugins: 1.x's -F options, plugin name -> properties file (replication/plugins.py).
 
     SIGHUP reads the files again. filters_path: maps Java's filter classes to Python callables, by default filters.ini
-    beside the file. admin_from: where admin requests are taken from. grace_seconds: how long to go on serving after
-    unregistering, so that clients can move; by default the file's zkSyncTimeMs. A second signal ends it at once. Main
-    thread only.
+    beside the file. listen_on: a numeric address, by default all IPv4 ones. admin_from: where admin requests are taken
+    from. grace_seconds: how long to go on serving after unregistering, so that clients can move; by default the file's
+    zkSyncTimeMs. A second signal ends it at once. Main thread only.
 
     disk_reserve: bytes of each data directory's disk below which puts are refused, by default a part of it
     (store/disk_space.py). max_pending_put_bytes: of all connections, waiting to be safe, above which no more puts are
@@ -86,7 +87,7 @@ def run(
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
         files = ConfigFiles(ini_path, filters_path)
-        config = read_config(ini_path, filters_path)
+        config = read_config(ini_path, filters_path, listen_on)
         chosen = read_plugins(plugins or {})
         check_roles(chosen, config)
         config = config_for(chosen, config)
@@ -219,7 +220,8 @@ class BrokerProcess:
             self._reactor,
             dashboard_port=dashboard_port,
             gateway_port=gateway_port,
-            dashboard_interface="" if self._admin_from == "any" else "127.0.0.1",
+            interface=self._config.listen,
+            dashboard_interface=self._config.listen if self._admin_from == "any" else "127.0.0.1",
             session=lambda: None if self._registration is None else self._registration.session,
         )
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from collections.abc import Iterable
@@ -213,16 +214,21 @@ class SessionFactory(Factory):
             session.abort(f"idle for {IDLE_SECONDS} seconds")
 
 
-def listen(broker: Broker, factory: SessionFactory, reactor: Any, interface: str = "") -> Port:
-    """Listen on the configured port (0: a free one, then in broker.port). Raises ConfigError if that cannot be.
+def listen(broker: Broker, factory: SessionFactory, reactor: Any) -> Port:
+    """Listen on the configured address and port (0: a free one, then in broker.port). Raises ConfigError if that cannot
+    be.
 
     reactor: IReactorTime and IReactorFDSet.
     """
-    port = Port(broker.config.port, cast(Any, factory), _BACKLOG, interface, reactor)
+    address = broker.config.listen
+    port = Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)
     try:
         port.startListening()
     except CannotListenError as error:
         reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
+        if isinstance(error.socketError, OSError) and error.socketError.errno == errno.EADDRNOTAVAIL:
+            remedy = f"cannot listen there ({reason}): name an address of this machine"
+            raise ConfigError("--listen", address, remedy) from error
         remedy = f"cannot listen there ({reason}): stop the other program or set another serverPort"
         raise ConfigError("serverPort", broker.config.port, remedy) from error
     broker.port = port.getHost().port  # type: ignore[no-untyped-call]

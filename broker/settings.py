@@ -64,6 +64,8 @@ class BrokerConfig:
     max_transfer_size: int
     transactions: TransactionConfig
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    listen: str = ""
+    """The address listened on, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
     dashboard_port: int | None = None
     """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
     move_consumers_past_end: bool = False

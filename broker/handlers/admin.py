@@ -28,8 +28,11 @@ ADMIN_CODES = frozenset(range(1020, 1027))
 """Request codes that are answered NO_PERMISSION to everybody else."""
 
 
-def admits(admin_from: AdminFrom, host: str) -> bool:
-    """Whether a peer at this address (numeric, as the socket names it) may make admin requests."""
+def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
+    """Whether a peer at this address (numeric, as the socket names it) may make admin requests.
+
+    listen: the only address that is listened on, if there is one: who has it is this machine.
+    """
     if admin_from == "any":
         return True
     try:
@@ -38,7 +41,7 @@ def admits(admin_from: AdminFrom, host: str) -> bool:
         return False
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    return address.is_loopback
+    return address.is_loopback or (listen != "" and address == ip_address(listen))
 
 
 def answer_json(frame: Frame, value: Any) -> Bytes:

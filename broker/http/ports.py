@@ -27,8 +27,8 @@ class HttpPorts:
 
     A dashboard's port that is taken is one line in the log: pages must not keep messages from being served. The
     gateway serves messages itself, so it raises ConfigError then. The dashboard can change things, so it listens where
-    admin requests may come from. The gateway sends and reads messages like the broker's own port, so it listens
-    everywhere.
+    admin requests may come from. The gateway sends and reads messages like the broker's own port, so it listens where
+    that does.
     """
 
     def __init__(
@@ -39,9 +39,12 @@ class HttpPorts:
         dashboard_port: int | None = None,
         dashboard_interface: str = "127.0.0.1",
         gateway_port: int | None = None,
+        interface: str = "",
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """Ports: None = not at all, 0 = a free one. session: as in Dashboard."""
+        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. session: as in
+        Dashboard.
+        """
         self._ports: list[Any] = []
         self._recent = RecentLog()
         self._recent.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -55,7 +58,7 @@ class HttpPorts:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
                 gateway = Gateway(Dispatcher(broker))
-                self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, "")
+                self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()
             raise

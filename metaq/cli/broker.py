@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -9,6 +10,13 @@ import click
 from .options import BYTES
 
 __all__ = ["broker"]
+
+
+def _address(context: click.Context, option: click.Parameter, value: str | None) -> str:
+    try:
+        return "" if value is None else str(ip_address(value.removeprefix("[").removesuffix("]")))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no address: write one of this machine's, as 10.0.0.5 or ::1") from error
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -41,6 +49,13 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="Python callables for the Java filter classes in SERVER.INI.  [default: filters.ini beside it]",
 )
 @click.option(
+    "--listen",
+    callback=_address,
+    metavar="ADDRESS",
+    help="Listen on this address of the machine only, for example 10.0.0.5 or ::; registered as well unless SERVER.INI "
+    "has a hostName.  [default: all IPv4 addresses]",
+)
+@click.option(
     "--admin-from",
     type=click.Choice(["loopback", "any"]),
     default="loopback",
@@ -71,6 +86,7 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
 def broker(
     ini: Path,
     filters: Path | None,
+    listen: str,
     admin_from: str,
     disk_reserve: int | None,
     max_pending_puts: int | None,
@@ -90,6 +106,7 @@ def broker(
         str(ini),
         filters_path=None if filters is None else str(filters),
         plugins=plugins,
+        listen_on=listen,
         admin_from="any" if admin_from == "any" else "loopback",
         disk_reserve=disk_reserve,
         max_pending_put_bytes=DEFAULT_MAX_PENDING_PUT_BYTES if max_pending_puts is None else max_pending_puts,

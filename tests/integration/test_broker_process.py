@@ -180,3 +180,23 @@ def test_a_broker_id_in_use_names_the_other_broker(tmp_path, chroot):
         assert f"127.0.0.1:{broker.port}" in text
         assert "brokerId" in text
         assert broker.stop() == 0
+
+
+def test_a_broker_listens_on_one_address_alone_and_registers_it(tmp_path, chroot, session):
+    ini = zookeeper_ini(tmp_path, chroot, {"t": ""}).replace("hostName=127.0.0.1\n", "")
+    command = ("-m", "metaq", "broker", "--listen", "127.0.0.2", "-f")
+    with RunningBroker(tmp_path, ini, module=command) as broker:
+        master = ClusterView(session).brokers()[0].master
+        assert master is not None
+        assert (master.host, master.port) == ("127.0.0.2", broker.port)
+        with socket.create_connection((master.host, master.port), DEADLINE):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", broker.port), DEADLINE)
+        assert broker.stop() == 0
+
+
+def test_an_address_of_another_machine_is_one_clear_line(tmp_path):
+    command = ("-m", "metaq", "broker", "--listen", "192.0.2.1", "-f")  # for documents only
+    with pytest.raises(AssertionError, match=r"--listen=192\.0\.2\.1: cannot listen there .*of this machine"):
+        RunningBroker(tmp_path, server_ini(tmp_path / "data", {"t": ""}), module=command)

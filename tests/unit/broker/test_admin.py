@@ -47,6 +47,22 @@ def test_admin_requests_are_taken_from_this_machine_unless_told_otherwise(admin_
     assert admits(admin_from, host) is admitted
 
 
+@pytest.mark.parametrize(
+    ("listen", "host", "admitted"),
+    [
+        ("10.0.0.5", "10.0.0.5", True),
+        ("10.0.0.5", "::ffff:10.0.0.5", True),
+        ("10.0.0.5", "10.0.0.6", False),
+        ("10.0.0.5", "127.0.0.1", True),
+        ("::", "10.0.0.5", False),
+        ("0.0.0.0", "10.0.0.5", False),
+        ("fd00::5", "fd00:0::5", True),
+    ],
+)
+def test_the_only_address_that_is_listened_on_is_this_machine(listen, host, admitted):
+    assert admits("loopback", host, listen) is admitted
+
+
 @pytest.mark.parametrize("code", sorted(ADMIN_CODES & set(RequestCode)))
 def test_every_admin_request_from_elsewhere_is_refused(harness, code):
     stranger = harness.connect("192.168.1.9")

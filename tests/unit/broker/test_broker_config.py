@@ -214,5 +214,21 @@ def test_anything_else_is_no_number(text):
         evaluate_int32(text)
 
 
+@pytest.mark.parametrize(
+    ("listen", "host_name", "registered"),
+    [
+        ("10.0.0.5", "", "10.0.0.5"),
+        ("10.0.0.5", "hostName=queue.example", "queue.example"),
+        ("0.0.0.0", "", local_address()),
+        ("::", "", local_address()),
+        ("::1", "", "::1"),
+    ],
+)
+def test_the_address_that_is_listened_on_is_registered_unless_a_name_is_set(listen, host_name, registered):
+    source = SMALL.format(system=host_name, zookeeper="", topics="[topic=t]")
+    found = parse_config(source.encode(), listen=listen)
+    assert (found.listen, found.host) == (listen, registered)
+
+
 def test_an_ipv6_host_is_kept_without_brackets():
     assert config("hostName=[::1]").host == config("hostName=::1").host == "::1"

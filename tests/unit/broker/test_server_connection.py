@@ -178,10 +178,22 @@ def test_a_taken_port_is_named_with_its_remedy(harness):
 
     from metaq.broker.server import listen
 
+    object.__setattr__(harness.broker.config, "listen", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         object.__setattr__(harness.broker.config, "port", taken.getsockname()[1])
         with pytest.raises(ConfigError, match=r"serverPort=\d+: cannot listen there .*in use.*serverPort"):
-            listen(harness.broker, SessionFactory(harness.broker, 1), reactor, "127.0.0.1")
+            listen(harness.broker, SessionFactory(harness.broker, 1), reactor)
+
+
+def test_an_address_that_the_machine_does_not_have_is_named_with_its_remedy(harness):
+    from twisted.internet import reactor
+
+    from metaq.broker.server import listen
+
+    object.__setattr__(harness.broker.config, "port", 0)
+    object.__setattr__(harness.broker.config, "listen", "192.0.2.1")  # for documents only
+    with pytest.raises(ConfigError, match=r"--listen=192\.0\.2\.1: cannot listen there .*of this machine"):
+        listen(harness.broker, SessionFactory(harness.broker, 1), reactor)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
