@@ -345,6 +345,7 @@ class Connection:
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
         nobody else does. In the process that made the connection, which the caller has looked at."""
+        following = False
         try:
             while not waiter.done:
                 if waiter.answered:
@@ -352,16 +353,18 @@ class Connection:
                     self.read_in_background()  # this thread may have promised to read for others
                     waiter.park_until_done(deadline, self._clock)
                     break
-                if self._take_role(waiter):
+                following = not self._take_role(waiter)
+                if following:
+                    waiter.park(deadline - self._clock())
+                else:
                     self._lead(waiter, deadline)
                     self._hand_over(waiter)
-                else:
-                    waiter.park(deadline - self._clock())
                 if not waiter.done and self._clock() >= deadline:
                     break
-            waiter.go()
-            if waiter.mailbox is not None or not waiter.done:  # else it never was a follower
+            if following or not waiter.done:
                 self._leave(waiter)
+            else:
+                waiter.go()
         except BaseException:
             surely(self._leave, waiter)
             raise
@@ -429,7 +432,7 @@ class Connection:
             if self._leader is giver:
                 self._leader = self._wake_heir() if self._followers and self._failure is None else None
         # only now: a request entered in the meantime saw a leader and relies on this look
-        if self._pending or self._outcomes or self._parsing or self._failure is not None:
+        if self._leader is None and (self._pending or self._outcomes or self._parsing or self._failure is not None):
             self._look_again()
 
     def _wake_heir(self) -> Waiter | None:

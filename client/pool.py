@@ -90,11 +90,12 @@ class ConnectionPool:
         Raises BrokerUnavailable: it cannot be reached, or could not a moment ago; ClientError in a process that was
         forked off.
         """
-        self._guard.check()
-        link = self._links.get(endpoint) or self._link(endpoint)
-        connection = link.connection
+        link = self._links.get(endpoint)
+        connection = None if link is None else link.connection
         if connection is not None and not connection.closed:
-            return connection
+            return connection  # which refuses by itself in a process that was forked off
+        self._guard.check()
+        link = link or self._link(endpoint)
         if connection is not None or link.cause:  # without the lock: the housekeeping thread may hold it while it tries
             raise self._is_down(link)
         deadline = self._clock() + timeout

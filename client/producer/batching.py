@@ -174,7 +174,8 @@ class Outbox:
             if not flight.missing:
                 lane.flights -= 1
             following = self._depart(lane) if lane.ready else ()
-        self._transmit_all(following)
+        if following:
+            self._transmit_all(following)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> None:
         """The messages of these turns have got their results. May be repeated."""
@@ -184,12 +185,13 @@ class Outbox:
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
             ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
-            size = sum([each.size for each in ended])
+            size = ended[0].size if len(ended) == 1 else sum([each.size for each in ended])
             settled = [*flight.settled, *fresh]
             self._buffered -= size
             flight.settled = settled
-            following = self._freed(ended)
-        self._transmit_all(following)
+            following = self._freed(ended) if self._waiting or self._keys.moving else ()
+        if following:
+            self._transmit_all(following)
 
     def failed(self, accumulator: Accumulator, again: list[Outgoing], given_up: list[Outgoing]) -> list[Outgoing]:
         """The request failed: `again` go back in front of the queue, which is paused until `resume`.

@@ -12,7 +12,7 @@ back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ..values import TopicPartition
@@ -48,6 +48,8 @@ class KeyOrder:
         self._partitions_of = partitions_of
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
+        self.moving: Collection[object] = self._moves
+        """Not empty while messages wait for earlier ones of their keys. No property: it is looked at for each send."""
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
         """The partition that a message's key has now, or had last if nobody publishes the topic now; None if that was
@@ -69,11 +71,6 @@ class KeyOrder:
             return None
         move = self._moves.get((outgoing.topic, key_bytes(outgoing.key)))
         return None if move is None else move.waiting
-
-    @property
-    def moving(self) -> bool:
-        """Whether messages wait for earlier ones of their keys."""
-        return bool(self._moves)
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
         """These have their outcome. Returns what waited for that, in its order; place it."""

@@ -179,10 +179,13 @@ class Sender:
 
     def _sent_alone(self, flight: Flight, turn: Turn, reply: SentReply) -> bool:
         """The usual answer of a producer that sends one message after the other: its thread takes it in few steps."""
-        outgoing = turn.batch[0]
-        if len(flight.turns) > 1 or len(turn.batch) > 1 or (outgoing.future is not None and may_be_interrupted()):
+        accumulator, batch = turn
+        outgoing = batch[0]
+        if accumulator.queue or len(flight.turns) > 1 or len(batch) > 1:
             return False
-        partition = _chosen(turn.accumulator.partition, reply)
+        if outgoing.future is not None and may_be_interrupted():
+            return False
+        partition = _chosen(accumulator.partition, reply)
         # before it counts as landed, so that `settle_again` finds it if an interrupt comes between the two
         outgoing.result = result = outgoing.native_result(reply.message_id, partition, reply.offset)
         if not self.landed_alone(flight):
