@@ -91,6 +91,7 @@ class ConnectionConfig:
     heartbeat_idle_seconds: float = 10.0
     """A connection without traffic for this long is asked for a sign of life (1.x: 10 s)."""
     heartbeat_timeout_seconds: float = 5.0
+    """For that sign; without it the connection counts as broken."""
     max_in_flight_requests: int = 100_000
     """More fail locally at once, as in 1.x."""
     max_receive_bytes: int = 1 << 20
@@ -122,6 +123,7 @@ class ProducerConfig:
     max_batch_bytes: int = 1 << 20
     """Records of one request, in bytes; a larger single message goes alone."""
     max_batch_records: int = 10_000
+    """Messages of one request."""
     max_requests_in_flight: int = 2
     """Requests under way to one broker; what becomes ready meanwhile goes together, whatever its partitions. A broker
     that does not take many partitions in one request (Java's) has one for each partition."""

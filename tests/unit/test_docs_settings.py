@@ -1,0 +1,92 @@
+"""docs/settings.md and docs/server.ini say what the code says; run as a program, this writes the former."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import metaq.client.config
+from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig
+from metaq.broker.config import parse_config
+from metaq.broker.ini_values import SYSTEM_KEYS, ZOOKEEPER_KEYS
+from metaq.broker.settings import BrokerConfig
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, ConnectionConfig)
+HEAD = """# Settings of producers and consumers
+
+Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the other two as
+`connection=`. The unit is part of the name. A value out of its range raises `ConfigError`, which names the setting and
+the remedy. [client.md](client.md) tells what they mean together; the broker's settings are in
+[broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
+
+This page is made from `client/config.py`, where the defaults are, by `python -m tests.unit.test_docs_settings`.
+"""
+
+
+def settings(cls: Any) -> Iterator[tuple[list[str], str]]:
+    """Names and their text. A name without a text of its own shares that of the next one."""
+    assert metaq.client.config.__file__
+    tree = ast.parse(Path(metaq.client.config.__file__).read_text())
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    names: list[str] = []
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+        elif names and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield names, re.sub(r"\s+", " ", str(node.value.value))
+            names = []
+    assert names in ([], ["connection"]), f"{cls.__name__}: {names} without a word"
+
+
+def shown(name: str, value: Any) -> str:
+    """A default as a reader knows it."""
+    if "bytes" in name and value % (1 << 20) == 0:
+        return f"{value >> 20} MiB"
+    return f"`{value!r}`" if not isinstance(value, int | float) or isinstance(value, bool) else f"{value:,}"
+
+
+def page() -> str:
+    parts = [HEAD]
+    for cls in CLASSES:
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        parts.append(f"\n## {cls.__name__}\n\n{cls.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n")
+        for names, text in settings(cls):
+            values = ", ".join(shown(name, defaults[name]) for name in names)
+            parts.append(f"| {', '.join(f'`{name}`' for name in names)} | {values} | {text.replace('|', '&#124;')} |\n")
+    return "".join(parts)
+
+
+def test_the_page_of_settings_is_that_of_the_code() -> None:
+    assert (DOCS / "settings.md").read_text() == page()
+
+
+def sample() -> str:
+    return (DOCS / "server.ini").read_text()
+
+
+def without_source(config: BrokerConfig) -> BrokerConfig:
+    return dataclasses.replace(config, source=b"", topics={})
+
+
+def test_the_sample_server_ini_is_read_and_its_comments_are_the_defaults() -> None:
+    as_it_is = parse_config(sample().encode())
+    with_all_set = parse_config(re.sub(r"(?m)^;(?=[\w.]+=)", "", sample()).encode())
+    assert without_source(with_all_set) == without_source(as_it_is)
+    assert list(as_it_is.topics) == ["orders"]
+
+
+@pytest.mark.parametrize(("section", "keys"), [("system", SYSTEM_KEYS), ("zookeeper", ZOOKEEPER_KEYS)])
+def test_the_sample_names_every_key_once(section: str, keys: frozenset[str]) -> None:
+    text = sample().split(f"[{section}]\n")[1].split("\n[")[0]
+    assert sorted(re.findall(r"(?m)^;? ?([\w.]+)=", text)) == sorted(keys)
+
+
+if __name__ == "__main__":
+    (DOCS / "settings.md").write_text(page())
