@@ -22,6 +22,7 @@ from .finding import MessageFinder
 from .nearest import published_nowhere
 from .pool import ConnectionPool
 from .sources import source_of
+from .time_left import TimeLeft
 from .values import TopicPartition
 
 __all__ = ["Cluster", "Source"]
@@ -67,10 +68,11 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the session and all connections."""
-        self._pool.close()
-        self._session.close()
+    def close(self, timeout: float = 10.0) -> None:
+        """End the session and all connections, within `timeout` seconds and END_SECONDS, whatever hangs. Idempotent."""
+        left = TimeLeft(timeout)
+        self._pool.close(left.part(0.5))
+        self._session.close(left.seconds)
 
     # --- brokers and partitions -------------------------------------------------------------------------------------
 

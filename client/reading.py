@@ -126,9 +126,9 @@ class TopicBrowser:
             raise damage
         return damage.end
 
-    def close(self) -> None:
-        """End the ZooKeeper session and all connections."""
-        self._cluster.close()
+    def close(self, timeout: float = 10.0) -> None:
+        """End the ZooKeeper session and all connections, as Cluster.close."""
+        self._cluster.close(timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, LocalMessageStore, OrderedProducer, Producer, ProducerConfig
+from metaq import Consumer, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
+from metaq.client.cluster import Cluster
 from metaq.client.time_left import END_SECONDS
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from tests.integration.client_cluster import Brokers, running_brokers
@@ -147,5 +148,19 @@ def test_an_ordered_producer_and_one_with_a_store_for_undelivered_messages(
             seconds = max(took(ordered.close) - END_SECONDS, took(keeping.close))
             assert all(future.done() for future in futures)
         return seconds
+
+    assert_within(BOUND, attempt)
+
+
+def test_a_look_at_the_cluster_and_a_browser(brokers: Brokers, hung: Hung) -> None:
+    def attempt() -> float:
+        with Producer(brokers.connect) as producer:
+            eventually(lambda: producer.partitions("t"), what="the topic")
+            producer.send("t", b"1")
+        cluster, browser = Cluster(brokers.connect), TopicBrowser(brokers.connect, "t")
+        assert cluster.partitions("t")
+        assert next(iter(browser)).payload
+        with stopped(hung()):
+            return max(took(cluster.close), took(browser.close))
 
     assert_within(BOUND, attempt)
