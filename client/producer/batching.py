@@ -128,21 +128,23 @@ class Outbox:
             BackgroundThread(self.send_all, "metaq-lost-flight")  # it may have been queued just now
             raise
 
-    def landed_alone(self, flight: Flight) -> bool:
-        """As `landed` for a flight of one message, if nothing has gathered meanwhile; else False, and nothing is done.
+    def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
+        """As `landed` for a flight of one message, which it returns what has gathered meanwhile of, to be sent by the
+        caller; None, and nothing is done, while somebody waits for room or emptiness or keys move.
 
         For one that a thread blocks for it is `release` as well: nobody else waits for its result. It is done or not,
-        whatever interrupts.
+        whatever interrupts; where that may be, what has gathered is a reason for None too.
         """
-        if len(flight.turns) > 1:
-            return False
         accumulator, (outgoing,) = flight.turns[0]
         lane = flight.lane
         blocking, size = outgoing.future is None, outgoing.size
         with self._lock:
-            if accumulator.queue or lane.ready or self._waiting or self._keys.moving:
-                return False
-            # no call from here on
+            if self._waiting or self._keys.moving:
+                return None
+            gathered = accumulator.queue or lane.ready
+            if gathered and may_be_interrupted():
+                return None
+            # no call from here on, until all is done
             accumulator.failures = 0
             accumulator.answered = 1
             accumulator.busy = False
@@ -153,7 +155,11 @@ class Outbox:
             if blocking:
                 self._buffered -= size
                 flight.settled = flight.turns
-        return True
+            if not gathered:
+                return ()
+            if accumulator.queue:
+                lane.call(accumulator)
+            return self._depart(lane)
 
     def landed(self, flight: Flight, finished: Sequence[Turn], failed: int = 0) -> None:
         """These turns were acknowledged, and of so many `failed` was told: send what has gathered meanwhile.

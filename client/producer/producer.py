@@ -481,8 +481,8 @@ class Producer:
                 self._router.works(accumulator.partition)
         self._outbox.landed(flight, finished, len(failed))
 
-    def _landed_alone(self, flight: Flight) -> bool:
-        return not self._router.avoids_any and self._outbox.landed_alone(flight)
+    def _landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
+        return None if self._router.avoids_any else self._outbox.landed_alone(flight)
 
     def _settled(self, flight: Flight, finished: Sequence[Turn]) -> None:
         self._outbox.release(flight, finished)

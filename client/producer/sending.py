@@ -45,7 +45,7 @@ class Sender:
         config: ConnectionConfig,
         on_landed: OnLanded,
         on_settled: OnSettled,
-        landed_alone: Callable[[Flight], bool],
+        landed_alone: Callable[[Flight], Sequence[Flight] | None],
         elsewhere: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,7 +54,7 @@ class Sender:
         self._request_timeout = config.request_timeout_seconds
         self.on_landed = on_landed
         self.on_settled = on_settled
-        self.landed_alone = landed_alone
+        self._landed_alone = landed_alone
         self._elsewhere = elsewhere
         self._clock = clock
         self._headers = SendHeaders()
@@ -178,18 +178,24 @@ class Sender:
         finish_together(parked)
 
     def _sent_alone(self, flight: Flight, turn: Turn, reply: SentReply) -> bool:
-        """The usual answer of a producer that sends one message after the other: its thread takes it in few steps."""
-        accumulator, batch = turn
-        outgoing = batch[0]
-        if accumulator.queue or len(flight.turns) > 1 or len(batch) > 1:
+        if len(turn.batch) > 1:
             return False
-        if outgoing.future is not None and may_be_interrupted():
+        partition, outgoing = _chosen(turn.accumulator.partition, reply), turn.batch[0]
+        return self.settle_alone(flight, outgoing, outgoing.native_result(reply.message_id, partition, reply.offset))
+
+    def settle_alone(self, flight: Flight, outgoing: Outgoing, result: object) -> bool:
+        """The usual answer of producers that wait for each of their sends: if it is the only message of `flight`, it is
+        done with in few steps. False: nothing was done, it needs all of them.
+        """
+        if len(flight.turns) > 1 or (outgoing.future is not None and may_be_interrupted()):
             return False
-        partition = _chosen(accumulator.partition, reply)
         # before it counts as landed, so that `settle_again` finds it if an interrupt comes between the two
-        outgoing.result = result = outgoing.native_result(reply.message_id, partition, reply.offset)
-        if not self.landed_alone(flight):
+        outgoing.result = result
+        following = self._landed_alone(flight)
+        if following is None:
             return False
+        for each in following:
+            self.transmit(each)
         outgoing.succeed(result)
         if outgoing.future is not None:
             self.on_settled(flight, flight.turns)

@@ -13,7 +13,6 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
 from ..connection import Connection, Endpoint, Reply
-from ..interrupts import may_be_interrupted
 from ..replies import text_error
 from ..values import SendResult
 from .lanes import Flight, Turn
@@ -34,7 +33,8 @@ class AnswerTaker(Protocol):
     on_landed: OnLanded
     on_settled: OnSettled
 
-    landed_alone: Callable[[Flight], bool]
+    def settle_alone(self, flight: Flight, outgoing: Outgoing, result: object) -> bool:
+        """The only message of a flight was stored; whether that was all."""
 
     def take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Take an answer where no interrupt comes."""
@@ -101,23 +101,15 @@ class TextBatch:
 
     def _sent_alone(self, reply: Reply | None) -> bool:
         """The usual case: one message was stored."""
-        if not isinstance(reply, Result) or reply.code != Status.SUCCESS:
+        outgoing = self._batch[0]
+        if type(outgoing) is not Outgoing or not isinstance(reply, Result) or reply.code != Status.SUCCESS:
             return False
         try:
             message_id, number, offset = parse_put_result(reply.text)
         except RemoteProtocolError:
             return False
-        if self._batch[0].future is not None and may_be_interrupted():
-            return False
         result = SendResult(message_id, self._partition._replace(partition=number), offset)
-        if type(self._batch[0]) is Outgoing:
-            self._batch[0].result = result  # as in Sender._sent_alone
-        if not self._sender.landed_alone(self._flight):
-            return False
-        self._batch[0].succeed_text([result])
-        if self._batch[0].future is not None:
-            self._sender.on_settled(self._flight, (self._turn,))
-        return True
+        return self._sender.settle_alone(self._flight, outgoing, result)
 
     def _note(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         if isinstance(reply, Result) and reply.code == Status.SUCCESS:

@@ -359,7 +359,7 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
         failed.extend(failures)
 
     sender: Any = Sender(
-        cast(Any, None), cast(Any, None), CONFIG, landed, lambda *_: None, lambda _: False, queued.append
+        cast(Any, None), cast(Any, None), CONFIG, landed, lambda *_: None, lambda _: None, queued.append
     )
     lane = Lane()
     outgoing = Outgoing("t", 0, 0, b"x", time.monotonic() + 60)
