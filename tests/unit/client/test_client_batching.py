@@ -17,6 +17,7 @@ from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
+from tests.waiting import DEADLINE, eventually
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -101,6 +102,48 @@ def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
     sent.finish()
     assert len(sent.batches) == 2
     assert sent.outbox.buffered_bytes == 0
+
+
+def elsewhere(action):
+    """What it returns on a thread where no interrupt comes."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(action()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathered():
+    sent = Sent()
+    accumulator = sent.add(message())
+    assert sent.outbox.landed_alone(sent.flights[0]) == ()
+    assert (accumulator.busy, accumulator.lane.flights, sent.outbox.buffered_bytes) == (False, 0, 0)
+    sent.add(message())
+    second, third = message(future=True), message()
+    sent.add(second)
+    sent.add(third)
+    first = sent.flights[-1]
+    assert sent.outbox.landed_alone(first) is None, "an interrupt might come between its steps"
+    assert accumulator.under_way == first.turns[0].batch
+    (following,) = elsewhere(lambda: sent.outbox.landed_alone(first))
+    assert following.turns == [(accumulator, [second, third])]
+    assert (accumulator.busy, accumulator.lane.flights) == (True, 1)
+    assert sent.outbox.buffered_bytes == second.size + third.size
+    sent.outbox.landed(following, following.turns)
+    sent.outbox.release(following, following.turns)
+    assert (accumulator.lane.flights, sent.outbox.buffered_bytes) == (0, 0)
+
+
+def test_a_single_answer_needs_all_steps_while_somebody_waits_for_emptiness():
+    sent = Sent()
+    sent.add(message())
+    waiting = threading.Thread(target=sent.outbox.wait_until_empty, args=(100.0,))
+    waiting.start()
+    eventually(lambda: sent.outbox._waiting)
+    assert sent.outbox.landed_alone(sent.flights[0]) is None
+    sent.finish()
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive()
 
 
 def test_partitions_do_not_wait_for_each_other():
