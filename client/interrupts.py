@@ -11,11 +11,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["BackgroundThread", "is_interrupt", "may_be_interrupted", "surely"]
+__all__ = ["BackgroundThread", "Bells", "aside", "is_interrupt", "may_be_interrupted", "surely"]
+
+T = TypeVar("T")
 
 
 _main = threading.main_thread().ident
@@ -76,6 +79,60 @@ class BackgroundThread:
             self._action(*self._args)
         finally:
             self._ended.put(None)
+
+
+def aside(action: Callable[..., T], *args: object) -> T:
+    """Do `action` where no interrupt comes, and return or raise what it does: on another thread, if the caller's may be
+    interrupted. That ends the waiting then, not the action, which may hold locks and has steps that belong together.
+    """
+    if not may_be_interrupted():
+        return action(*args)
+    outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((action(*args), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    try:
+        BackgroundThread(run, "metaq-aside")
+    except RuntimeError:  # the interpreter is about to exit
+        return action(*args)
+    result, error = outcome.get()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # None is one, too
+
+
+class Bells:
+    """Wakes threads that wait for a change; all methods on any thread. A Condition's lock, which is taken in Python
+    code, may stay locked for ever when its thread is interrupted; this has none.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[SimpleQueue[None]] = []
+        """Not empty while somebody waits; a look at it costs no call."""
+
+    def ring(self) -> None:
+        """Have those that wait look again."""
+        for bell in list(self.waiting):
+            bell.put(None)
+
+    def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
+        """Wait until `holds` at a look, and return whether it did when no `seconds` were left. It is looked at here, and
+        again after each ring, also one that came during a look."""
+        bell: SimpleQueue[None] = SimpleQueue()
+        self.waiting.append(bell)
+        try:
+            while not holds():
+                if (remaining := seconds()) <= 0:
+                    return False
+                with suppress(Empty):
+                    bell.get(timeout=remaining)
+            return True
+        finally:
+            self.waiting.remove(bell)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
 
 from .config import MAX_LOCAL_MESSAGES
+from .interrupts import aside
 from .message import Message
 from .values import TopicPartition
 
@@ -130,7 +131,10 @@ class LocalMessageStore:
 
         Raises LocalStoreFull if the queue would hold more than max_per_queue.
         """
-        rows = [_row(queue, message) for message in messages]
+        self._guard.check()
+        aside(self._append, queue, [_row(queue, message) for message in messages])
+
+    def _append(self, queue: str, rows: Sequence[Sequence[object]]) -> None:
         with self._transaction() as db:
             held = self._counts.get(queue, 0)
             if held + len(rows) > self._max_per_queue:
@@ -147,13 +151,19 @@ class LocalMessageStore:
         """The first `limit` messages behind the id `after` in the order they were appended, each with its id for
         `remove`. Ids are above 0.
         """
+        self._guard.check()
+        return [(row[0], _message(row[1:])) for row in aside(self._peek, queue, limit, after)]
+
+    def _peek(self, queue: str, limit: int, after: int) -> list[Any]:
         with self._transaction() as db:
-            rows = db.execute(_PEEK, (queue, after, limit)).fetchall()
-        return [(row[0], _message(row[1:])) for row in rows]
+            return db.execute(_PEEK, (queue, after, limit)).fetchall()
 
     def remove(self, queue: str, ids: Iterable[int]) -> None:
         """Forget these messages; ids that are not in the queue (any more) are passed over."""
-        pairs = [(queue, number) for number in ids]
+        self._guard.check()
+        aside(self._remove, queue, [(queue, number) for number in ids])
+
+    def _remove(self, queue: str, pairs: Sequence[tuple[str, int]]) -> None:
         with self._transaction() as db:
             gone = db.executemany("DELETE FROM messages WHERE queue = ? AND id = ?", pairs).rowcount if pairs else 0
             db.commit()
@@ -175,8 +185,10 @@ class LocalMessageStore:
 
     def close(self) -> None:
         """Release the file. Idempotent."""
-        if self._guard.is_elsewhere:
-            return
+        if not self._guard.is_elsewhere:
+            aside(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             db, self._db = self._db, None
             if db is not None:
@@ -220,7 +232,8 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._guard.check()
+        """Where no interrupt comes: one in its beginning would keep the lock locked, and one behind a commit the counts
+        wrong."""
         with self._lock:
             if self._db is None:
                 raise LocalStoreError(f"{self._path}: this store is closed")

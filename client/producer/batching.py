@@ -21,7 +21,7 @@ from functools import partial
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
-from ..interrupts import BackgroundThread, may_be_interrupted
+from ..interrupts import BackgroundThread, Bells, may_be_interrupted
 from ..values import TopicPartition
 from .futures import refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf
@@ -66,8 +66,7 @@ class Outbox:
         self._elsewhere = elsewhere
         self._clock = clock
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # room or emptiness, for those who wait for it
-        self._waiting = 0
+        self._changed = Bells()  # room or emptiness, for those who wait for it
         self._buffered = 0
         self._closed = False
         self._accumulators: dict[TopicPartition, Accumulator] = {}
@@ -89,35 +88,39 @@ class Outbox:
         of its key. Raises RequestTimedOut (no room), ClientError (closed, or no room in a callback), NoPartition.
         """
         try:
-            with self._lock:
-                if self._buffered + outgoing.size > self._max_buffered and self._buffered:
-                    self._wait_for_room(outgoing)
-                if self._closed:
-                    raise ClientError("this producer is closed")
-                by_key = partition is None
-                if partition is None:
-                    partition = self._by_key(outgoing)
-                if outgoing.deadline < self._next_look and outgoing.future is not None:
-                    self._look_next(outgoing.deadline)
-                if by_key and (waiting := self._keys.behind(outgoing)) is not None:
-                    self._buffered += outgoing.size  # and no call before the next, as below
-                    waiting.append(outgoing)
-                    return None, ()
-                accumulator = self._accumulators.get(partition) or self._accumulator(partition)
-                lane = accumulator.lane
-                idle = not (accumulator.busy or accumulator.paused or accumulator.queue or self._lingers or lane.ready)
-                if idle and lane.is_open(self._max_flights):  # the usual case of a producer that is not busy
-                    batch = [outgoing]
-                    flight = Flight(lane, [Turn(accumulator, batch)])
-                    # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
-                    accumulator.busy = True
-                    accumulator.under_way = batch
-                    lane.flights += 1
-                    self._buffered += outgoing.size
-                    outgoing.flights = flights = (flight,)
-                    return accumulator, flights
-                following = self._queue(outgoing, accumulator)
-                outgoing.flights = following or ()
+            while True:
+                with self._lock:
+                    if self._closed:
+                        raise ClientError("this producer is closed")
+                    if not self._buffered or self._buffered + outgoing.size <= self._max_buffered:
+                        by_key = partition is None
+                        if partition is None:
+                            partition = self._by_key(outgoing)
+                        if outgoing.deadline < self._next_look and outgoing.future is not None:
+                            self._look_next(outgoing.deadline)
+                        if by_key and (waiting := self._keys.behind(outgoing)) is not None:
+                            self._buffered += outgoing.size  # and no call before the next, as below
+                            waiting.append(outgoing)
+                            return None, ()
+                        accumulator = self._accumulators.get(partition) or self._accumulator(partition)
+                        lane = accumulator.lane
+                        idle = not (
+                            accumulator.busy or accumulator.paused or accumulator.queue or self._lingers or lane.ready
+                        )
+                        if idle and lane.is_open(self._max_flights):  # the usual case of a producer that is not busy
+                            batch = [outgoing]
+                            flight = Flight(lane, [Turn(accumulator, batch)])
+                            # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
+                            accumulator.busy = True
+                            accumulator.under_way = batch
+                            lane.flights += 1
+                            self._buffered += outgoing.size
+                            outgoing.flights = flights = (flight,)
+                            return accumulator, flights
+                        following = self._queue(outgoing, accumulator)
+                        outgoing.flights = following or ()
+                        break
+                self._wait_for_room(outgoing)
             if following is None:
                 self._linger(lane)
                 following = ()
@@ -139,7 +142,7 @@ class Outbox:
         lane = flight.lane
         blocking, size = outgoing.future is None, outgoing.size
         with self._lock:
-            if self._waiting or self._keys.moving:
+            if self._changed.waiting or self._keys.moving:
                 return None
             gathered = accumulator.queue or lane.ready
             if gathered and may_be_interrupted():
@@ -195,7 +198,7 @@ class Outbox:
             settled = [*flight.settled, *fresh]
             self._buffered -= size
             flight.settled = settled
-            following = self._freed(ended) if self._waiting or self._keys.moving else ()
+            following = self._freed(ended) if self._changed.waiting or self._keys.moving else ()
         if following:
             self._transmit_all(following)
 
@@ -305,14 +308,12 @@ class Outbox:
 
     def wait_until_empty(self, deadline: float) -> bool:
         """Wait until nothing is buffered; False if the deadline came first."""
-        with self._lock:
-            self._waiting += 1
-            try:
-                while self._buffered and (remaining := deadline - self._clock()) > 0:
-                    self._changed.wait(remaining)
-            finally:
-                self._waiting -= 1
-            return not self._buffered
+
+        def is_empty() -> bool:
+            with self._lock:  # so that what changes after this look finds somebody waiting
+                return not self._buffered
+
+        return self._changed.wait_for(is_empty, lambda: deadline - self._clock())
 
     def close(self) -> list[Outgoing]:
         """Accept nothing any more; return all that has no outcome yet: what is queued, and what is under way."""
@@ -322,7 +323,7 @@ class Outbox:
             queued = [outgoing for each in self._accumulators.values() for outgoing in each.take_all()]
             queued += self._keys.take_all()
             self._release(queued)
-            self._changed.notify_all()
+            self._changed.ring()
         return under_way + queued
 
     def _transmit_all(self, flights: Sequence[Flight]) -> None:
@@ -390,8 +391,8 @@ class Outbox:
 
     def _freed(self, ended: list[Outgoing]) -> list[Flight]:
         """The room of these is free again, and what waited for them may go. Returns what may leave now."""
-        if self._waiting:
-            self._changed.notify_all()
+        if self._changed.waiting:
+            self._changed.ring()
         freed: dict[TopicPartition, Accumulator] = {}
         for outgoing in self._keys.settled(ended):
             partition = self._by_key(outgoing)
@@ -417,18 +418,21 @@ class Outbox:
             self._next_look = when
 
     def _wait_for_room(self, outgoing: Outgoing) -> None:
+        """Without the lock. There was room at a look; others may have taken it since."""
         refuse_in_callback("send_async() with max_buffered_bytes waiting already")
-        self._waiting += 1
-        try:
-            while self._buffered and self._buffered + outgoing.size > self._max_buffered and not self._closed:
-                remaining = outgoing.deadline - self._clock()
-                if remaining <= 0 or not self._changed.wait(remaining):
-                    raise RequestTimedOut(
-                        f"{self._buffered} bytes wait for the brokers already, max_buffered_bytes="
-                        f"{self._max_buffered}: they take messages more slowly than you send"
-                    )
-        finally:
-            self._waiting -= 1
+
+        def has_room() -> bool:
+            with self._lock:  # as in wait_until_empty
+                return not self._is_too_much(outgoing) or self._closed
+
+        if not self._changed.wait_for(has_room, lambda: outgoing.deadline - self._clock()):
+            raise RequestTimedOut(
+                f"{self._buffered} bytes wait for the brokers already, max_buffered_bytes="
+                f"{self._max_buffered}: they take messages more slowly than you send"
+            )
+
+    def _is_too_much(self, outgoing: Outgoing) -> bool:
+        return self._buffered > 0 and self._buffered + outgoing.size > self._max_buffered
 
 
 def _expired(outgoing: Outgoing, now: float) -> bool:

@@ -17,12 +17,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 from metaq.protocol.errors import ClientError
+
+from ..interrupts import BackgroundThread
 
 __all__ = ["SendFuture", "refuse_in_callback"]
 
@@ -33,8 +39,47 @@ _running = RUNNING
 """The state of this process's unfinished futures; those of its parent have another object, which is equal."""
 
 
+_CONDITION_SECONDS = 0.5
+"""The standard library holds a future's condition for microseconds, or for ever if an interrupt came in between."""
+
+
+class _Tellers:
+    """Does things in their order on a thread of its own; if one never ends, the others go on on another thread."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: BackgroundThread | None = None
+        self._since = 0.0  # when the thread began with what it does now; 0: it waits
+
+    def tell(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            stuck = self._since and time.monotonic() - self._since > _CONDITION_SECONDS
+            if self._thread is None or stuck:
+                self._since = 0.0
+                self._thread = BackgroundThread(self._run, "metaq-futures")
+        self._todo.put(action)
+
+    def _run(self) -> None:
+        while True:
+            action = self._todo.get()
+            with self._lock:
+                if self._thread is None or not self._thread.is_current:  # it was stuck: another one works
+                    self._todo.put(action)
+                    return
+                self._since = time.monotonic()
+            action()
+            with self._lock:
+                if self._thread is not None and self._thread.is_current:
+                    self._since = 0.0
+
+
+_tellers = _Tellers()
+
+
 def _forked() -> None:
-    global _making, _running
+    global _making, _running, _tellers
+    _tellers = _Tellers()
     _making = threading.Lock()  # a thread of the parent may have had the other one
     _running = "".join(list(RUNNING))
 
@@ -69,6 +114,7 @@ class SendFuture(Future[T]):
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
         self._made_condition: threading.Condition | None = None
+        self._bells: tuple[SimpleQueue[None], ...] = ()  # of those who wait for the end
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]  # an attribute there; nobody sets it
@@ -79,22 +125,36 @@ class SendFuture(Future[T]):
         return self._made_condition
 
     def result(self, timeout: float | None = None) -> T:
-        if self._state == FINISHED and self._exception is None:
-            return cast(T, self._result)  # without a lock: most are asked for when they are done
-        self._refuse_to_wait("result()", timeout)
-        return super().result(timeout)
+        if self._state != FINISHED:
+            self._wait_for_end("result()", timeout)
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                self = None  # type: ignore[assignment]  # as in a plain Future: no cycle with its own traceback
+        return cast(T, self._result)  # without a lock: most are asked for when they are done
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._refuse_to_wait("exception()", timeout)
-        return super().exception(timeout)
+        if self._state != FINISHED:
+            self._wait_for_end("exception()", timeout)
+        return self._exception
 
-    def _refuse_to_wait(self, what: str, timeout: float | None) -> None:
-        if self._state != FINISHED and timeout != 0:
+    def _wait_for_end(self, what: str, timeout: float | None) -> None:
+        """Raises TimeoutError. Without the condition, which an interrupt of the waiting thread may leave locked."""
+        if timeout is None or timeout > 0:
             refuse_in_callback(what)
             if self._state is not _running and self._state != FINISHED:
                 raise ClientError(
                     f"{what} would wait for ever: the message is on its way in the process that was forked"
                 )
+            bell: SimpleQueue[None] = SimpleQueue()
+            with _making:
+                self._bells = (*self._bells, bell)
+            if self._state != FINISHED:  # looked at behind the line above, as `_finish` looks at the bells behind it
+                with suppress(Empty):
+                    bell.get(timeout=timeout)
+        if self._state != FINISHED:
+            raise TimeoutError
 
     def done(self) -> bool:
         return self._state == FINISHED
@@ -121,6 +181,8 @@ class SendFuture(Future[T]):
                 self._result, self._exception, self._state = result, exception, FINISHED
         if condition is not None and not self._finish_waited_for(condition, result, exception):
             return
+        for bell in self._bells:
+            bell.put(None)
         if self._done_callbacks:
             before, _thread.runs_callbacks = _thread.runs_callbacks, True
             try:
@@ -132,17 +194,25 @@ class SendFuture(Future[T]):
         self, condition: threading.Condition, result: T | None, exception: BaseException | None
     ) -> bool:
         """False: another thread was faster."""
-        with condition:
+        locked = condition.acquire(timeout=_CONDITION_SECONDS)
+        try:
             if self._state == FINISHED:
                 return False
             self._result, self._exception, self._state = result, exception, FINISHED
-            for waiter in self._waiters:
-                if exception is not None:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
-            condition.notify_all()
+            if self._waiters:
+                _tellers.tell(partial(self._tell_waiters, list(self._waiters)))
+        finally:
+            if locked:
+                condition.release()
         return True
+
+    def _tell_waiters(self, waiters: Sequence[Any]) -> None:
+        """Those of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked as well."""
+        for waiter in waiters:
+            if self._exception is not None:
+                waiter.add_exception(self)
+            else:
+                waiter.add_result(self)
 
     def _run_callbacks(self) -> None:
         """Each is popped, so it runs once, whoever of the setter and the adder comes first."""

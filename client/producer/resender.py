@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from metaq.protocol.errors import MetaqError
 
+from ..interrupts import Bells
 from ..local_store import LocalMessageStore, StoredMessage
 from ..timers import Timers
 
@@ -40,7 +41,9 @@ class Resender:
         self._send = send
         self._interval = interval_seconds
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = Bells()
+        self._wanted: dict[str, None] = {}  # triggered; the timers' thread starts what empties them
         self._running: dict[str, threading.Thread] = {}
         self._asked_again: set[str] = set()
         self._failures: dict[str, MetaqError] = {}
@@ -55,13 +58,8 @@ class Resender:
 
     def trigger(self, queue: str) -> None:
         """Have the queue emptied. Returns at once."""
-        with self._changed:
-            if self._closed:
-                return
-            if queue in self._running:
-                self._asked_again.add(queue)  # it may just have seen its last message
-                return
-            self._start(queue)
+        self._wanted[queue] = None
+        self._timers.call_later(0.0, self._start_wanted)
 
     def trigger_all(self) -> None:
         """Have every queue emptied, later: this returns at once and never waits for the file."""
@@ -70,21 +68,22 @@ class Resender:
     def wait_until_empty(self, queue: str, seconds: float) -> bool:
         """Whether the queue is empty, now or within `seconds`."""
         deadline = self._clock() + seconds
-        with self._changed:
-            while self._store.count(queue):
-                remaining = deadline - self._clock()
-                if remaining <= 0 or self._closed:
-                    return False
-                self._changed.wait(remaining)
-        return True
+        self._changed.wait_for(lambda: self._closed or not self._store.count(queue), lambda: deadline - self._clock())
+        return not self._store.count(queue)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no queue is being emptied, or about to be."""
+        with self._lock:
+            return not (self._wanted or self._running)
 
     def close(self, timeout: float) -> None:
         """Stop after the messages under way; wait for them for at most `timeout` seconds. Idempotent."""
         deadline = self._clock() + timeout
-        with self._changed:
+        with self._lock:
             self._closed = True
             running = list(self._running.values())
-            self._changed.notify_all()
+        self._changed.ring()
         self._timers.close(min(1.0, timeout))
         for thread in running:
             thread.join(max(0.0, deadline - self._clock()))
@@ -99,6 +98,17 @@ class Resender:
         for queue in self._store.queues():
             if self._owns(queue):
                 self.trigger(queue)
+
+    def _start_wanted(self) -> None:
+        while self._wanted:
+            with self._lock:
+                queue, _ = self._wanted.popitem()
+                if self._closed:
+                    return
+                if queue in self._running:
+                    self._asked_again.add(queue)  # it may just have seen its last message
+                else:
+                    self._start(queue)
 
     # --- a thread per queue -----------------------------------------------------------------------------------------
 
@@ -116,13 +126,13 @@ class Resender:
             log.warning("local messages of %s wait: %s", queue, error)
             self._failures[queue] = error
         finally:
-            with self._changed:
+            with self._lock:
                 del self._running[queue]
                 if queue in self._asked_again:
                     self._asked_again.discard(queue)
                     if not self._closed:
                         self._start(queue)
-                self._changed.notify_all()
+            self._changed.ring()
 
     def _send_chunk(self, queue: str) -> bool:
         """False: there was nothing to send."""
@@ -136,6 +146,5 @@ class Resender:
                 sent.append(number)
         finally:
             self._store.remove(queue, sent)
-            with self._changed:
-                self._changed.notify_all()
+            self._changed.ring()
         return bool(rows)

@@ -139,7 +139,7 @@ def test_a_single_answer_needs_all_steps_while_somebody_waits_for_emptiness():
     sent.add(message())
     waiting = threading.Thread(target=sent.outbox.wait_until_empty, args=(100.0,))
     waiting.start()
-    eventually(lambda: sent.outbox._waiting)
+    eventually(lambda: sent.outbox._changed.waiting)
     assert sent.outbox.landed_alone(sent.flights[0]) is None
     sent.finish()
     waiting.join(DEADLINE)

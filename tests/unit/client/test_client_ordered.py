@@ -275,7 +275,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def break_connections(self, number):
         self.producer.flush(0.0)  # what is under way must not be cut: a lost answer may store a message twice
-        eventually(lambda: not self.producer._resender._running)
+        eventually(lambda: self.producer._resender.rests)
         self.brokers[number].drop_connections()
 
     @rule()
