@@ -120,8 +120,8 @@ class Bells:
             bell.put(None)
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
-        """Wait until `holds` at a look, and return whether it did when no `seconds` were left. It is looked at here, and
-        again after each ring, also one that came during a look."""
+        """Wait until `holds`; whether it did when no `seconds` were left. It is looked at on this thread now and
+        after each ring, also one that came during a look."""
         bell: SimpleQueue[None] = SimpleQueue()
         self.waiting.append(bell)
         try:

@@ -26,6 +26,7 @@ from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
 from ..finding import FoundMessages
+from ..interrupts import aside
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
@@ -126,6 +127,8 @@ class Consumer:
         self._polling = False
         self._stopped = False
         self._closed = False
+        self._ending = threading.Lock()  # held by the thread that brings it to its end
+        self._has_ended = False
         self._guard = ForkGuard("Consumer")
         self._listener: Listener | None = None
         self._arrivals = Arrivals()
@@ -464,18 +467,33 @@ class Consumer:
         handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
         process that was forked off it only closes that process's copies of the sockets.
         """
-        if self._closed:
-            return
         self._closed = True
         if self._guard.is_elsewhere:
             self._pool.close()
             return
+        if not self._has_ended:
+            listener = self._listener
+            aside(self._end_once, timeout, listener is None or not listener.has_worker(threading.current_thread()))
+
+    def _end_once(self, timeout: float, waits: bool) -> None:
+        """Where no interrupt comes: what it left out would keep the partitions from others. waits: for handlers, and
+        for another thread's close."""
+        if not self._ending.acquire(blocking=waits):
+            return
+        try:
+            if not self._has_ended:
+                self._end(timeout, waits)
+                self._has_ended = True
+        finally:
+            self._ending.release()
+
+    def _end(self, timeout: float, waits: bool) -> None:
         self._arrivals.put(None)
         left = TimeLeft(timeout, self._clock)
         listener = self._listener
         if listener is not None:
             listener.stop()
-            if not listener.has_worker(threading.current_thread()):
+            if waits:
                 listener.ended.wait(timeout / 2)
         self._commit_timers.close(min(1.0, left.part(0.25)))
         self._member.close(left.part(0.75))

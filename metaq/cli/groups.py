@@ -102,6 +102,22 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
             raise ClientError(f"group {group!r} has no members and no offsets: {near}{otherwise}")
 
 
+def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
+    """Partitions that the group has offsets of and that no registered broker serves, so that they are not `chosen`."""
+    served = set(map(str, chosen))
+    return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
+
+
+def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
+    """Raise BrokerUnavailable if something was left out."""
+    if left:
+        brokers = ", ".join(sorted({name.partition("-")[0] for name in left}, key=int))
+        raise BrokerUnavailable(
+            f"broker {brokers} is not registered in ZooKeeper: the offsets of {group!r} in {topic} {', '.join(left)} "
+            "stay as they are: start that broker and do it again"
+        )
+
+
 def _cells(row: GroupPartition) -> tuple[object, ...]:
     lags = (row.bounds and row.bounds.end, row.lag_bytes, row.lag_messages, row.lag_seconds)
     known = [("closed" if row.closed else UNKNOWN) if each is None else each for each in lags]
@@ -161,6 +177,7 @@ def seek_group(
             raise ClientError(
                 f"group {group!r} has no offsets of topic {topic!r}, it reads {', '.join(read)}: --new gives it some"
             )
+        left = [] if only else left_out(cluster, group, topic, chosen)
         offset_of = offset_in(target, cluster, topic)
         offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
         if not dry_run:
@@ -170,6 +187,7 @@ def seek_group(
         print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
     else:
         print_table(("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
+    tell_left_out(group, topic, left)
 
 
 @groups.command("delete")

@@ -17,7 +17,7 @@ from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import ClientError, ConfigError
 
 from .cluster import open_cluster
-from .groups import check_groups, seek_group
+from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
 from .sql_url import sql_store
@@ -257,6 +257,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
         if owned:
             raise ClientError(f"group {group!r} reads {', '.join(owned)}: stop these consumers first")
         ends = {each: partition_bounds(cluster.connection(each.broker), each).end for each in chosen}
+        left = [] if only else left_out(cluster, group, topic, chosen)
         before = cluster.committed_many(group, chosen)
         if not dry_run:
             cluster.commit(group, ends)
@@ -268,3 +269,4 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
         print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
     else:
         print_table(("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])
+    tell_left_out(group, topic, left)

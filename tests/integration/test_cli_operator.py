@@ -229,6 +229,26 @@ def test_a_dead_broker_whose_session_has_ended_is_missed_by_every_tool(
     assert "trades" in group.out
 
 
+def test_offsets_on_a_broker_that_is_gone_are_not_moved_and_that_is_told(brokers: Brokers, operator: Operator) -> None:
+    gone = TopicPartition("trades", 9, 0)
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("halved", {TopicPartition("trades", 0, 0): 0, gone: 77})
+        for command in (
+            ("groups", "seek", "halved", "--topic", "trades", "--to", "latest"),
+            ("offsets", "skip", "halved", "--topic", "trades"),
+        ):
+            for option in ((), ("--dry-run",)):
+                ran = operator.ran(*command, *option)
+                assert ran.code == 1
+                assert "0-0" in ran.out
+                assert ran.err.count("\n") == 1
+                assert "broker 9 is not registered in ZooKeeper: the offsets of 'halved' in trades 9-0 stay" in ran.err
+        assert operator.ran(*command, "--partition", "0-0").code == 0
+        (there,) = cluster.committed_many("halved", [gone])
+        assert there is not None
+        assert there.offset == 77
+
+
 def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_members(
     brokers: Brokers, operator: Operator
 ) -> None:

@@ -12,22 +12,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
+from queue import SimpleQueue
 from types import CodeType
 from typing import Any, cast
 
 import pytest
 
-from metaq import Producer, ProducerConfig
+from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig
 from metaq.client import connection as connection_module
+from metaq.client import interrupts as interrupts_module
+from metaq.client import local_store as local_store_module
 from metaq.client import pool as pool_module
+from metaq.client import timers as timers_module
 from metaq.client import waiting as waiting_module
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import fetcher as fetcher_module
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import batching as batching_module
+from metaq.client.producer import futures as futures_module
+from metaq.client.producer import ordered as ordered_module
 from metaq.client.producer import producer as producer_module
+from metaq.client.producer import resender as resender_module
 from metaq.client.producer import sending as sending_module
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
@@ -347,6 +355,61 @@ def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files):
             reader.close()
 
         assert len(at_each_point(scenario, files)) > 10
+
+
+@pytest.mark.parametrize("wait", [lambda future: future.result(DEADLINE), lambda future: futures.wait([future], 0.5)])
+def test_who_is_interrupted_while_it_waits_for_a_future_keeps_nobody_from_setting_it(wait):
+    files = frozenset({futures_module.__file__, futures._base.__file__, threading.__file__})
+
+    def scenario(interrupter: Interrupter) -> None:
+        future: SendFuture[int] = SendFuture()
+        go: SimpleQueue[None] = SimpleQueue()
+        setter = threading.Thread(target=lambda: (go.get(), future.set_result(1)), daemon=True)
+        setter.start()
+
+        def wait_for_it() -> None:
+            go.put(None)
+            with contextlib.suppress(RuntimeError):  # what the standard library makes of an interrupt in its locks
+                wait(future)
+
+        interrupter.run(wait_for_it)
+        setter.join(DEADLINE)
+        assert not setter.is_alive(), "the setter is the thread that reads for everybody"
+        assert future.result(DEADLINE) == 1
+
+    assert len(at_each_point(scenario, files)) > 5
+
+
+def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(tmp_path):
+    files = frozenset(
+        module.__file__
+        for module in (ordered_module, resender_module, local_store_module, interrupts_module, timers_module, threading)
+    )
+    config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=0.01, recover_interval_seconds=0.05)
+    here = TopicPartition("t", 0, 0)
+    numbers = iter(range(MOST_POINTS))
+
+    def scenario(interrupter: Interrupter) -> None:
+        with FakeBroker({"t": 1}) as broker:
+            cluster = FakeCluster([broker])
+            cluster.unregister(broker)
+            store = LocalMessageStore(tmp_path / f"{next(numbers)}.db")
+            with OrderedProducer(partitions={"t": {0: 1}}, store=store, config=config, metadata=cluster) as producer:
+                producer.send("t", b"1", partition=here)
+                interrupter.run(lambda: producer.send("t", b"2", partition=here))
+                other = threading.Thread(target=producer.send, args=("t", b"3"), daemon=True)
+                other.start()
+                other.join(DEADLINE)
+                assert not other.is_alive()
+                cluster.register(broker)
+                eventually(lambda: producer.flush(1.0))
+                assert producer.waiting(here) == 0
+                assert not producer.send("t", b"4", partition=here).pending
+            bodies = broker.bodies("t", 0)
+            assert [body for body in bodies if body != b"2"] == [b"1", b"3", b"4"]
+            assert bodies.count(b"2") <= 1  # its send never returned: it may have been saved, then or a moment later
+
+    assert len(at_each_point(scenario, files)) > 10
 
 
 def test_what_follows_an_interrupted_answer_is_taken_behind_it():
