@@ -226,7 +226,8 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any) -> Port:
         port.startListening()
     except CannotListenError as error:
         reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
-        if isinstance(error.socketError, OSError) and error.socketError.errno == errno.EADDRNOTAVAIL:
+        taken = isinstance(error.socketError, OSError) and error.socketError.errno in (errno.EADDRINUSE, errno.EACCES)
+        if address and not taken:
             remedy = f"cannot listen there ({reason}): name an address of this machine"
             raise ConfigError("--listen", address, remedy) from error
         remedy = f"cannot listen there ({reason}): stop the other program or set another serverPort"

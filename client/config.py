@@ -73,6 +73,11 @@ def check_damage(damage: str) -> None:
         raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
+def _check_not_negative(config: object, name: str, remedy: str = "choose 0 or more") -> None:
+    if not getattr(config, name) >= 0:  # and so is NaN
+        raise ConfigError(name, getattr(config, name), remedy)
+
+
 def _check_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -168,14 +173,9 @@ class ProducerConfig:
             "start_timeout_seconds",
         )
         for name in ("ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "choose 0 or more")
-        if self.transaction_timeout_seconds < 0:
-            raise ConfigError(
-                "transaction_timeout_seconds", self.transaction_timeout_seconds, "choose 0 (never) or more"
-            )
-        if self.linger_ms < 0:
-            raise ConfigError("linger_ms", self.linger_ms, "choose 0 or more milliseconds")
+            _check_not_negative(self, name)
+        _check_not_negative(self, "transaction_timeout_seconds", "choose 0 (never) or more")
+        _check_not_negative(self, "linger_ms", "choose 0 or more milliseconds")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:
@@ -256,7 +256,6 @@ class ConsumerConfig:
         if self.max_poll_interval_seconds is not None:
             _check_positive(self, "max_poll_interval_seconds")
         check_damage(self.damage)
-        if self.auto_commit_seconds < 0:
-            raise ConfigError("auto_commit_seconds", self.auto_commit_seconds, "choose 0 (never) or more seconds")
+        _check_not_negative(self, "auto_commit_seconds", "choose 0 (never) or more seconds")
         if not 0 < self.long_poll_ms <= MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["BackgroundThread", "Bells", "aside", "is_interrupt", "may_be_interrupted", "surely"]
+__all__ = ["Aside", "BackgroundThread", "Bells", "is_interrupt", "may_be_interrupted", "surely"]
 
 T = TypeVar("T")
 
@@ -81,28 +81,43 @@ class BackgroundThread:
             self._ended.put(None)
 
 
-def aside(action: Callable[..., T], *args: object) -> T:
-    """Do `action` where no interrupt comes, and return or raise what it does: on another thread, if the caller's may be
-    interrupted. That ends the waiting then, not the action, which may hold locks and has steps that belong together.
+class Aside:
+    """Does things where no interrupt comes: on another thread, if the caller's may be interrupted. That ends the
+    waiting then, not the action, which may hold locks and has steps that belong together. All of them in their order:
+    what an interrupted call asked for is done before what is asked for next. name: of those threads.
     """
-    if not may_be_interrupted():
-        return action(*args)
-    outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
-    def run() -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+
+    def do(self, action: Callable[..., T], *args: object) -> T:
+        """Return or raise what `action` does."""
+        if not may_be_interrupted():
+            return action(*args)
+        outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+        def act() -> None:
+            try:
+                outcome.put((action(*args), None))
+            except BaseException as error:
+                outcome.put((None, error))
+
+        self._todo.put(act)
         try:
-            outcome.put((action(*args), None))
-        except BaseException as error:
-            outcome.put((None, error))
+            BackgroundThread(self._work, self._name)
+        except RuntimeError:  # the interpreter is about to exit
+            self._work()
+        result, error = outcome.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None is one, too
 
-    try:
-        BackgroundThread(run, "metaq-aside")
-    except RuntimeError:  # the interpreter is about to exit
-        return action(*args)
-    result, error = outcome.get()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # None is one, too
+    def _work(self) -> None:
+        with self._lock, suppress(Empty):
+            while True:
+                self._todo.get_nowait()()
 
 
 class Bells:

@@ -18,7 +18,7 @@ from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, 
 from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
 
 from .config import MAX_LOCAL_MESSAGES
-from .interrupts import aside
+from .interrupts import Aside
 from .message import Message
 from .values import TopicPartition
 
@@ -111,6 +111,7 @@ class LocalMessageStore:
         self._path = Path(path).expanduser()
         self._max_per_queue = max_per_queue
         self._lock = threading.Lock()
+        self._aside = Aside("metaq-store")
         self._guard = ForkGuard("LocalMessageStore")
         self._db: sqlite3.Connection | None = None
         self._counts: dict[str, int] = {}
@@ -132,7 +133,7 @@ class LocalMessageStore:
         Raises LocalStoreFull if the queue would hold more than max_per_queue.
         """
         self._guard.check()
-        aside(self._append, queue, [_row(queue, message) for message in messages])
+        self._aside.do(self._append, queue, [_row(queue, message) for message in messages])
 
     def _append(self, queue: str, rows: Sequence[Sequence[object]]) -> None:
         with self._transaction() as db:
@@ -152,7 +153,7 @@ class LocalMessageStore:
         `remove`. Ids are above 0.
         """
         self._guard.check()
-        return [(row[0], _message(row[1:])) for row in aside(self._peek, queue, limit, after)]
+        return [(row[0], _message(row[1:])) for row in self._aside.do(self._peek, queue, limit, after)]
 
     def _peek(self, queue: str, limit: int, after: int) -> list[Any]:
         with self._transaction() as db:
@@ -161,7 +162,7 @@ class LocalMessageStore:
     def remove(self, queue: str, ids: Iterable[int]) -> None:
         """Forget these messages; ids that are not in the queue (any more) are passed over."""
         self._guard.check()
-        aside(self._remove, queue, [(queue, number) for number in ids])
+        self._aside.do(self._remove, queue, [(queue, number) for number in ids])
 
     def _remove(self, queue: str, pairs: Sequence[tuple[str, int]]) -> None:
         with self._transaction() as db:
@@ -186,7 +187,7 @@ class LocalMessageStore:
     def close(self) -> None:
         """Release the file. Idempotent."""
         if not self._guard.is_elsewhere:
-            aside(self._close)
+            self._aside.do(self._close)
 
     def _close(self) -> None:
         with self._lock:

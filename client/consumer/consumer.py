@@ -26,7 +26,7 @@ from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
 from ..finding import FoundMessages
-from ..interrupts import aside
+from ..interrupts import Aside
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
@@ -127,6 +127,7 @@ class Consumer:
         self._polling = False
         self._stopped = False
         self._closed = False
+        self._aside = Aside("metaq-close")
         self._ending = threading.Lock()  # held by the thread that brings it to its end
         self._has_ended = False
         self._guard = ForkGuard("Consumer")
@@ -473,7 +474,9 @@ class Consumer:
             return
         if not self._has_ended:
             listener = self._listener
-            aside(self._end_once, timeout, listener is None or not listener.has_worker(threading.current_thread()))
+            self._aside.do(
+                self._end_once, timeout, listener is None or not listener.has_worker(threading.current_thread())
+            )
 
     def _end_once(self, timeout: float, waits: bool) -> None:
         """Where no interrupt comes: what it left out would keep the partitions from others. waits: for handlers, and

@@ -7,6 +7,10 @@ It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
+The thread that sets a future reads for everybody, so nothing may hold it up. Who waits in `result` has a bell of its
+own; the locks of the condition, and of the standard library's `wait` and `as_completed`, may stay locked for ever when
+an interrupt (interrupts.py) comes in between: they are waited for at most half a second, and told on another thread.
+
 Why no wake-up is lost, and none comes twice: while there is a condition the state changes only with it held, as in a
 plain Future, and while there is none only with the lock held under which conditions are made. So who waits (and begins
 with the condition) either finds the state final, or is told of its change.

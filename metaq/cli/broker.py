@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -13,10 +14,13 @@ __all__ = ["broker"]
 
 
 def _address(context: click.Context, option: click.Parameter, value: str | None) -> str:
-    try:
-        return "" if value is None else str(ip_address(value.removeprefix("[").removesuffix("]")))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no address: write one of this machine's, as 10.0.0.5 or ::1") from error
+    if value is None:
+        return ""
+    with suppress(ValueError):
+        address = ip_address(value.removeprefix("[").removesuffix("]"))
+        if not address.is_multicast:
+            return str(address)
+    raise click.BadParameter(f"{value!r} is no address to listen on: write one of this machine's, as 10.0.0.5 or ::1")
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -380,6 +380,43 @@ def test_who_is_interrupted_while_it_waits_for_a_future_keeps_nobody_from_settin
     assert len(at_each_point(scenario, files)) > 5
 
 
+def test_what_an_interrupted_call_asked_for_is_done_before_the_next():
+    files = frozenset({interrupts_module.__file__})
+
+    def scenario(interrupter: Interrupter) -> None:
+        aside, done = interrupts_module.Aside("metaq-test"), list[int]()
+        interrupter.run(lambda: aside.do(done.append, 1))
+        aside.do(done.append, 2)
+        aside.do(done.append, 3)
+        assert done in ([1, 2, 3], [2, 3])
+        with pytest.raises(ZeroDivisionError):
+            aside.do(lambda: 1 / 0)
+
+    assert len(at_each_point(scenario, files)) > 5
+
+
+def test_a_waiter_that_never_ends_holds_up_no_other_future():
+    class Stuck:
+        def add_result(self, future: object) -> None:
+            threading.Event().wait()
+
+    first, second = SendFuture[int](), SendFuture[int]()
+    first._condition.acquire()
+    first._waiters.append(Stuck())
+    setter = threading.Thread(target=first.set_result, args=(1,), daemon=True)
+    setter.start()
+    setter.join(DEADLINE)
+    assert not setter.is_alive()
+    assert first.result(0) == 1
+    told = threading.Thread(target=futures.wait, args=([second],), daemon=True)
+    told.start()
+    eventually(lambda: second._waiters)
+    second.set_result(2)
+    eventually(lambda: not told.is_alive() or second.set_result(2) or futures_module._tellers.tell(lambda: None))
+    told.join(DEADLINE)
+    assert not told.is_alive()
+
+
 def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(tmp_path):
     files = frozenset(
         module.__file__
