@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -38,13 +39,17 @@ def limit() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+def _owns_all(consumer: Consumer) -> bool:
+    return len(consumer.assignment()) == 2
+
+
 def test_an_interrupted_close_frees_the_partitions(brokers: Brokers, limit: None) -> None:
     random, interrupted = Random(1), 0
     with Cluster(brokers.connect) as cluster:
         for number in range(ROUNDS):
             group = f"g{number}"
             consumer = Consumer(brokers.connect, group=group, topics=["t"])
-            eventually(lambda consumer=consumer: len(consumer.assignment()) == 2, what="owning everything")
+            eventually(partial(_owns_all, consumer), what="owning everything")
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + random.random() * 0.004)
                 consumer.close()

@@ -364,7 +364,12 @@ def test_who_is_interrupted_while_it_waits_for_a_future_keeps_nobody_from_settin
     def scenario(interrupter: Interrupter) -> None:
         future: SendFuture[int] = SendFuture()
         go: SimpleQueue[None] = SimpleQueue()
-        setter = threading.Thread(target=lambda: (go.get(), future.set_result(1)), daemon=True)
+
+        def set_it() -> None:
+            go.get()
+            future.set_result(1)
+
+        setter = threading.Thread(target=set_it, daemon=True)
         setter.start()
 
         def wait_for_it() -> None:
@@ -412,14 +417,17 @@ def test_a_waiter_that_never_ends_holds_up_no_other_future():
     told.start()
     eventually(lambda: second._waiters)
     second.set_result(2)
-    eventually(lambda: not told.is_alive() or second.set_result(2) or futures_module._tellers.tell(lambda: None))
-    told.join(DEADLINE)
-    assert not told.is_alive()
+
+    def is_told() -> bool:
+        futures_module._tellers.tell(lambda: None)  # the next of any future: then it is seen that one is stuck
+        return not told.is_alive()
+
+    eventually(is_told)
 
 
 def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(tmp_path):
     files = frozenset(
-        module.__file__
+        str(module.__file__)
         for module in (ordered_module, resender_module, local_store_module, interrupts_module, timers_module, threading)
     )
     config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=0.01, recover_interval_seconds=0.05)
