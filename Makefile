@@ -18,8 +18,8 @@ BESIDE := $(CURDIR)/$(INSTALLED)/beside
 RUN_INSTALLED := PYTHONSAFEPATH=1 PYTHONPATH=$(BESIDE) METAQ_DIST=$(CURDIR)/dist $(INSTALLED)/bin/python
 
 # Integration tests wait for sessions and processes most of the time, so more of them than processors run at once; those
-# of one file stay together, in order, with one ZooKeeper.
-PARALLEL := -n 4 --dist loadfile
+# of one file stay together, in order, with one ZooKeeper; the files begin in the order of tests/integration/conftest.py.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests

@@ -57,10 +57,10 @@ class _Member:
         self.session.start(60.0)
         self.membership = GroupMembership(self.session, GROUP, None, topics, lambda: self.member.changed())
         store = ZooKeeperOffsetStore(self.session)
-        handout: Any = SimpleNamespace(is_out=lambda states: False)
+        handout: Any = SimpleNamespace(is_out=lambda states: False, announce=lambda states, told: None)
         fetcher: Any = SimpleNamespace(
             open=lambda state, offset: state.start_at(0),
-            move=lambda state, offset: None,
+            again=lambda state: None,
             reroute=lambda state: None,
             brokers_are=lambda endpoints: None,
         )

@@ -67,7 +67,7 @@ class Registration:
         register = self._new_registration(port, topics)
 
         def connect_and_register() -> None:
-            self._session.start(self._connect_seconds, wait_for_servers=True)
+            self._session.start(self._connect_seconds, wait_for_servers=True, create_chroot=True)
             register()
 
         return self._queue(connect_and_register)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group_removal import remove_group
+from metaq.coordination.interrupts import Aside
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
@@ -48,17 +49,15 @@ class Cluster:
         config: ConnectionConfig | None = None,
     ) -> None:
         """zookeeper: connect string, chroot allowed; root: znode below which metaq lives."""
+        self.zookeeper = zookeeper
         self._config = config or ConnectionConfig()
         self._session = ZkSession(zookeeper, root)
         self._pool = ConnectionPool(self._config, protocol)
-        try:
-            self._session.start(start_timeout_seconds)
-        except BaseException:
-            self.close()
-            raise
         self.view = ClusterView(self._session)
         self._offsets = ZooKeeperOffsetStore(self._session)
         self._brokers: Mapping[int, BrokerNodes] | None = None
+        self._ending = Aside("metaq cluster close")
+        self._session.start(start_timeout_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +69,9 @@ class Cluster:
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session and all connections, within `timeout` seconds and END_SECONDS, whatever hangs. Idempotent."""
+        self._ending.do(self._close, timeout)
+
+    def _close(self, timeout: float) -> None:
         left = TimeLeft(timeout)
         self._pool.close(left.part(0.5))
         self._session.close(left.seconds)
@@ -106,10 +108,13 @@ class Cluster:
             raise self.no_partition(topic)
         for partition in only:
             if partition not in there:
-                raise NoPartition(
-                    f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
-                )
+                raise NoPartition(self._has_not(topic, partition, there))
         return list(only) or there
+
+    def _has_not(self, topic: str, partition: TopicPartition, there: Sequence[TopicPartition]) -> str:
+        if partition.broker in self.view.absent_brokers(self.view.brokers()):
+            return f"{topic} {partition}: broker {partition.broker} is not registered in ZooKeeper: start it"
+        return f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
 
     def endpoint(self, broker_id: int) -> Endpoint:
         """Where the master of `broker_id` listens, as it was at the first call. Raises BrokerUnavailable."""

@@ -85,6 +85,12 @@ def _check_positive(config: object, *names: str) -> None:
             raise ConfigError(name, value, "choose a number above 0")
 
 
+def _check_range(config: object, least: str, most: str) -> None:
+    """Of what grows from one to the other."""
+    if getattr(config, least) > getattr(config, most):
+        raise ConfigError(least, getattr(config, least), f"choose at most {most} ({getattr(config, most):g})")
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
     """One TCP connection to one broker."""
@@ -117,6 +123,7 @@ class ConnectionConfig:
             "reconnect_min_seconds",
             "reconnect_max_seconds",
         )
+        _check_range(self, "reconnect_min_seconds", "reconnect_max_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,7 @@ class ProducerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        _check_range(self, "retry_min_seconds", "retry_max_seconds")
         for name in ("ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"):
             _check_not_negative(self, name)
         _check_not_negative(self, "transaction_timeout_seconds", "choose 0 (never) or more")
@@ -253,6 +261,10 @@ class ConsumerConfig:
             "session_timeout_seconds",
             "start_timeout_seconds",
         )
+        _check_range(self, "error_min_seconds", "error_max_seconds")
+        _check_range(self, "rebalance_min_seconds", "rebalance_max_seconds")
+        _check_range(self, "retry_step_seconds", "retry_max_seconds")
+        _check_range(self, "text_idle_step_ms", "text_idle_max_ms")
         if self.max_poll_interval_seconds is not None:
             _check_positive(self, "max_poll_interval_seconds")
         check_damage(self.damage)

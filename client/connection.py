@@ -26,7 +26,6 @@ what a handler of SIGALRM raises. So:
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import operator
 import select
@@ -41,6 +40,8 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import BackgroundThread, is_interrupt, surely
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
@@ -49,13 +50,12 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Answer, AnswerReader, Result, encode_version
 
 from .config import ConnectionConfig, Protocol
-from .interrupts import BackgroundThread, is_interrupt, surely
 from .reply_reader import ReplyReader, SentReply
 from .waiting import Waiter
 
 __all__ = ["Call", "Connection", "Endpoint", "OnDone", "Reply", "open_connection"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 Reply = Frame | SentReply | Answer
 OnDone = Callable[[Reply | None, MetaqError | None], None]
@@ -253,11 +253,17 @@ class Connection:
             raise
 
     def submit_all(
-        self, builds: Sequence[Build], handlers: Sequence[OnDone], deadline: float, *, background: bool = True
+        self,
+        opaques: Sequence[int],
+        builds: Sequence[Build],
+        handlers: Sequence[OnDone],
+        deadline: float,
+        *,
+        background: bool = True,
     ) -> None:
-        """Many requests pipelined with as few system calls as possible; otherwise as `submit`."""
+        """Many requests pipelined with as few system calls as possible; opaques: from `new_opaque`. Otherwise as
+        `submit`; if an interrupt comes out of it, see `has`."""
         self._guard.check()
-        opaques = [self.new_opaque() for _ in builds]
         entered = 0
         try:
             buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
@@ -289,7 +295,8 @@ class Connection:
         self._look_again()
 
     def has(self, opaque: int) -> bool:
-        """After `submit_built` was interrupted: whether its `on_done` will be called nevertheless, or is called now."""
+        """After `submit_built` or `submit_all` was interrupted: whether this request's `on_done` will be called
+        nevertheless, or is called now."""
         return (
             opaque in self._taken_over
             or opaque in self._pending

@@ -5,8 +5,7 @@ from __future__ import annotations
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.resync import RecordSearch
 
-from .inquiry import Asked, damaged_bytes, read_raw, verified_pull
-from .lookups import max_offset
+from .inquiry import Asked, damaged_bytes, max_offset, read_raw, verified_pull
 from .values import TopicPartition
 
 __all__ = ["locate_damage", "located"]

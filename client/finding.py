@@ -38,7 +38,7 @@ from .message import Message
 from .sources import brokers_of
 from .values import TopicPartition
 
-__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "query_message", "view_message"]
+__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "nothing_found", "query_message", "view_message"]
 
 
 class FoundMessage(NamedTuple):
@@ -55,6 +55,7 @@ class FoundMessages(NamedTuple):
     unsearched_bytes: data that was not looked at, because an index was being rebuilt or a bound was reached; searching
     again goes further. more: there are further messages with the key. silent: why brokers that have the topic did not
     answer, by their ids; only where that is allowed. damaged: why messages that would belong to it are not given.
+    absent: ids of brokers that are not registered now, so that what they may have was not searched.
     """
 
     found: list[FoundMessage]
@@ -62,6 +63,7 @@ class FoundMessages(NamedTuple):
     more: bool = False
     silent: Mapping[int, str] = MappingProxyType({})
     damaged: tuple[CorruptRecord, ...] = ()
+    absent: tuple[int, ...] = ()
 
     @property
     def messages(self) -> list[Message]:
@@ -134,7 +136,8 @@ class MessageFinder:
         """
         answers: list[FoundMessages] = []
         silent: MetaqError | None = None
-        for broker_id, endpoint in brokers_of(self._view, topic).items():
+        sources = brokers_of(self._view, topic)
+        for broker_id, endpoint in sources.endpoints.items():
             try:
                 answers.append(view_message(self._connect(endpoint), broker_id, topic, message_id))
             except (BrokerUnavailable, RequestTimedOut) as error:
@@ -145,7 +148,8 @@ class MessageFinder:
         found = _merged(answers, MAX_FOUND_MESSAGES, oldest_first=True)
         if silent is not None and not (found.found and message_id > 0):
             raise silent
-        return _first(found, f"topic {topic!r} has no message with the id {message_id}")
+        otherwise = f"topic {topic!r} has no message with the id {message_id}"
+        return _first(found._replace(absent=sources.absent), otherwise)
 
     def query_message(
         self,
@@ -171,14 +175,15 @@ class MessageFinder:
         request = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first)
         answers: list[FoundMessages] = []
         silent: dict[int, str] = {}
-        for broker_id, endpoint in brokers_of(self._view, topic).items():
+        sources = brokers_of(self._view, topic)
+        for broker_id, endpoint in sources.endpoints.items():
             try:
                 answers.append(query_message(self._connect(endpoint), broker_id, request))
             except (BrokerUnavailable, RequestTimedOut) as error:
                 if not allow_silent:
                     raise
                 silent[broker_id] = str(error)
-        return _merged(answers, max_messages, oldest_first)._replace(silent=silent)
+        return _merged(answers, max_messages, oldest_first)._replace(silent=silent, absent=sources.absent)
 
     def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
         """The oldest message with a key. Raises as view_message."""
@@ -212,9 +217,19 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
         return min(answer.found, key=_order)
     if answer.damaged:
         raise answer.damaged[0]
-    if unsearched := answer.unsearched_bytes:
-        raise SearchIncomplete(f"{otherwise} as far as could be looked: {unsearched} bytes are left", unsearched)
-    raise MessageNotFound(otherwise)
+    raise nothing_found(otherwise, answer)
+
+
+def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
+    """The error for an answer without a message. what: that there is none, as a sentence without its stop."""
+    left = []
+    if answer.unsearched_bytes:
+        left.append(f"{answer.unsearched_bytes:,} bytes are left, try again")
+    if answer.absent:
+        left.append(f"not registered is broker {', '.join(map(str, answer.absent))}, start it")
+    if left:
+        return SearchIncomplete(f"{what} as far as could be looked: {'; '.join(left)}", answer.unsearched_bytes)
+    return MessageNotFound(what)
 
 
 def _order(found: FoundMessage) -> tuple[int, TopicPartition, int]:

@@ -13,7 +13,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange, RemoteProtocolError, RequestRefused
+from metaq.protocol.errors import (
+    CorruptRecord,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    RemoteProtocolError,
+    RequestRefused,
+    TopicNotAccepted,
+)
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
@@ -22,17 +29,18 @@ from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
+    PartitionRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
 )
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Result, Value, encode_get, encode_stats
+from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode_stats
 
 from .connection import Build, Connection, Endpoint, Reply
 from .replies import frame_error, is_success, text_error
-from .values import TopicPartition
+from .values import Lag, TopicPartition
 
 __all__ = [
     "Asked",
@@ -41,7 +49,10 @@ __all__ = [
     "Pulled",
     "ask",
     "damaged_bytes",
+    "lag_behind",
+    "max_offset",
     "messages_before",
+    "min_offset",
     "offset_after",
     "offset_at_time",
     "partition_bounds",
@@ -84,6 +95,27 @@ def partition_bounds(connection: Asked, partition: TopicPartition, timeout: floa
     return _stats_bounds(connection, partition, timeout)
 
 
+def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
+    """The first readable byte; 0 if nothing was ever stored."""
+    return _bound(connection, RequestCode.MIN_OFFSET, 0, partition, timeout)
+
+
+def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
+    """The end of the readable bytes: where the next message will be; 0 if nothing was ever stored."""
+    return _bound(connection, RequestCode.MAX_OFFSET, INT64_MAX, partition, timeout)
+
+
+def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
+    """What lies between `offset` and the end of the partition; its messages are None if the broker cannot count."""
+    if not connection.speaks_frames:
+        return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
+    try:
+        counts = _counts(connection, partition, offset, timeout)
+    except (PartitionNotFound, TopicNotAccepted):
+        return Lag(0, 0)  # as one that never got a message
+    return Lag(max(0, counts.total - counts.before), max(0, counts.max_offset - offset))
+
+
 def messages_before(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> int | None:
@@ -100,7 +132,8 @@ def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, t
     """
     if not connection.speaks_frames:
         raise RequestRefused(
-            Status.BAD_REQUEST, f"{connection.endpoint} has no index by time (metaq 1.x): name an offset instead"
+            Status.BAD_REQUEST,
+            f"{connection.endpoint} has no index by time (metaq 1.x): name an offset, 'earliest' or 'latest' instead",
         )
     request = SearchByTimeRequest(partition.topic, partition.partition, time_ms)
     frame = ask(connection, RequestCode.SEARCH_OFFSET_BY_TIME, request.to_ext(), partition, timeout)
@@ -265,6 +298,21 @@ def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: 
     request = MessageCountsRequest(partition.topic, partition.partition, offset)
     frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
     return MessageCountsReply.from_ext(frame.ext)
+
+
+def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
+    """beyond: an offset from which the text protocol's `offset` leads to the bound."""
+    if connection.speaks_frames:
+        request = PartitionRequest(partition.topic, partition.partition)
+        return OffsetReply.from_ext(ask(connection, code, request.to_ext(), partition, timeout).ext).offset
+    topic, number = partition.topic, partition.partition
+    reply = connection.call(lambda opaque: (encode_offset(topic, READER_GROUP, number, beyond, opaque),), timeout)
+    result = _text_result(reply, connection)
+    if result.code == Status.NOT_FOUND:
+        return 0  # 1.x makes a partition's store with its first message
+    if result.code != Status.SUCCESS or not result.text.strip().lstrip("-").isdigit():
+        raise text_error(result, partition, connection.endpoint)
+    return int(result.text)
 
 
 def _pull(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None) -> Frame:

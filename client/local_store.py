@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
+from metaq.coordination.interrupts import Aside
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
 
 from .config import MAX_LOCAL_MESSAGES
-from .interrupts import Aside
 from .message import Message
 from .values import TopicPartition
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
-from metaq.protocol.errors import ConfigError, MessageNotFound, RequestRefused
+from metaq.protocol.errors import ConfigError, MessageNotFound, RequestRefused, SearchIncomplete
 from metaq.protocol.statuses import Status
 
 from .connection import Connection
@@ -60,13 +60,18 @@ def locate(place: Place, topics: list[str], finder: MessageFinder) -> Locate:
 
 
 def _find(place: AtMessage | AtKey, topics: list[str], finder: MessageFinder) -> FoundMessage:
-    *others, last = topics
-    for topic in others:
+    nothing: MessageNotFound | SearchIncomplete | None = None
+    for topic in topics:
         try:
             return _find_in(topic, place, finder)
-        except MessageNotFound:
-            continue
-    return _find_in(last, place, finder)
+        except MessageNotFound as error:
+            nothing = nothing or error
+        except SearchIncomplete as error:
+            if error.unsearched_bytes:
+                raise  # asking again goes further
+            nothing = error  # a broker is absent: another topic may have it
+    assert nothing is not None
+    raise nothing
 
 
 def _find_in(topic: str, place: AtMessage | AtKey, finder: MessageFinder) -> FoundMessage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -12,17 +11,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from random import random
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 
-from .backoff import Backoff
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint, open_connection
-from .interrupts import BackgroundThread
 
 __all__ = ["ConnectionPool"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _HOUSEKEEPING_SECONDS = 0.5
 """How often idle connections are looked at."""

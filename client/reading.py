@@ -8,10 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import Aside
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .backoff import Backoff
 from .cluster import Cluster
 from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, Damage, check_damage, check_protocol
 from .connection import Connection
@@ -23,8 +24,7 @@ from .consumer.handout import Accept, Handout
 from .consumer.partition_state import PartitionState
 from .consumer.single_read import read_messages
 from .direct import parse_address
-from .inquiry import READER_GROUP
-from .lookups import max_offset, min_offset
+from .inquiry import READER_GROUP, max_offset, min_offset
 from .message import Message
 from .pool import ConnectionPool
 from .timers import Timers
@@ -168,7 +168,9 @@ class PartitionReader:
         self._config = config
         self._clock = clock
         self._closed = False
+        self._polling = False
         self._guard = ForkGuard("PartitionReader")
+        self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._arrivals = Arrivals()
@@ -178,12 +180,22 @@ class PartitionReader:
         damage = DamagePolicy(config.damage, on_damaged)
         self._handout = Handout(self._arrivals, self._fetcher, None, accept, config.check_crcs, damage)
         self._state = PartitionState(partition, Backoff(config.error_min_seconds, config.error_max_seconds))
-        self._fetcher.open(self._state, start_position(start).offset)
+        try:
+            self._fetcher.open(self._state, start_position(start).offset)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def position(self) -> int:
         """Byte offset of the next message that poll() returns: what to give as `start` to go on later."""
+        self._settle()
         return self._state.position
+
+    def _settle(self) -> None:
+        """As Consumer's."""
+        if self._handout.under_way and not self._polling:
+            self._handout.take_back()
 
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
@@ -205,16 +217,20 @@ class PartitionReader:
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
         self._guard.check()
         deadline = self._clock() + timeout
-        self._handout.acknowledge()
-        while True:
-            if self._closed:
-                raise ClientError("this reader is closed")
-            self._arrivals.listen()
-            taken = take()
-            seconds = deadline - self._clock()
-            if taken or seconds <= 0:
-                return taken
-            self._fetcher.wait(seconds)
+        self._polling = True
+        try:
+            self._handout.acknowledge()
+            while True:
+                if self._closed:
+                    raise ClientError("this reader is closed")
+                self._arrivals.listen()
+                taken = take()
+                seconds = deadline - self._clock()
+                if taken or seconds <= 0:
+                    return taken
+                self._fetcher.wait(seconds)
+        finally:
+            self._polling = False
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever, until close()."""
@@ -226,6 +242,7 @@ class PartitionReader:
         self._guard.check()
         if offset < 0:
             raise ConfigError("offset", offset, "choose 0 or more bytes")
+        self._settle()
         self._state.forget_damage()
         self._fetcher.move(self._state, offset)
 
@@ -241,6 +258,9 @@ class PartitionReader:
         if self._guard.is_elsewhere:
             self._pool.close()
             return
+        self._ending.do(self._end)
+
+    def _end(self) -> None:
         self._state.deactivate()
         self._arrivals.put(None)
         self._timers.close()

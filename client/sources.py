@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
 from metaq.protocol.errors import NoPartition
@@ -11,7 +12,7 @@ from .connection import Endpoint
 from .nearest import published_nowhere
 from .values import TopicPartition
 
-__all__ = ["brokers_of", "endpoint_at", "source_of"]
+__all__ = ["Sources", "brokers_of", "endpoint_at", "source_of"]
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
@@ -24,8 +25,17 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
     return endpoint_at(nodes.slaves[partition.partition % len(nodes.slaves)]) if nodes.slaves else None
 
 
-def brokers_of(view: ClusterView, topic: str) -> dict[int, Endpoint]:
-    """Where the topic can be read, by broker id. Raises NoPartition if nowhere."""
+class Sources(NamedTuple):
+    """Where a topic can be read, by broker id; and the brokers that were registered once and are not now: nobody knows
+    whether they have it.
+    """
+
+    endpoints: dict[int, Endpoint]
+    absent: tuple[int, ...] = ()
+
+
+def brokers_of(view: ClusterView, topic: str) -> Sources:
+    """Raises NoPartition if the topic can be read nowhere."""
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):
@@ -34,7 +44,7 @@ def brokers_of(view: ClusterView, topic: str) -> dict[int, Endpoint]:
             found[broker_id] = endpoint
     if not found:
         raise NoPartition(published_nowhere(topic, view.live_topics()))
-    return found
+    return Sources(found, tuple(view.absent_brokers(nodes)))
 
 
 def endpoint_at(address: BrokerAddress) -> Endpoint:

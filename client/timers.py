@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from .interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.logs import get_log
 
 __all__ = ["Timers"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _Entry = tuple[float, int, Callable[[], None]]
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.interrupts import Aside
+from metaq.coordination.logs import get_log
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError
 from metaq.protocol.limits import check_topic
 
-from .backoff import Backoff
 from .connection import Endpoint
 from .metadata import TopicView
 from .values import TopicPartition
 
 __all__ = ["ZooKeeperMetadata"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _RETRY_MIN_SECONDS = 0.5
 _RETRY_MAX_SECONDS = 10.0
@@ -38,27 +39,21 @@ class ZooKeeperMetadata:
         self._cluster = ClusterView(self._session)
         self._views: dict[str, TopicView] = {}
         self._first_read = threading.Lock()
+        self._aside = Aside("metaq-topic", drops=True)
         self._listeners: list[Callable[[str], None]] = []
-        try:
-            self._session.start(start_timeout)
-        except BaseException:
-            self._session.close()
-            raise
+        self._session.start(start_timeout)
 
     def view(self, topic: str) -> TopicView:
         found = self._views.get(topic)
-        return self._watch(topic) if found is None else found
+        return self._aside.do(self._watch, check_topic(topic)) if found is None else found
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 
     def close(self, timeout: float = 10.0) -> None:
-        for topic in list(self._views):
-            self._cluster.unwatch(topic)
         self._session.close(timeout)
 
     def _watch(self, topic: str) -> TopicView:
-        check_topic(topic)
         with self._first_read:
             found = self._views.get(topic)
             if found is None:

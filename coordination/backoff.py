@@ -1,27 +1,31 @@
-"""Pauses between tries: exponential with jitter, so that the members of a cluster do not try again in step."""
+"""Pauses between tries: exponential, with jitter, so that many processes never try again in step."""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
+from random import random
 
 __all__ = ["Backoff"]
 
 
 class Backoff:
-    """Seconds to wait before the next try: a random share (half to all) of a ceiling that doubles up to `longest`."""
+    """The n-th pause, from 0 on, lies in (½, 1] × min(max, min × 2ⁿ) seconds. Not thread-safe: one owner."""
 
-    def __init__(self, shortest: float = 0.1, longest: float = 5.0, rng: random.Random | None = None) -> None:
-        self._shortest = shortest
-        self._longest = longest
-        self._rng = rng or random.Random()
-        self._ceiling = shortest
+    __slots__ = ("_high", "_low", "_random", "tries")
+
+    def __init__(self, low: float = 0.1, high: float = 5.0, random: Callable[[], float] = random) -> None:
+        self._low = low
+        self._high = high
+        self._random = random
+        self.tries = 0
 
     def next(self) -> float:
-        """Seconds to wait now."""
-        ceiling = self._ceiling
-        self._ceiling = min(2 * ceiling, self._longest)
-        return self._rng.uniform(ceiling / 2, ceiling)
+        """Seconds to wait before the next try."""
+        # 2**40 tries of the smallest pause is beyond every maximum; the bound keeps the power small
+        pause = min(self._high, self._low * 2.0 ** min(self.tries, 40))
+        self.tries += 1
+        return pause * (1.0 - self._random() / 2)
 
     def reset(self) -> None:
-        """Begin again with the shortest pause: the last try succeeded."""
-        self._ceiling = self._shortest
+        """Call after a success: the next pause is the shortest again."""
+        self.tries = 0

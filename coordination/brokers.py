@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from metaq.protocol.errors import CoordinationError
 
 from .assignment import java_sorted
+from .logs import get_log
 from .paths import child_of, partition_name
 from .records import (
     parse_broker_id,
@@ -28,7 +28,7 @@ from .znodes import Znode
 
 __all__ = ["BrokerAddress", "BrokerNodes", "BrokerRegistration", "ClusterView", "TopicRegistration", "TopicReplica"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _T = TypeVar("_T")
 
@@ -69,6 +69,10 @@ class ClusterView:
         """Ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
         parent = self._paths.broker_ids()
         return sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+
+    def absent_brokers(self, registered: Container[int]) -> list[int]:
+        """Ids of brokers that were registered once and are not among `registered`, those of now; in order."""
+        return [each for each in self.broker_ids() if each not in registered]
 
     def brokers(self) -> dict[int, BrokerNodes]:
         """Live brokers by id, in order."""
@@ -190,16 +194,6 @@ class ClusterView:
         watcher = ChildrenWatcher(self._session, path, lambda _path, _children: callback(topic))
         self._watchers[topic] = watcher
         watcher.start()
-
-    def unwatch(self, topic: str) -> None:
-        """Undo watch_topic(); does nothing for a topic that is not watched."""
-        if watcher := self._watchers.pop(topic, None):
-            watcher.close()
-
-    def close(self) -> None:
-        """Watch nothing any more; the session is its owner's to close."""
-        for topic in list(self._watchers):
-            self.unwatch(topic)
 
 
 def is_process(name: str) -> bool:

@@ -1,14 +1,14 @@
 """The threads on which coordination runs callbacks and repeats work: never kazoo's own.
 
 kazoo calls state listeners on its connection thread and watches on its callback thread; a ZooKeeper call made there
-waits for an answer that the same thread would have to read. So listeners and watches only post here.
+waits for an answer that the same thread would have to read. So listeners and watches only post here. Conditions wait
+here: nothing of this is called where an interrupt may come (interrupts.py), ZkSession sees to that.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -17,10 +17,11 @@ from collections.abc import Callable
 from metaq.protocol.errors import CoordinationError
 
 from .backoff import Backoff
+from .logs import get_log
 
 __all__ = ["EventThread", "PersistentTask"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class EventThread:

@@ -7,7 +7,6 @@ to the session under which the consumer joined (fencing.py): after an expiry no 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import re
 import threading
@@ -26,13 +25,14 @@ from .backoff import Backoff
 from .events import PersistentTask
 from .group_view import GroupSnapshot, GroupView
 from .local_address import address_in_java, local_address
+from .logs import get_log
 from .records import format_consumer_id, format_topics, parse_consumer_id
 from .session import SessionEvent, ZkSession
 from .znodes import ATOMIC_WRITES, create_ephemeral, delete
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _STALE_MARGIN = 2.0
 """Seconds that the server may take beyond the session timeout to remove the node of a dead session."""

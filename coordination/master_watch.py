@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from metaq.protocol.errors import CoordinationError
 from .backoff import Backoff
 from .events import PersistentTask
 from .group import new_consumer_id
+from .logs import get_log
 from .paths import replica_name
 from .records import format_topics, parse_broker_url, parse_partition_count
 from .registration import BrokerAddress
@@ -23,7 +23,7 @@ from .znodes import create_ephemeral, delete
 
 __all__ = ["MasterView", "MasterWatch"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _CLOSE_TIMEOUT = 5.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from metaq.protocol.errors import ConfigError, CoordinationError
 
 from .backoff import Backoff
 from .events import PersistentTask
+from .logs import get_log
 from .paths import replica_name
 from .records import format_broker_url, format_checksum, format_partition_count, format_plain_count, parse_broker_url
 from .session import SessionEvent, ZkSession
@@ -21,7 +21,7 @@ from .znodes import Write, create_ephemeral, delete, set_data
 
 __all__ = ["BrokerAddress", "BrokerRegistration", "TopicRegistration"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _STALE_MARGIN = 2.0
 """Seconds that the server may take beyond the session timeout to remove the nodes of a dead session."""

@@ -1,7 +1,8 @@
 """One ZooKeeper session of this process, kept for as long as the process needs it, and told apart from its successors.
 
 Two threads of kazoo's (connection, callbacks) must never wait for ZooKeeper; whatever they see is posted to our event
-thread. ZkSession itself is safe on any thread.
+thread. ZkSession itself is safe on any thread. kazoo is not made for exceptions that a signal's handler raises (it
+takes one for a closed connection): what may change its state is done aside (interrupts.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from types import TracebackType
@@ -24,14 +26,16 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionL
 from .diagnosis import examine, sentence
 from .events import EventThread
 from .forks import ForkGuard
+from .interrupts import Aside
 from .kazoo_client import Client
+from .logs import get_log
 from .paths import DEFAULT_ROOT, Paths, split_connect_string
 from .session_clock import session_clock
 from .znodes import Znodes
 
 __all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession", "check_connect"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 # kazoo warns at each try to connect; we say once that the connection is lost and how long that may last
 _kazoo_log = logging.getLogger("metaq.kazoo")
@@ -113,6 +117,9 @@ class ZkSession:
         self._lock = threading.Lock()
         self._closing = False
         self._first_session = threading.Event()
+        self._client_changes = threading.Lock()  # kazoo must not be stopped while it starts
+        self._starting = Aside("metaq zookeeper start")
+        self._ending = Aside("metaq zookeeper close")  # not behind a start that waits for servers
         self._guard = ForkGuard("ZooKeeper session")
 
     def __enter__(self) -> Self:
@@ -124,24 +131,34 @@ class ZkSession:
     ) -> None:
         self.close()
 
-    def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False) -> None:
-        """Connect within `timeout` seconds, and create the chroot if it is missing (1.x demands that it exists).
+    def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False, create_chroot: bool = False) -> None:
+        """Connect within `timeout` seconds. create_chroot: if it is missing, as brokers do; for others it is a typo.
 
         A server that is slow, or whose ensemble elects a leader, is waited for. If it is certain that no server can
         open a session (unknown names, nothing listens, something else than ZooKeeper) this ends after about a second,
         unless wait_for_servers: they may be starting too, and it is logged what is waited for.
-        Raises CoordinationUnavailable, which says what each server is like; the session is closed then. A ZkSession
-        starts once.
+        Raises CoordinationUnavailable, which says what each server is like, and ConfigError for a missing chroot; the
+        session is closed then. A ZkSession starts once.
         """
-        self.events.start()
-        self.zk.add_listener(self._state_changed)
         try:
-            self.zk.start_async()
-            self._await_first_session(timeout, wait_for_servers)
-            self._ensure_chroot(timeout)
+            self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
         except BaseException:
             self.close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
             raise
+
+    def _start(self, timeout: float, wait_for_servers: bool, create_chroot: bool) -> None:
+        self.events.start()
+        self.zk.add_listener(self._state_changed)
+        self._start_client()
+        self._await_first_session(timeout, wait_for_servers)
+        if self._chroot and not self.nodes.exists_root():
+            if not create_chroot:
+                raise ConfigError(
+                    "zookeeper",
+                    self.connect,
+                    f"there is no node {self._chroot}: correct it, or start the brokers first, which create it",
+                )
+            self._create_chroot(timeout)
 
     def _await_first_session(self, timeout: float, wait_for_servers: bool) -> None:
         deadline = time.monotonic() + timeout
@@ -149,6 +166,8 @@ class ZkSession:
         pause = _FIRST_LOOK
         while not self._first_session.wait(max(0.0, min(pause, deadline - time.monotonic()))):
             pause = _NEXT_LOOK
+            if self._closing:
+                raise self._closed_early()
             findings = examine(self._hosts, _LOOK_SECONDS)
             before, certain = certain, all(each.certain for each in findings)
             if certain and before and not wait_for_servers:
@@ -167,8 +186,10 @@ class ZkSession:
         Takes at most about `timeout` seconds. When no server answers by then, the session is left to expire by itself.
         In a process that was forked off it does nothing: the session is the parent's.
         """
-        if self._guard.is_elsewhere:
-            return
+        if not self._guard.is_elsewhere:
+            self._ending.do(self._close, timeout)
+
+    def _close(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         with self._lock:
             if self._closing:
@@ -296,21 +317,30 @@ class ZkSession:
         """kazoo's connection thread ends for good on an error it does not know (a damaged answer): start it again."""
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")
-            self.zk.start_async()  # without stop(), whose farewell would stay in the queue and end the new session
+            with suppress(CoordinationUnavailable):  # closed meanwhile
+                self._start_client()  # without stop(), whose farewell would stay in the queue and end the new session
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
+    def _start_client(self) -> None:
+        with self._client_changes:
+            if self._closing:
+                raise self._closed_early()
+            self.zk.start_async()
+
+    def _closed_early(self) -> CoordinationUnavailable:
+        return CoordinationUnavailable(f"the session at {self.connect} was closed before it began")
+
     def _stop_client(self) -> None:
         try:
-            self.zk.stop()
-            self.zk.close()
+            with self._client_changes:
+                self.zk.stop()
+                self.zk.close()
         except (KazooException, OSError) as error:
             log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
 
-    def _ensure_chroot(self, timeout: float) -> None:
+    def _create_chroot(self, timeout: float) -> None:
         """kazoo's ensure_path() does not create the parents of a chroot: a client without one does."""
-        if not self._chroot or self.nodes.exists_root():
-            return
         client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
         try:
             client.start(timeout)

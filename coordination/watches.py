@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +12,12 @@ from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
 
 from metaq.protocol.errors import CoordinationError
 
+from .logs import get_log
 from .session import SessionEvent, ZkSession
 
 __all__ = ["ChildrenWatcher"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 

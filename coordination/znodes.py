@@ -30,6 +30,7 @@ from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, Se
 
 from .fencing import FencedTransaction, Refusal
 from .forks import ForkGuard
+from .interrupts import Aside
 from .kazoo_client import Client
 from .paths import ROOT, ancestors
 
@@ -89,7 +90,8 @@ class Znodes:
 
     timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
     creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
-    are not. ClientError is raised in a process that was forked off.
+    are not. ClientError is raised in a process that was forked off. An interrupted call that has
+    begun is carried out to its end, in front of the next one.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
@@ -98,6 +100,7 @@ class Znodes:
         self._timeout = timeout
         self._server_reads_many = True  # until it says that it does not
         self._guard = ForkGuard("ZooKeeper session")
+        self._aside = Aside("metaq zookeeper request", drops=True)
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -153,10 +156,14 @@ class Znodes:
         found another session (the server has refused it), CoordinationUnavailable if the outcome of one is unknown.
         Many are sent as transactions, which cost a tenth; one of those that fails is sent again write by write.
         """
+        self._guard.check()
+        return self._aside.do(self._write, session_id, writes)
+
+    def _write(self, session_id: int, writes: Sequence[Write]) -> list[KazooException | None]:
         failures: list[KazooException | None] = []
         for start in range(0, len(writes), ATOMIC_WRITES):
             chunk = writes[start : start + ATOMIC_WRITES]
-            if len(chunk) > 1 and self.write_atomically(session_id, chunk) is None:
+            if len(chunk) > 1 and self._write_atomically(session_id, chunk) is None:
                 failures += [None] * len(chunk)
             else:
                 sent = [self._send(session_id, [write]) for write in chunk]
@@ -168,10 +175,13 @@ class Znodes:
 
         The server accepts about 1 MB in one transaction.
         """
+        self._guard.check()
+        return self._aside.do(self._write_atomically, session_id, writes)
+
+    def _write_atomically(self, session_id: int, writes: Sequence[Write]) -> KazooException | None:
         return self._outcome(*self._send(session_id, writes))
 
     def _send(self, session_id: int, writes: Sequence[Write]) -> tuple[FencedTransaction, Any]:
-        self._guard.check()
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
             write(transaction.operations)
@@ -219,6 +229,9 @@ class Znodes:
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
         """Make all requests, again those that lost the connection; `absent` is answered by None."""
         self._guard.check()
+        return self._aside.do(self._repeat_here, requests, absent)
+
+    def _repeat_here(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
         deadline = time.monotonic() + self._timeout
         answers: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))

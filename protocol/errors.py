@@ -411,8 +411,9 @@ class MessageNotFound(ClientError):
 
 
 class SearchIncomplete(ClientError):
-    """A search found nothing, but `unsearched_bytes` of data were not looked at. Try again: what brokers have read for
-    it is remembered, and missing indexes are built meanwhile.
+    """A search found nothing, but not all could be looked at: `unsearched_bytes` of data on brokers that answered, or
+    what brokers have that are not registered now. Try again: what brokers have read for it is remembered, and missing
+    indexes are built meanwhile.
     """
 
     retriable = True

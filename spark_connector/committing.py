@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from metaq.client.backoff import Backoff
 from metaq.client.producer.xa import Recovered, Xid
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import ClientError, XaError
 from metaq.protocol.transactions import XaCode

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from metaq.client.backoff import Backoff
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.damage import located
 from metaq.client.inquiry import BegunPull, Bounds, Pulled, partition_bounds
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
 
 from .offsets import DataLoss, Lost, OffsetRange

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.logs import get_log
+
 from ..connection import Endpoint
-from ..interrupts import BackgroundThread
 
 __all__ = ["BrokerThreads"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class BrokerThreads:

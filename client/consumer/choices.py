@@ -14,7 +14,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import check_topic
 
-from ..lookups import max_offset
+from ..inquiry import max_offset
 from ..places import Locate
 
 __all__ = ["StartPosition", "check_topics", "offset_store_for", "start_position", "strategy_named"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -17,6 +16,7 @@ from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.group import GroupMembership, broadcast_group
+from metaq.coordination.interrupts import Aside
 from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, ConfigError
@@ -26,7 +26,6 @@ from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
 from ..finding import FoundMessages
-from ..interrupts import Aside
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
@@ -37,7 +36,7 @@ from .arrivals import Arrivals
 from .choices import check_topics, offset_store_for, start_position, strategy_named
 from .damage import DamagePolicy, OnDamaged
 from .fetcher import Fetcher
-from .group_member import GroupMember, Notice
+from .group_member import GroupMember
 from .handout import Accept, Handout
 from .listener import Deliver, Listener, accepting
 from .missing_topics import MissingTopics
@@ -53,7 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
-_NOT_ALONE = "poll() or run() is under way on another thread: give each thread a consumer of its own"
+_NOT_ALONE = (
+    "poll() or run() is under way, on another thread or around this call-back: give each thread a consumer of its own"
+)
 
 _DOUBT_SECONDS = 0.1
 """How often poll() looks whether a doubt about what it owns is over."""
@@ -127,7 +128,8 @@ class Consumer:
         self._polling = False
         self._stopped = False
         self._closed = False
-        self._aside = Aside("metaq-close")
+        self._aside = Aside("metaq-consumer")
+        self._committing = Aside("metaq-commit-now", drops=True)  # another one: close() does not wait for a commit
         self._ending = threading.Lock()  # held by the thread that brings it to its end
         self._has_ended = False
         self._guard = ForkGuard("Consumer")
@@ -177,16 +179,15 @@ class Consumer:
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._positions = Positions(self._member, self._fetcher, self._handout, view, self._connect_to)
-        self._start(None if isinstance(start, str | int) else start)
-
-    def _start(self, place: Place | None) -> None:
         try:
-            self._session.start(self._config.start_timeout_seconds)
-            self._locate = None if place is None else locate(place, self._topics, self._positions.finder)
+            self._session.start(config.start_timeout_seconds)
+            self._locate = None if isinstance(start, str | int) else locate(start, self._topics, self._positions.finder)
+            self._aside.do(self._begin)
         except BaseException:
-            self._pool.close()
-            self._session.close()
+            self.close()
             raise
+
+    def _begin(self) -> None:
         self._watch.prove()
         self._member.begin(self._fetcher)
         self._poll_watch.begin(self._member, self._timers)
@@ -220,6 +221,7 @@ class Consumer:
         # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
         self._polling = True
         try:
+            self._end_listener()
             return self._poll_alone(take, timeout)
         finally:
             self._polling = False
@@ -231,7 +233,8 @@ class Consumer:
         while True:
             self._poll_watch.attend()
             self._arrivals.listen()
-            self._tell_user()
+            if self._member.notices.waiting:
+                self._member.notices.tell(self._tell_user)
             doubtful = self._watch.may_have_lost_everything()
             taken = None if doubtful else take()
             if taken:
@@ -246,22 +249,10 @@ class Consumer:
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             self._handout.acknowledge()
 
-    def _tell_user(self) -> None:
-        notices = self._member.notices
-        while True:
-            try:
-                notice = notices.get_nowait()
-            except Empty:
-                return
-            self._tell(notice)
-
-    def _tell(self, notice: Notice) -> None:
-        callback = self._on_assigned if notice.assigned else self._on_revoked
-        try:
-            if callback is not None:
-                callback(notice.partitions)
-        finally:
-            notice.done()
+    def _tell_user(self, assigned: bool, partitions: Sequence[TopicPartition]) -> None:
+        callback = self._on_assigned if assigned else self._on_revoked
+        if callback is not None:
+            callback(list(partitions))
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.consumer.arrow.SCHEMA`); it may be empty.
@@ -344,6 +335,7 @@ class Consumer:
         self._polling = True
         try:
             self._check_open()
+            self._end_listener()
             self._handout.acknowledge()
             reject = LocalRecoverStore() if on_reject is None else on_reject
             self._listener = Listener(
@@ -359,7 +351,7 @@ class Consumer:
                 arrivals=self._arrivals,
                 timers=self._timers,
                 notices=self._member.notices,
-                tell=self._tell,
+                tell=self._tell_user,
                 damage=self._damage,
                 may_work=lambda: not self._watch.may_have_lost_everything(),
                 poll_watch=self._poll_watch,
@@ -371,10 +363,16 @@ class Consumer:
                         self._listener.stop()
                     self._listener.loop(self._member.owned.values())
             finally:
-                self._listener = None
-                self._stopped = False
+                self._end_listener()
         finally:
             self._polling = False
+
+    def _end_listener(self) -> None:
+        """The run() is over. Repeated by the next call, in case an interrupt came before it."""
+        if self._listener is not None:
+            self._listener.give_back()
+            self._listener = None
+            self._stopped = False
 
     # --- positions --------------------------------------------------------------------------------------------------
 
@@ -390,11 +388,11 @@ class Consumer:
         """
         self._check_open()
         self._handout.acknowledge()
-        return self._committer.commit(_Owned(self._member))
+        return self._committing.do(self._committer.commit, _Owned(self._member))
 
     def position(self, partition: TopicPartition) -> int:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
-        self._guard.check()
+        self._settle()
         return self._positions.owned(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
@@ -404,13 +402,22 @@ class Consumer:
         It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
         if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
-        self._guard.check()
+        self._settle()
         self._positions.seek(partition, to)
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
-        self._guard.check()
+        self._settle()
         return self._positions.lag()
+
+    def _settle(self) -> None:
+        """Put the positions back where the user is, if an exception ended the last poll or run."""
+        self._guard.check()
+        if self._polling:  # a filter or a handler asks
+            return
+        self._end_listener()
+        if self._handout.under_way:
+            self._handout.take_back()
 
     def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = LOOKUP_SECONDS
@@ -424,9 +431,11 @@ class Consumer:
         return self._positions.fetch(partition, offset, max_bytes, timeout)
 
     def view_message(self, topic: str, message_id: int) -> Message:
-        """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker.
+        """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker,
+        and SEARCH_TIMEOUT_SECONDS (30) for one that does not answer.
 
-        Raises MessageNotFound; SearchIncomplete if it may be where the brokers could not look; NoPartition,
+        Raises MessageNotFound; SearchIncomplete if it may be where nobody could look, as on a broker that is not
+        registered now; NoPartition,
         BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search), CorruptRecord.
         """
         self._check_open()
@@ -474,9 +483,7 @@ class Consumer:
             return
         if not self._has_ended:
             listener = self._listener
-            self._aside.do(
-                self._end_once, timeout, listener is None or not listener.has_worker(threading.current_thread())
-            )
+            self._aside.do(self._end_once, timeout, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
         """Where no interrupt comes: what it left out would keep the partitions from others. waits: for handlers, and
@@ -497,7 +504,7 @@ class Consumer:
         if listener is not None:
             listener.stop()
             if waits:
-                listener.ended.wait(timeout / 2)
+                listener.wait(timeout / 2)
         self._commit_timers.close(min(1.0, left.part(0.25)))
         self._member.close(left.part(0.75))
         left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord
 
 from ..config import Damage
@@ -12,7 +12,7 @@ from .partition_state import PartitionState
 
 __all__ = ["DamagePolicy", "OnDamaged"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 OnDamaged = Callable[[CorruptRecord], object]
 """Called once for each damaged range that a consumer meets."""

@@ -14,12 +14,13 @@ timer thread sends that (`_pull_elsewhere`), and the answer to another one, if t
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from metaq.coordination.interrupts import surely
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
@@ -31,9 +32,7 @@ from metaq.protocol.text import Result, Value, encode_get
 from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
 from ..damage import locate_damage
-from ..inquiry import damaged_bytes
-from ..interrupts import surely
-from ..lookups import max_offset
+from ..inquiry import damaged_bytes, max_offset
 from ..places import Locate
 from ..pool import ConnectionPool
 from ..replies import frame_error, text_error
@@ -46,7 +45,7 @@ from .partition_state import NOWHERE, PartitionState
 
 __all__ = ["DAMAGE_TRIES", "Fetcher"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _CONNECT_SECONDS = 3.0
 DAMAGE_TRIES = 3
@@ -111,16 +110,26 @@ class Fetcher:
         self._pulls_ahead = True
 
     def open(self, state: PartitionState, offset: int | Locate) -> None:
-        """Begin to fetch at `offset`, or where it finds it when the partition's broker is asked."""
+        """Begin to fetch at `offset`, or where it finds it when the partition's broker is asked; not if the user seeks
+        before that."""
         if callable(offset):
             self._ask_broker(state, partial(self._open_where, state, offset))
         else:
-            self.move(state, offset)
+            self._start(state, offset, first=True)
 
     def move(self, state: PartitionState, offset: int) -> None:
         """Drop what was fetched and go on at `offset`."""
+        self._start(state, offset)
+
+    def again(self, state: PartitionState) -> None:
+        """Drop what was fetched and go on at the position, wherever another thread may have set it."""
+        self._start(state, None)
+
+    def _start(self, state: PartitionState, offset: int | None, *, first: bool = False) -> None:
         try:
-            generation = state.start_at(offset)
+            generation = state.start_at(offset, first=first)
+            if generation is None:
+                return
             with state.lock:
                 state.pulling = True
             # elsewhere: the caller may hold locks, and the first pull has to connect
@@ -135,6 +144,7 @@ class Fetcher:
         """
         try:
             generation = state.start_at(offset)
+            assert generation is not None
             state.suspect = offset
             state.damage += 1
             with state.lock:
@@ -214,7 +224,7 @@ class Fetcher:
             self._later(state, error, partial(self._ask_broker, state, partial(self._open_where, state, locate)))
             return
         state.backoff.reset()
-        self.move(state, offset)
+        self._start(state, offset, first=True)  # there may have been a seek meanwhile
 
     def _connect(self, state: PartitionState) -> Connection:
         """The connection to the partition's broker, made now if there is none. Broker's thread."""

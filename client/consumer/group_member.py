@@ -9,19 +9,21 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
 from metaq.coordination.assignment import Strategy
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes
 from metaq.coordination.group import GroupMembership
+from metaq.coordination.logs import get_log
 from metaq.coordination.offset_store import OffsetStore
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 
-from ..backoff import Backoff
 from ..config import ConsumerConfig
 from ..connection import Endpoint
+from ..places import Locate
 from ..sources import endpoint_at, source_of
 from ..timers import Timers
 from ..values import TopicPartition
@@ -29,25 +31,17 @@ from .choices import StartPosition
 from .fetcher import Fetcher
 from .handout import Handout
 from .missing_topics import MissingTopics
+from .notices import Notice, Notices
 from .offset_commit import OffsetCommitter
 from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
 
-__all__ = ["GroupMember", "Notice"]
+__all__ = ["GroupMember"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _HELD_LOOK_SECONDS = 5.0
 """Pause before a partition that another member holds is asked for again, if ZooKeeper does not tell that it is free."""
-
-
-class Notice:
-    """Partitions that the polling thread must hear about. `done` is called on it, after the user's callback."""
-
-    def __init__(self, assigned: bool, partitions: Iterable[TopicPartition], done: Callable[[], None]) -> None:
-        self.assigned = assigned
-        self.partitions = sorted(partitions)
-        self.done = done
 
 
 class GroupMember:
@@ -78,7 +72,7 @@ class GroupMember:
         """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations. is_idle:
         whether nobody polls still, when it is about to step out."""
         self.owned: dict[TopicPartition, PartitionState] = {}
-        self.notices: SimpleQueue[Notice] = SimpleQueue()
+        self.notices = Notices()
         self.state = State.NEW
         self.stepped_out = False
         self._membership = membership
@@ -152,6 +146,8 @@ class GroupMember:
     def close(self, timeout: float) -> bool:
         """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
         self._closing = True
+        if self._thread.ident is None:
+            return True
         self._events.put(Event.CLOSE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -222,7 +218,7 @@ class GroupMember:
         elif self._is_out:
             self._membership.rejoin()
             self._is_out = self.stepped_out = False
-        elif not self._session_lives():
+        elif not self._session_lives() and not self.owned:  # else the plan drops what was owned first
             raise SessionLost("there is no new ZooKeeper session yet")
         return Event.JOINED
 
@@ -259,6 +255,9 @@ class GroupMember:
 
     def _compare(self, wanted: set[TopicPartition]) -> Event:
         owned = self.owned
+        stray = self._membership.held - {_znode(partition) for partition in wanted | owned.keys()}
+        if stray:  # claimed or released without our hearing the answer: nobody else would get them
+            self._membership.release_many(stray)
         self._gains = sorted(wanted - owned.keys())
         self._losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
         for partition in wanted & owned.keys():
@@ -273,7 +272,7 @@ class GroupMember:
             state.revoking = False
             assert self._fetcher is not None
             if state.opened:  # else it has no position yet: its opening goes on
-                self._fetcher.move(state, state.position)
+                self._fetcher.again(state)
 
     def _drain(self) -> Event | None:
         losses = self._losses
@@ -281,7 +280,12 @@ class GroupMember:
             state.revoking = True
         if not self._wants_notice and not self._handout.is_out(losses):
             return Event.DRAINED
-        notice = Notice(False, (state.partition for state in losses), lambda: self._drained(notice))
+
+        def told(_: Sequence[TopicPartition]) -> None:
+            if not notice.left:
+                self._drained(notice)
+
+        notice = Notice(False, (state.partition for state in losses), told)
         self._draining = notice
         self.notices.put(notice)
         self._wake()
@@ -298,20 +302,20 @@ class GroupMember:
                 "group %s: no poll() for %g s, so %s are handed over now; messages in work will come again elsewhere",
                 self._membership.group,
                 self._config.revoke_wait_seconds,
-                _names(notice.partitions),
+                _names(notice.left),
             )
         self._events.put(Event.DRAINED)
 
     def _release(self) -> Event:
         losses = self._losses
         self._committer.commit(losses)
-        self._membership.release_many([_znode(state.partition) for state in losses])
         for state in losses:
             state.deactivate()
         lost = {state.partition for state in losses}
         self.owned = {partition: state for partition, state in self.owned.items() if partition not in lost}
         self._moved += len(losses)
         self._losses = []
+        self._membership.release_many(map(_znode, lost))  # last: if it fails, it may be done or not, see `_compare`
         return Event.RELEASED
 
     def _claim(self) -> Event:
@@ -332,18 +336,21 @@ class GroupMember:
         except BaseException:
             membership.release_many(names)
             raise
-        states = [PartitionState(partition, self._fetch_backoff(), fence) for partition in claimed]
-        self.owned = {**self.owned, **{state.partition: state for state in states}}
-        self._moved += len(states)
+        states = [PartitionState(each, self._fetch_backoff(), fence, announced=False) for each in claimed]
+        begins: list[int | Locate] = []
         for state, stored in zip(states, offsets, strict=True):
             begin = self._start.offset
             if stored is not None:
                 state.committed = (stored.offset, stored.message_id)
                 if self._start.resume:
                     state.last_id, begin = stored.message_id, stored.offset
-            assert self._fetcher is not None
+            begins.append(begin)
+        self.owned = {**self.owned, **{state.partition: state for state in states}}  # from now on the user may seek
+        self._moved += len(states)
+        assert self._fetcher is not None
+        for state, begin in zip(states, begins, strict=True):
             self._fetcher.open(state, begin)
-        self.notices.put(Notice(True, claimed, lambda: None))
+        self.notices.put(Notice(True, claimed, partial(self._handout.announce, states)))
         self._wake()
 
     def _fetch_backoff(self) -> Backoff:
@@ -422,7 +429,7 @@ class GroupMember:
             log.warning(
                 "group %s: %s; %d partitions are lost, joining again", self._membership.group, self._reason, len(lost)
             )
-            self.notices.put(Notice(False, lost, lambda: None))
+            self.notices.put(Notice(False, lost))
             self._wake()
         return Event.CHANGED
 
@@ -438,13 +445,13 @@ class GroupMember:
             state.revoking = True
         if self._claims_hold():
             self._committer.commit(owned.values())
-        self._membership.step_out()
-        self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
         self.owned = {}
         for state in owned.values():
             state.deactivate()
         if owned:
-            self.notices.put(Notice(False, owned.keys() - told, lambda: None))
+            self.notices.put(Notice(False, owned.keys() - told))
+        self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
+        self._membership.step_out()  # last: others claim at once, and if it fails, it may be done or not
         self._backoff.reset()
         self._complaint = ""
         return Event.STEPPED_OUT

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from metaq.protocol.errors import CorruptRecord
 
 from ..message import Message
+from ..values import TopicPartition
 from .arrivals import Arrivals
 from .chunk import Chunk
 from .damage import DamagePolicy
@@ -60,7 +61,7 @@ class Handout:
     def acknowledge(self) -> None:
         """Everything handed out so far counts as consumed."""
         if self.under_way:
-            self._take_back()
+            self.take_back()
         if self._handed:
             with self.lock:
                 for state, reached in self._handed.items():
@@ -68,7 +69,8 @@ class Handout:
                 self._handed.clear()
                 self._began.clear()
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
+        """What was taken when an exception ended the poll comes again; positions are back at it. May be repeated."""
         with self.lock:
             for state, (position, last_id) in self._began.items():
                 self._handed.pop(state, None)
@@ -81,6 +83,13 @@ class Handout:
     def _begin(self, state: PartitionState) -> None:
         self.under_way = True
         self._began.setdefault(state, (state.position, state.last_id))
+
+    def announce(self, states: Iterable[PartitionState], told: Sequence[TopicPartition]) -> None:
+        """The user was told that these of the states' partitions are assigned: what is there may be handed out."""
+        for state in states:
+            if state.partition in told:
+                state.announced = True
+                self._arrivals.put(state)
 
     def is_out(self, states: Iterable[PartitionState]) -> bool:
         """Whether messages of these partitions are with the user."""

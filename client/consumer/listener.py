@@ -7,13 +7,15 @@ its messages in memory, and a timer puts it back into the queue of work.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord
 
 from ..config import ConsumerConfig
@@ -24,16 +26,16 @@ from .arrivals import Arrivals
 from .chunk import Chunk
 from .damage import DamagePolicy
 from .fetcher import Fetcher
-from .group_member import Notice
 from .handout import Accept, Handout, take_next
 from .lane import Lane
+from .notices import Notices
 from .partition_state import PartitionState
 from .poll_watch import PollWatch
 from .rejected import RejectHandler
 
 __all__ = ["Deliver", "Listener", "RetryLater", "accepting"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _BLOCK = 500
 """Most messages that a worker takes before the next lane has its turn."""
@@ -66,7 +68,7 @@ class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
     deliver: gets at most `batch` messages at a time; they count as consumed when it returns. may_work: False while
-    another member may own the partitions. tell: tells the user of a notice.
+    another member may own the partitions. tell: as that of Notices.tell.
     """
 
     def __init__(
@@ -83,8 +85,8 @@ class Listener:
         handout: Handout,
         arrivals: Arrivals,
         timers: Timers,
-        notices: SimpleQueue[Notice],
-        tell: Callable[[Notice], None],
+        notices: Notices,
+        tell: Callable[[bool, Sequence[TopicPartition]], None],
         damage: DamagePolicy,
         may_work: Callable[[], bool],
         poll_watch: PollWatch,
@@ -110,14 +112,12 @@ class Listener:
         self._lanes: dict[PartitionState, Lane] = {}
         self._taken: dict[TopicPartition, Lane] = {}  # the lane of each partition that is queued
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._notice: Notice | None = None
         self._stopping = False
         self._failure: BaseException | None = None
-        self._threads = [
-            threading.Thread(target=self._run_worker, name=f"metaq-handler-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        self.ended = threading.Event()
+        self._threads = threads
+        self._workers: list[BackgroundThread] = []
+        self._gave_back = False
+        self._ended: SimpleQueue[None] = SimpleQueue()
 
     # --- the thread in run() ----------------------------------------------------------------------------------------
 
@@ -126,24 +126,22 @@ class Listener:
 
         Raises what on_assigned and on_revoked raise, and what a handler raises that is no Exception (SystemExit …).
         """
-        for thread in self._threads:
-            thread.start()
         try:
+            for number in range(self._threads):
+                self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
             for state in owned:
                 self._arrived(state)
             while not self._stopping:
                 self._poll_watch.attend()
                 self._arrivals.listen()
-                self._hear()
+                if self._notices.waiting:
+                    self._notices.tell(self._tell, self._is_busy)
                 while (arrived := self._arrivals.first()) is not None:
                     self._arrivals.discard(arrived)
                     self._arrived(arrived)
                 self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
         finally:
-            try:
-                self._end()
-            finally:
-                self.ended.set()
+            self._end()
         if self._failure is not None:
             raise self._failure
 
@@ -152,9 +150,15 @@ class Listener:
         self._stopping = True
         self._arrivals.put(None)
 
-    def has_worker(self, thread: threading.Thread) -> bool:
-        """Whether a handler is called on it."""
-        return thread in self._threads
+    def is_worker(self) -> bool:
+        """Whether the caller's thread is one on which handlers are called."""
+        return any(worker.is_current for worker in self._workers)
+
+    def wait(self, seconds: float) -> None:
+        """At most `seconds` until the handlers have returned. Any thread but a handler's."""
+        with suppress(Empty):
+            self._ended.get(timeout=seconds)
+            self._ended.put(None)  # for who waits next
 
     def add_work(self, job: Callable[[], None]) -> None:
         """Have a worker do something else that calls the handler."""
@@ -188,45 +192,46 @@ class Listener:
                 if later.more and later.state.partition == lane.state.partition:
                     self._queue(later)
 
-    def _hear(self) -> None:
-        """Tell the user what has changed, in order; what is given up only once its handler has returned."""
-        while True:
-            if self._notice is None:
-                try:
-                    self._notice = self._notices.get_nowait()
-                except Empty:
-                    return
-            if not self._notice.assigned and self._handout.is_out(self._states(self._notice)):
-                return
-            notice, self._notice = self._notice, None
-            self._tell(notice)
-
-    def _states(self, notice: Notice) -> list[PartitionState]:
-        """Those that are given up or lost, not those of a later claim."""
+    def _is_busy(self, partition: TopicPartition) -> bool:
+        """Whether a handler works for a claim of it that is given up or lost; not for a later one."""
         with self._lock:
             given = [state for state in self._lanes if state.revoking or not state.active]
-        return [state for state in given if state.partition in notice.partitions]
+        return self._handout.is_out([state for state in given if state.partition == partition])
 
     def _end(self) -> None:
+        try:
+            self._stop_workers()
+            self._notices.tell(self._tell, self._is_busy)
+        finally:
+            self.give_back()
+
+    def _stop_workers(self) -> None:
         self._stopping = True
-        for _ in self._threads:
-            self._work.put(None)
+        self._work.put(None)
         deadline = self._clock() + self._config.stop_seconds
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - self._clock()))
-            self._poll_watch.rests(thread.ident)  # what a handler has that does not return comes again
-        if any(thread.is_alive() for thread in self._threads):
+        returned = [worker.join(max(0.0, deadline - self._clock())) for worker in self._workers]
+        if not all(returned):
             log.warning(
                 "a handler has not returned within stop_seconds=%g: its message counts as not consumed",
                 self._config.stop_seconds,
             )
-        if self._notice is not None:
-            self._tell(self._notice)
+
+    def give_back(self) -> None:
+        """What was taken and not processed comes again with the next poll() or run(), also what a handler has that has
+        not returned. May be repeated: `loop` may end without it, by an interrupt."""
+        if self._gave_back:
+            return
+        self._stopping = True
+        self._work.put(None)
+        for worker in self._workers:
+            self._poll_watch.rests(worker.ident)
         with self._lock:
             states = list(self._lanes)
-        for state in states:  # what was taken and not processed comes again with the next poll() or run()
+        for state in states:
             if state.opened and state.active and not state.revoking:
-                self._fetcher.move(state, state.position)
+                self._fetcher.again(state)
+        self._gave_back = True
+        self._ended.put(None)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -244,6 +249,7 @@ class Listener:
                 self.stop()
             finally:
                 self._poll_watch.rests(worker)
+        self._work.put(None)  # for the other workers
 
     def _work_on(self, lane: Lane) -> None:
         state, pause = lane.state, 0.0

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
 
 from ..nearest import published_nowhere
 
 __all__ = ["MissingTopics"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class MissingTopics:

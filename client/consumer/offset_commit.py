@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 
+from metaq.coordination.logs import get_log
 from metaq.coordination.offset_store import Offset, OffsetStore
 from metaq.protocol.errors import MetaqError
 
@@ -14,7 +14,7 @@ from .partition_state import PartitionState
 
 __all__ = ["OffsetCommitter"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class OffsetCommitter:

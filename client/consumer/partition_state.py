@@ -15,7 +15,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backoff import Backoff
+from metaq.coordination.backoff import Backoff
+
 from ..values import TopicPartition
 from .chunk import Chunk
 
@@ -38,6 +39,8 @@ class PartitionState:
     active: bool = True
     revoking: bool = False
     """Another member shall get it: nothing is fetched or handed out any more."""
+    announced: bool = True
+    """The user was told that it is assigned: nothing is handed out before."""
     opened: bool = False
     """The first position is known."""
     generation: int = 0
@@ -72,12 +75,19 @@ class PartitionState:
     complaint: str = ""
     """The last fetch error that was logged, so that one trouble gives one line."""
 
-    def start_at(self, offset: int) -> int:
-        """Begin a new generation at `offset`: fetched data and answers under way are dropped. Returns its number."""
-        with self.lock:
+    def start_at(self, offset: int | None, *, first: bool = False) -> int | None:
+        """Begin a new generation at `offset`, None: at the position; fetched data and answers under way are dropped.
+        Returns its number. first: only if there is no position yet, as a seek may have set one; None if there is.
+        """
+        empty: deque[Chunk] = deque()
+        with self.lock:  # no call in here: an interrupt (interrupts.py) finds all of it done or nothing
+            if first and self.opened:
+                return None
+            if offset is None:
+                offset = self.position
             self.generation += 1
             self.moves += 1
-            self.chunks.clear()
+            self.chunks = empty
             self.buffered_bytes = 0
             self.pulling = False
             self.ahead = None
@@ -134,9 +144,10 @@ class PartitionState:
             return True
 
     def next_chunk(self) -> Chunk | None:
-        """The oldest fetched chunk, left in place until `drop_chunk`. Polling thread."""
+        """The oldest fetched chunk, left in place until `drop_chunk`; None before it is announced. Polling thread."""
         with self.lock:
-            return self.chunks[0] if self.chunks and self.active and not self.revoking else None
+            ready = self.chunks and self.announced and self.active and not self.revoking
+            return self.chunks[0] if ready else None
 
     def drop_chunk(self, chunk: Chunk) -> None:
         """The chunk was handed out completely. Polling thread."""

@@ -6,10 +6,11 @@ that waits for messages is no such time, and work on messages is, also that of a
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Hashable
+
+from metaq.coordination.logs import get_log
 
 from ..config import IDLE_WARNING_SECONDS
 from ..timers import Timers
@@ -17,7 +18,7 @@ from .group_member import GroupMember
 
 __all__ = ["PollWatch"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class PollWatch:

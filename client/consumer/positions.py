@@ -9,7 +9,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, NotOwner
 
 from ..connection import Connection, Endpoint
 from ..finding import MessageFinder
-from ..lookups import lag_behind, max_offset, min_offset
+from ..inquiry import lag_behind, max_offset, min_offset
 from ..message import Message
 from ..places import Place, locate
 from ..sources import source_of

@@ -129,11 +129,11 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
     (_S.STABLE, _E.CHANGED): (_S.PLANNING, (_A.PLAN,)),
     (_S.DISCONNECTED, _E.CHANGED): (_S.JOINING, (_A.JOIN,)),
     (_S.STEPPING_OUT, _E.STEPPED_OUT): (_S.AWAY, ()),
-    (_S.STEPPING_OUT, _E.POLLED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.STEPPING_OUT, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.STEPPING_OUT, _E.FAILED): (_S.STEP_OUT_LATER, (_A.PAUSE,)),
     (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # there is less to give up now
     (_S.STEP_OUT_LATER, _E.PAUSE_OVER): (_S.STEPPING_OUT, (_A.STEP_OUT,)),
-    (_S.STEP_OUT_LATER, _E.POLLED): (_S.PLANNING, (_A.PLAN,)),
+    (_S.STEP_OUT_LATER, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.AWAY, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.LEAVING, _E.GONE): (_S.LEFT, ()),
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 
@@ -19,7 +19,7 @@ from ..timers import Timers
 
 __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "recovering"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 RejectHandler = Callable[[Message, Exception], None]
 """Called with a message and what its last try raised. The message counts as consumed once this returns; if it raises,

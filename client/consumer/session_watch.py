@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from metaq.coordination.logs import get_log
 from metaq.coordination.proof import SessionProof
 from metaq.coordination.session import ZkSession
 from metaq.coordination.session_clock import session_clock
@@ -13,7 +13,7 @@ from ..timers import Timers
 
 __all__ = ["SessionWatch"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _SUSPENDED_SHARE = 1 / 3
 """Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""

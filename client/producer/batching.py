@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+from metaq.coordination.interrupts import BackgroundThread, Bells, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
-from ..interrupts import BackgroundThread, Bells, may_be_interrupted
 from ..values import TopicPartition
 from .futures import refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf

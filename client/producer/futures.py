@@ -18,7 +18,6 @@ with the condition) either finds the state final, or is told of its change.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -30,14 +29,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
+from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
-
-from ..interrupts import BackgroundThread
 
 __all__ = ["SendFuture", "refuse_in_callback"]
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
 """The state of this process's unfinished futures; those of its parent have another object, which is equal."""
@@ -154,9 +153,13 @@ class SendFuture(Future[T]):
             bell: SimpleQueue[None] = SimpleQueue()
             with _making:
                 self._bells = (*self._bells, bell)
-            if self._state != FINISHED:  # looked at behind the line above, as `_finish` looks at the bells behind it
-                with suppress(Empty):
-                    bell.get(timeout=timeout)
+            try:
+                if self._state != FINISHED:  # looked at last, as `_finish` looks at the bells last
+                    with suppress(Empty):
+                        bell.get(timeout=timeout)
+            finally:  # who asks again and again until it is there leaves no bell each time
+                with _making:
+                    self._bells = tuple(each for each in self._bells if each is not bell)
         if self._state != FINISHED:
             raise TimeoutError
 

@@ -108,22 +108,22 @@ class Turn(NamedTuple):
 
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
-    what one frame is sent with, from just before it is. gone: what they were sent with answers for them. landed,
-    settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
-    taken on the thread that no signal reaches, and so is what follows for it."""
+    what the last turn, or all, is sent with, from just before it is. failed: it could not be sent. landed, settled:
+    turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is taken on
+    the thread that no signal reaches, and so is what follows for it."""
 
-    __slots__ = ("elsewhere", "gone", "landed", "lane", "missing", "request", "settled", "taken", "turns")
+    __slots__ = ("elsewhere", "failed", "landed", "lane", "missing", "request", "settled", "taken", "turns")
 
     def __init__(self, lane: Lane, turns: list[Turn]) -> None:
         self.lane = lane
         self.turns = turns
         self.missing = len(turns)
         self.taken = False
-        self.gone = False
+        self.failed = False
         self.elsewhere = False
         self.landed: list[Turn] = []
         self.settled: list[Turn] = []
-        self.request: tuple[Connection, int] | None = None
+        self.request: tuple[Connection, Sequence[int]] | None = None
 
 
 class Lane:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import Aside
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer
 
-from ..backoff import Backoff
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
@@ -26,7 +27,7 @@ from .resender import Resender
 
 __all__ = ["OrderedProducer"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class OrderedProducer:
@@ -62,6 +63,7 @@ class OrderedProducer:
         Raises ConfigError; CoordinationUnavailable.
         """
         self._guard = ForkGuard("OrderedProducer")
+        self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
         self._config = config or ProducerConfig()
         self._store = store
@@ -72,15 +74,15 @@ class OrderedProducer:
         try:
             for topic in self._configured:
                 self._metadata.view(topic)  # watched from now on
-        except MetaqError:
+            self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
+            self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
+            self._resender = Resender(
+                store, self._queues.__contains__, self._send_once, self._config.recover_interval_seconds, clock
+            )
+            self._metadata.on_change(lambda topic: self._resender.trigger_all())
+        except BaseException:
             self._metadata.close()
             raise
-        self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
-        self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
-        self._resender = Resender(
-            store, self._queues.__contains__, self._send_once, self._config.recover_interval_seconds, clock
-        )
-        self._metadata.on_change(lambda topic: self._resender.trigger_all())
 
     def send(
         self,
@@ -155,6 +157,10 @@ class OrderedProducer:
         if self._guard.is_elsewhere:
             self._producer.close()
             return
+        self._aside.do(self._close, timeout)
+
+    def _close(self, timeout: float) -> None:
+        """Where no interrupt comes."""
         left = TimeLeft(timeout, self._clock)
         self._resender.close(left.seconds)
         self._producer.close(left.seconds)

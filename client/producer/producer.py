@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -14,7 +13,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import Aside
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     ClientError,
     MetaqError,
@@ -25,7 +27,6 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.record import Buffer, checksum
 
-from ..backoff import Backoff
 from ..config import ProducerConfig, check_protocol
 from ..direct import UNKNOWN, DirectMetadata, parse_address
 from ..local_store import LocalMessageStore, StoredMessage
@@ -51,7 +52,7 @@ from .xa import XaResource
 
 __all__ = ["Producer"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _VIEW_RETRIES = 3
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
@@ -96,6 +97,21 @@ class Producer:
         self._random = random
         self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
         self._metadata = metadata or connect_metadata(connect, root, self._config)
+        try:
+            self._assemble(selector, default_topic, undelivered, clock, random)
+        except BaseException:
+            if metadata is None:
+                self._metadata.close()
+            raise
+
+    def _assemble(
+        self,
+        selector: PartitionSelector | None,
+        default_topic: str | None,
+        undelivered: LocalMessageStore | None,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+    ) -> None:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
@@ -121,6 +137,7 @@ class Producer:
             clock,
         )
         self._closing = False
+        self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
         self._changed_topics: set[str] = set()
         self._undelivered: Undelivered | None = None
@@ -365,6 +382,10 @@ class Producer:
             self._pool.close()
             return
         refuse_in_callback("close()")
+        self._aside.do(self._close, timeout)
+
+    def _close(self, timeout: float) -> None:
+        """Where no interrupt comes: each step it left out would leave futures, threads or a session behind."""
         if self._closing:
             return
         left = TimeLeft(timeout, self._clock)

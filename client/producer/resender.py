@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
+from metaq.coordination.interrupts import Bells
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
 
-from ..interrupts import Bells
 from ..local_store import LocalMessageStore, StoredMessage
 from ..timers import Timers
 
 __all__ = ["Resender"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _CHUNK = 100
 """Messages read, and removed once sent, together; as many at most are sent again after a kill -9."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from metaq.coordination.interrupts import BackgroundThread, may_be_interrupted
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
@@ -15,7 +16,6 @@ from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Endpoint, Reply
-from ..interrupts import BackgroundThread, may_be_interrupted
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success
@@ -77,7 +77,7 @@ class Sender:
                 connection = self._connection(accumulator.partition, patience - now)
             except MetaqError as error:
                 self._fail(flight, error)
-                flight.gone = True
+                flight.failed = True
                 return
             if connection is not flight.lane.connection:
                 flight.lane.use(connection)
@@ -91,10 +91,8 @@ class Sender:
                 if connection.speaks_frames:
                     self._send_frame(connection, flight, turn, deadline, background)
                 else:
-                    text = TextBatch(flight, turn, connection.endpoint, self)
-                    flight.gone = True
-                    text.send(connection, deadline, background)
-        except BaseException:
+                    TextBatch(flight, turn, connection.endpoint, self).send(connection, deadline, background)
+        except BaseException:  # where one comes, a flight has one turn
             if not _has_gone(flight):
                 self.lose(flight)
             raise
@@ -107,12 +105,9 @@ class Sender:
 
     def lose(self, flight: Flight) -> None:
         """The thread that was going to send it was interrupted: its messages are tried again."""
-        BackgroundThread(self._lose, "metaq-lost-flight", flight)
-
-    def _lose(self, flight: Flight) -> None:
-        """The thread that was sending it was interrupted before it did. On a thread that no signal reaches."""
-        error = BrokerUnavailable("sending was interrupted")
-        self.on_landed(flight, (), [(turn, error) for turn in flight.turns])
+        failed = partial(self._fail, flight, BrokerUnavailable("sending was interrupted"))
+        flight.elsewhere = True  # behind what was handed on just before the interrupt
+        BackgroundThread(failed, "metaq-lost-flight")
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -133,7 +128,7 @@ class Sender:
         else:
             frame = _batch_frame(partition, turn.batch, opaque)
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
-        flight.request = connection, opaque
+        flight.request = connection, (opaque,)
         connection.submit_built(opaque, frame, on_done, deadline, background)
 
     def take(self, flight: Flight, action: Callable[[], None]) -> None:
@@ -218,7 +213,7 @@ class Sender:
         opaque = connection.new_opaque()
         frame = encode_many(opaque, [(turn.accumulator.partition, turn.batch) for turn in flight.turns])
         on_done = partial(self._many_answered, flight, connection.endpoint)
-        flight.request = connection, opaque
+        flight.request = connection, (opaque,)
         connection.submit_built(opaque, frame, on_done, deadline, background)
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
@@ -268,10 +263,10 @@ def _chosen(partition: TopicPartition, reply: SentReply) -> TopicPartition:
 
 
 def _has_gone(flight: Flight) -> bool:
-    """Whether its request's handler was called, or will be, although its sender was interrupted."""
-    if flight.gone or flight.elsewhere or flight.missing <= 0:
+    """Whether it has its outcome, or will have it, although its sender was interrupted."""
+    if flight.failed or flight.missing <= 0:
         return True
-    return flight.request is not None and flight.request[0].has(flight.request[1])
+    return flight.request is not None and any(map(flight.request[0].has, flight.request[1]))
 
 
 def _needs_reader(connection: Connection, flight: Flight) -> bool:

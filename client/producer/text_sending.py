@@ -73,7 +73,9 @@ class TextBatch:
     def send(self, connection: Connection, deadline: float, background: bool) -> None:
         builds = [partial(self._put, *record) for record in self._records]
         handlers = [partial(self._answered, index) for index in range(len(builds))]
-        connection.submit_all(builds, handlers, deadline, background=background)
+        opaques = [connection.new_opaque() for _ in builds]
+        self._flight.request = connection, opaques
+        connection.submit_all(opaques, builds, handlers, deadline, background=background)
 
     def _put(self, flag: int, checksum: int, body: Buffer, opaque: int) -> Sequence[Buffer]:
         topic, partition = self._partition.topic, self._partition.partition

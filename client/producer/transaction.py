@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
@@ -20,7 +21,6 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.transactions import TransactionType
 
-from ..backoff import Backoff
 from ..connection import Connection
 from ..values import SendResult, TopicPartition
 from .outgoing import Outgoing
@@ -28,7 +28,7 @@ from .transactional import Transactional, TransactionSends
 
 __all__ = ["Transaction"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class _State(Enum):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from metaq.coordination.interrupts import Aside
 from metaq.protocol.errors import LocalStoreError, MetaqError
 
 from ..local_store import LocalMessageStore, StoredMessage
@@ -41,6 +42,7 @@ class Undelivered:
         self._given_up: dict[Outgoing, MetaqError] = {}
         self._closed = False
         self._writing = threading.Lock()
+        self._aside = Aside("metaq-undelivered")  # else what is in the store might not be known to be, and come twice
         self._timers = Timers("metaq-undelivered", clock)
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
@@ -54,6 +56,9 @@ class Undelivered:
 
     def write(self) -> None:
         """Put everything that was given up into the store, now."""
+        self._aside.do(self._write)
+
+    def _write(self) -> None:
         with self._writing:
             given_up = list(self._given_up.items())
             by_topic: dict[str, list[tuple[Outgoing, MetaqError]]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 import socket
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -32,7 +32,7 @@ from .transactional import Transactional, TransactionSends
 
 __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _MAX_ID_BYTES = 64
 """Of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
@@ -109,7 +109,7 @@ class XaResource:
             broker = self._brokers[xid] = self._choose_broker() if broker is None else broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
-        except XaError:
+        except BaseException:  # also of an interrupt: if the broker has begun it, it rolls it back after the timeout
             self._forget_broker(xid)
             raise
         return XaBranch(self, self._calls, xid, key, broker)

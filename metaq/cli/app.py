@@ -18,7 +18,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
 from .extras import missing_extra
-from .options import ZK_METAVAR, ZK_TIMEOUT_SECONDS
+from .options import POSITIVE_SECONDS, ZK_METAVAR, ZK_TIMEOUT_SECONDS
 
 __all__ = ["main", "run"]
 
@@ -94,8 +94,7 @@ def _takes_zk(command: click.Command) -> bool:
 @click.option("--zk", metavar=ZK_METAVAR, help="ZooKeeper connect string, in front of the command or behind it.")
 @click.option(
     "--zk-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=POSITIVE_SECONDS,
     default=ZK_TIMEOUT_SECONDS,
     show_default=True,
     envvar="METAQ_ZK_TIMEOUT",

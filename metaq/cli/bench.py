@@ -20,7 +20,7 @@ from .bench_jobs import STAMP_BYTES, Job, Place, Stamps, send_batches, send_pipe
 from .bench_measure import Limit, Outcome, Run, measure
 from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
 from .cluster import open_cluster, zk_timeout
-from .options import GROUP, PARTITION, SECONDS, TOPIC, PartitionName, json_option, zk_option
+from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, zk_option
 from .output import print_json, print_table
 from .servers import stop_signal
 
@@ -51,7 +51,7 @@ def _run_options(command: _F) -> _F:
     for option in (
         json_option,
         click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages."),
-        click.option("--seconds", type=SECONDS, help="Stop after this long; default without --count: 10."),
+        click.option("--seconds", type=POSITIVE_SECONDS, help="Stop after this long; default without --count: 10."),
         click.option("--topic", "-t", type=TOPIC, required=True, help="An existing topic; its messages stay."),
         zk_option,
     ):

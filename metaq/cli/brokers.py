@@ -16,7 +16,7 @@ from metaq.protocol.errors import BrokerUnavailable
 from .cluster import open_cluster
 from .options import json_option, zk_option
 from .output import print_json, print_table
-from .reach import absent_brokers
+from .reach import tell_empty
 
 __all__ = ["brokers"]
 
@@ -55,7 +55,8 @@ def list_brokers(zk: str, as_json: bool) -> None:
         registered = cluster.view.brokers()
         checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
         addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
-        gone = absent_brokers(cluster, registered)
+        gone = cluster.view.absent_brokers(registered)
+        tell_empty(cluster)
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         versions = pool.map(_version, addresses)
         found = [

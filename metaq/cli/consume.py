@@ -146,6 +146,7 @@ def _consume_in_group(
 
     with open_cluster(zk) as cluster:
         cluster.choose_partitions(topic)  # a group that waits for a misspelt topic would be listed for ever
+        tell_absent(cluster)
     beginning = place_of(start) or start.kind
     with (
         stop_signal() as stop,

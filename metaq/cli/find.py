@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import click
 
-from metaq.client.finding import FoundMessage, FoundMessages
-from metaq.protocol.errors import BrokerUnavailable, ClientError, MessageNotFound, SearchIncomplete
+from metaq.client.finding import FoundMessage, FoundMessages, nothing_found
+from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
@@ -74,7 +74,7 @@ def find(
         else:
             found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest, allow_silent=True)
     if not (found.found or found.silent or found.damaged):
-        raise _nothing(f"topic {topic!r} has no message with the key {key!r}", found.unsearched_bytes)
+        raise nothing_found(f"topic {topic!r} has no message with the key {key!r}", found)
     if as_json:
         print_json(_as_json(found))
     else:
@@ -86,12 +86,6 @@ def find(
         reasons = "; ".join(f"broker {broker} does not answer ({why})" for broker, why in found.silent.items())
         raise BrokerUnavailable(f"{reasons}: what is there was not searched: start that broker")
     return 1 if found.damaged else 0
-
-
-def _nothing(what: str, unsearched: int) -> ClientError:
-    if not unsearched:
-        return MessageNotFound(what)
-    return SearchIncomplete(f"{what} as far as could be looked: {unsearched:,} bytes are left, try again", unsearched)
 
 
 def _tell_rest(found: FoundMessages) -> None:

@@ -29,7 +29,7 @@ from .options import (
 )
 from .output import UNKNOWN, print_json, print_table
 from .positions import OffsetIn, offset_in
-from .reach import Reach, without
+from .reach import Reach, tell_absent, tell_empty, without
 
 __all__ = ["check_groups", "groups", "seek_group"]
 
@@ -58,6 +58,7 @@ def list_groups(zk: str, as_json: bool) -> None:
     """
     with open_cluster(zk) as cluster:
         found = [(group, len(cluster.members(group)), cluster.group_topics(group)) for group in cluster.view.groups()]
+        tell_empty(cluster)
     if as_json:
         print_json([dict(zip(("group", "members", "topics"), each, strict=True)) for each in found])
     else:
@@ -80,6 +81,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     """
     with open_cluster(zk) as cluster:
         check_groups(cluster, [group])
+        tell_absent(cluster)
         reach = Reach(cluster)
         topics = cluster.group_topics(group)
         rows = [row for topic in topics for row in group_partitions(cluster, reach, group, topic)]
@@ -177,6 +179,8 @@ def seek_group(
             raise ClientError(
                 f"group {group!r} has no offsets of topic {topic!r}, it reads {', '.join(read)}: --new gives it some"
             )
+        if not only:
+            tell_absent(cluster, "left as it is")
         left = [] if only else left_out(cluster, group, topic, chosen)
         offset_of = offset_in(target, cluster, topic)
         offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}

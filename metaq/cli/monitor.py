@@ -9,7 +9,7 @@ from datetime import datetime
 
 import click
 
-from .options import GROUP, SECONDS, TOPIC, json_option, zk_option
+from .options import GROUP, POSITIVE_SECONDS, TOPIC, json_option, zk_option
 from .output import print_json
 from .probes import Level, Limits, Monitor, Seen
 from .servers import stop_signal
@@ -21,7 +21,9 @@ EXIT_ALARM = 1
 
 @click.command()
 @zk_option
-@click.option("--every", type=SECONDS, help="Look again every so many seconds until Ctrl-C or SIGTERM; default: once.")
+@click.option(
+    "--every", type=POSITIVE_SECONDS, help="Look again every so many seconds until Ctrl-C or SIGTERM; default: once."
+)
 @click.option(
     "--probe-topic", type=TOPIC, help="Send a message to each broker's first partition of it and read it back."
 )

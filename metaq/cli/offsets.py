@@ -20,6 +20,7 @@ from .cluster import open_cluster
 from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
+from .reach import tell_absent
 from .sql_url import sql_store
 
 __all__ = ["offsets"]
@@ -257,6 +258,8 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
         if owned:
             raise ClientError(f"group {group!r} reads {', '.join(owned)}: stop these consumers first")
         ends = {each: partition_bounds(cluster.connection(each.broker), each).end for each in chosen}
+        if not only:
+            tell_absent(cluster, "left as it is")
         left = [] if only else left_out(cluster, group, topic, chosen)
         before = cluster.committed_many(group, chosen)
         if not dry_run:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from metaq.protocol.errors import InvalidName
+from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "PARTITION",
     "PORT",
     "POSITION",
+    "POSITIVE_SECONDS",
     "SECONDS",
     "TIME",
     "TOPIC",
@@ -25,6 +26,7 @@ __all__ = [
     "ZK_METAVAR",
     "ZK_TIMEOUT_SECONDS",
     "Position",
+    "Seconds",
     "TopicSpec",
     "dry_run_option",
     "json_option",
@@ -158,18 +160,15 @@ class _Position(click.ParamType[Position]):
         return Position("time", max(0, math.floor(moment.timestamp() * 1000)))
 
 
-class _Seconds(click.ParamType[float]):
-    """A duration in seconds, 0 or more; 0.5 is half a second."""
+class Seconds(click.FloatRange):
+    """A duration in seconds; 0.5 is half a second."""
 
     name = "SECONDS"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 <= seconds < math.inf:
-            self.fail(f"{value!r} is not a number of seconds, 0 or more, like 2.5", param, ctx)
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):  # nan is in every range
+            self.fail(f"{value!r} is not a number of seconds, like 2.5", param, ctx)
         return seconds
 
 
@@ -194,12 +193,25 @@ TOPIC_WITH_PARTITIONS = _TopicWithPartitions()
 PARTITION = _Partition()
 POSITION = _Position()
 TIME = _Time()
-SECONDS = _Seconds()
+SECONDS = Seconds(min=0)
+POSITIVE_SECONDS = Seconds(min=0, min_open=True)
 BYTES = _Bytes()
 ZK_TIMEOUT_SECONDS = 10.0
 """Default of --zk-timeout."""
 PORT = click.IntRange(0, 65535)
 """A TCP port; 0 lets the system choose a free one."""
+
+
+class _Connect(click.ParamType[str]):
+    name = ZK_METAVAR
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from metaq.coordination.session import check_connect  # kazoo: not for commands that ask no cluster
+
+        try:
+            return check_connect(str(value))
+        except ConfigError:
+            self.fail(f"{value!r} is no connect string: use host:port[,host:port...][/chroot]", param, ctx)
 
 
 class _ZkOption(click.Option):
@@ -213,6 +225,7 @@ class _ZkOption(click.Option):
 zk_option = click.option(
     "--zk",
     cls=_ZkOption,
+    type=_Connect(),
     metavar=ZK_METAVAR,
     envvar="METAQ_ZK",
     default="127.0.0.1:2181",

@@ -10,7 +10,7 @@ from metaq.client.connection import Connection
 from metaq.client.inquiry import Bounds
 from metaq.client.places import AtKey, AtMessage, Last, Place, locate
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import OffsetOutOfRange
+from metaq.protocol.errors import ClientError
 
 from .options import Position
 
@@ -19,7 +19,7 @@ __all__ = ["OffsetIn", "offset_in", "place_of"]
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
 """The offset in a partition whose readable bytes are the bounds.
 
-Raises OffsetOutOfRange for an offset outside of them; RequestRefused for what a Java broker cannot look up.
+Raises ClientError for an offset outside of them; RequestRefused for what a Java broker cannot look up.
 """
 
 
@@ -42,14 +42,17 @@ def offset_in(position: Position, cluster: Cluster, topic: str) -> OffsetIn:
     if place is not None:
         find = locate(place, [topic], cluster.finder())
         return lambda connection, partition, bounds: min(max(find(connection, partition), bounds.first), bounds.end)
-    return lambda connection, partition, bounds: _bounded(position, bounds)
+    return lambda connection, partition, bounds: _bounded(position, partition, bounds)
 
 
-def _bounded(position: Position, bounds: Bounds) -> int:
+def _bounded(position: Position, partition: TopicPartition, bounds: Bounds) -> int:
     if position.kind == "earliest":
         return bounds.first
     if position.kind == "latest":
         return bounds.end
     if not bounds.first <= position.value <= bounds.end:
-        raise OffsetOutOfRange(position.value, bounds.first, bounds.end)
+        raise ClientError(
+            f"offset {position.value} is outside [{bounds.first}, {bounds.end}], the readable bytes of "
+            f"{partition.topic} {partition}: choose one of them, earliest, latest or a time"
+        )
     return position.value

@@ -89,7 +89,8 @@ class Monitor:
         self._data_dirs = data_dirs
         self._checked = False
         self._put_failed: dict[int, int] = {}
-        self._committed: dict[tuple[str, TopicPartition], int] = {}
+        self._waited: dict[tuple[str, TopicPartition], int] = {}
+        """The committed offset of each group and partition in which messages were waiting at the last look."""
 
     def look(self) -> list[Seen]:
         """Everything once, worst first. What cannot be asked is a finding, no error.
@@ -193,9 +194,7 @@ class Monitor:
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
         """The first thing that is wrong with a partition, so that one cause gives one line for all of a group's."""
         key = (group, row.partition)
-        before = self._committed.get(key)
-        if row.committed is not None:
-            self._committed[key] = row.committed
+        before = self._waited.pop(key, None)
         if row.closed:
             return _Cause(Level.WARNING, "closed by an operator, lag unknown")
         if row.bounds is None:
@@ -204,7 +203,10 @@ class Monitor:
             return _Cause(Level.ALARM, "the offset is outside the readable bytes")
         lag = row.lag_bytes or 0
         limit = self._limits.max_lag
-        still = row.committed is not None and before == row.committed
+        still = False
+        if lag and row.committed is not None:  # what came since the last look may be on its way
+            self._waited[key] = row.committed
+            still = before == row.committed
         if not members:
             return (
                 _Cause(Level.ALARM, "no live member, and messages are waiting")
@@ -212,9 +214,8 @@ class Monitor:
                 else _Cause(Level.OK, "at the end, no live member")
             )
         if row.owner is None:
-            stuck = lag > limit or (still and lag)
-            return _Cause(Level.ALARM if stuck else Level.WARNING, f"no owner among {members} members")
-        if lag and still:
+            return _Cause(Level.ALARM if lag > limit or still else Level.WARNING, f"no owner among {members} members")
+        if still:
             return _Cause(Level.ALARM, "stands still since the last look")
         if lag > limit:
             return _Cause(Level.ALARM, f"more than {byte_size(limit)} behind (--max-lag)")

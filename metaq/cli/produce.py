@@ -73,8 +73,8 @@ def produce(
 ) -> None:
     """Send each line of FILE (default: stdin) as one message, without its line end.
 
-    Batches go round robin over the topic's partitions. Returns once every message is acknowledged; if it fails, it says
-    how many were.
+    Batches go round robin over the topic's partitions. Returns once every message is acknowledged; if it fails, or is
+    ended by Ctrl-C, it says how many were.
 
     \b
     Example
@@ -112,10 +112,19 @@ def _send_lines(
             progressed.read_bytes += chunk.read_bytes
             advance(progressed)
     except MetaqError as error:
-        done = progressed.messages
-        if not done and isinstance(error, NoPartition):
+        if not progressed.messages and isinstance(error, NoPartition):
             raise
-        raise ClientError(f"{error}; acknowledged: the first {done:,} lines; to resume: tail -n +{done + 1}") from error
+        raise ClientError(f"{error}; {_acknowledged(progressed.messages)}") from error
+    except KeyboardInterrupt:
+        click.echo(f"metaq produce: interrupted; {_acknowledged(progressed.messages)}", err=True)
+        raise
+
+
+def _acknowledged(lines: int) -> str:
+    """How far it came, and how to go on."""
+    if not lines:
+        return "no line is acknowledged: send all again; some may come twice"
+    return f"acknowledged: the first {lines:,} lines; to resume: tail -n +{lines + 1}; some may come twice"
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[Chunk]:
@@ -192,4 +201,5 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
         )
         return
     size = byte_size(progressed.payload_bytes)
-    click.echo(f"sent {progressed.messages:,} messages ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s", err=True)
+    noun = "message" if progressed.messages == 1 else "messages"
+    click.echo(f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s", err=True)

@@ -14,7 +14,7 @@ from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerNodes
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 
-__all__ = ["Reach", "absent_brokers", "tell_absent", "without"]
+__all__ = ["Reach", "tell_absent", "tell_empty", "without"]
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ class Reach:
         self._cluster = cluster
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """Why each broker that could not be asked did not answer, by its id."""
+        """What is wrong with each broker that could not be asked, by its id; reads on behind its name."""
 
     def source(self, partition: TopicPartition) -> Endpoint | None:
         """Where the partition's broker listens; None if it has left ZooKeeper."""
@@ -45,12 +45,12 @@ class Reach:
             return None
         endpoint = self.source(partition)
         if endpoint is None:
-            self.silent[partition.broker] = f"broker {partition.broker} is not registered in ZooKeeper"
+            self.silent[partition.broker] = "is not registered in ZooKeeper"
             return None
         try:
             return question(self._cluster.connect(endpoint))
         except (BrokerUnavailable, RequestTimedOut) as error:
-            self.silent[partition.broker] = f"broker {partition.broker} does not answer ({error})"
+            self.silent[partition.broker] = f"does not answer ({error})"
             return None
 
     def ask_again(self) -> None:
@@ -59,19 +59,22 @@ class Reach:
         self._brokers = None
 
 
-def absent_brokers(cluster: Cluster, registered: Mapping[int, BrokerNodes]) -> list[int]:
-    """Ids of the brokers that were registered once and are not among those that are now."""
-    return sorted(set(cluster.view.broker_ids()) - registered.keys())
-
-
-def tell_absent(cluster: Cluster) -> None:
-    """Say on stderr which brokers are absent: what only they have is missing in what is shown."""
-    absent = ", ".join(map(str, absent_brokers(cluster, cluster.view.brokers())))
+def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
+    """Say on stderr which brokers are absent, and how what only they have is left out."""
+    tell_empty(cluster)
+    absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
-        click.echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is not shown", err=True)
+        click.echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is {how}", err=True)
+
+
+def tell_empty(cluster: Cluster) -> None:
+    """Say on stderr that no broker is or ever was there: an empty table may be another chroot's than was meant."""
+    if not cluster.view.broker_ids():
+        click.echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
     """The sentence for what is missing because brokers are silent."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
-    return f"{'; '.join(silent.values())}: without {missing}: start that broker"
+    reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
+    return f"{reasons}: without {missing}: start that broker"

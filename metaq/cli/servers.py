@@ -22,6 +22,7 @@ __all__ = [
     "Stop",
     "die_with_parent",
     "locked_directory",
+    "signal_name",
     "stop_all",
     "stop_signal",
     "wait_until",
@@ -99,6 +100,14 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
         os.kill(os.getpid(), number)
 
 
+def signal_name(number: int) -> str:
+    """Like SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
 class Child:
     """`main(arguments)` of a module as a child process: in its own session (Ctrl-C goes to the parent alone), ended by
     the kernel when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent).
@@ -123,10 +132,13 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Raise BrokerUnavailable with the last line of its log if the child has ended."""
+        """Raise BrokerUnavailable if the child has ended: with the signal that ended it, else its log's last line."""
         code = self.process.poll()
-        if code is not None:
-            raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
+        if code is None:
+            return
+        if code < 0:  # its log says nothing of it
+            raise BrokerUnavailable(f"{self.name} was ended by {signal_name(-code)} (log: {self.log})")
+        raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
 
     def last_words(self) -> str:
         """The last line that is not blank in its log."""

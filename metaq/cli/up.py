@@ -11,7 +11,7 @@ from metaq.coordination.ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
 from .local_cluster import ClusterPlan, LocalCluster, stored_topics, with_stored
-from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, TopicSpec
+from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, Seconds, TopicSpec
 from .servers import locked_directory, stop_signal
 
 __all__ = ["up"]
@@ -58,10 +58,9 @@ __all__ = ["up"]
 )
 @click.option(
     "--session-timeout",
-    type=click.FloatRange(2, 60),
+    type=Seconds(2, 60),
     default=30,
     show_default=True,
-    metavar="SECONDS",
     help="ZooKeeper session timeout of the brokers.",
 )
 @click.option(

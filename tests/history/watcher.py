@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,19 +21,22 @@ __all__ = ["CommitWatcher", "commits_in"]
 
 _LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 10.0
+_LAST_LOOK_SECONDS = 120.0
 
 
 class CommitWatcher:
     """Looks from start() to close() on a thread of its own. missed: looks that ZooKeeper did not answer."""
 
     def __init__(self, connect: str, groups: Sequence[str], topics: Sequence[str], journal: Path) -> None:
-        self.zk = KazooClient(connect, timeout=30.0)
+        # the last look comes soon after the last fault: a pause of up to a minute before the next try is too long
+        self.zk = KazooClient(connect, timeout=30.0, connection_retry={"max_tries": -1, "max_delay": 1.0})
         self.paths = Paths("/meta")
         self.missed = 0
         self._places = [(group, topic) for group in groups for topic in topics]
         self._journal = Journal(journal)
         self._known: dict[str, int] = {}
         self._stopping = threading.Event()
+        self._has_seen_the_end = False
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
 
     def start(self) -> None:
@@ -40,12 +44,17 @@ class CommitWatcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Look for the last time, and end."""
+        """Look for the last time, and end. Raises RuntimeError if ZooKeeper does not answer that look: what the groups
+        have committed in the end is not known then.
+        """
         self._stopping.set()
-        if self._thread.is_alive():
+        begun = self._thread.ident is not None
+        if begun:
             self._thread.join()
         self.zk.stop()
         self.zk.close()
+        if begun and not self._has_seen_the_end:
+            raise RuntimeError(f"ZooKeeper did not answer the last look at the offsets for {_LAST_LOOK_SECONDS:.0f} s")
 
     def owner_of(self, path: str) -> int | None:
         """The session of an ephemeral node; None if there is none, or ZooKeeper does not answer."""
@@ -56,14 +65,25 @@ class CommitWatcher:
         return stat.ephemeralOwner if stat else None
 
     def _run(self) -> None:
-        stopping = False
-        while not stopping:
-            stopping = self._stopping.wait(_LOOK_SECONDS)
-            for group, topic in self._places:
-                try:
-                    self._look(group, topic)
-                except (KazooException, KazooTimeoutError):
-                    self.missed += 1
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self._look_at(self._places)
+        end = time.monotonic() + _LAST_LOOK_SECONDS
+        left = self._look_at(self._places)
+        while left and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+            left = self._look_at(left)
+        self._has_seen_the_end = not left
+
+    def _look_at(self, places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those that ZooKeeper did not answer about."""
+        missed = []
+        for group, topic in places:
+            try:
+                self._look(group, topic)
+            except (KazooException, KazooTimeoutError):
+                missed.append((group, topic))
+        self.missed += len(missed)
+        return missed
 
     def _look(self, group: str, topic: str) -> None:
         path = self.paths.offsets(group, topic)

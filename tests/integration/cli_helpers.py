@@ -59,14 +59,16 @@ class Operator:
         return ran.err
 
 
-def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start(
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Start a command that goes on; in a session of its own, as from another terminal.
 
     It ends with the test run at the latest (a failed test may not have stopped it).
     """
     process = subprocess.Popen(
         [*METAQ, *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, **(env or {})},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from tests.integration.coordination_helpers import make_chroot
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
@@ -26,6 +27,44 @@ _numbers = count()
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+LONGEST = (
+    "test_spark_writes_killed",
+    "test_readme",
+    "test_power_cuts",
+    "test_spark_cluster",
+    "test_installation",
+    "test_data_directory_both_ways",
+    "test_demo_runs",
+    "test_cli_docs",
+    "test_spark_streams",
+    "test_java_client_filters",
+    "test_cli_operator",
+    "test_spark_docs",
+    "test_replication_async",
+    "test_broker_kill9",
+    "test_spark_pipeline",
+    "test_broker_ten_thousand_partitions",
+    "test_spark_brokers",
+    "test_migration_slave",
+    "test_soak_mixed",
+    "test_spark_topics",
+    "test_cli_messages",
+    "test_cli_servers",
+    "test_spark_job",
+    "test_migration_in_place",
+    "test_bench_command",
+)
+"""The files that take longest. They begin first, those with Spark beside others: one that begins last would be waited
+for alone (pytest --durations=100 tells)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    missing = [name for name in LONGEST if not Path(__file__).with_name(f"{name}.py").exists()]
+    assert not missing, f"LONGEST names files that are not there: {missing}"
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +115,8 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def chroot(zookeeper: EmbeddedZooKeeper) -> str:
-    """Connect string with a chroot of this test's own; ZkSession creates it."""
-    return f"{zookeeper.connect_string}/test-{next(_numbers)}"
+    """Connect string with a chroot of this test's own."""
+    return make_chroot(f"{zookeeper.connect_string}/test-{next(_numbers)}")
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -24,6 +24,14 @@ def wait_for(condition: Callable[[], T], what: str) -> T:
     return eventually(condition, what=what)
 
 
+def make_chroot(connect: str) -> str:
+    """Return `connect`, whose chroot exists now: for clients that come before the first broker, and for Java."""
+    session = ZkSession(connect)
+    session.start(DEADLINE, create_chroot=True)
+    session.close()
+    return connect
+
+
 @contextmanager
 def session_at(connect: str, timeout: float = SESSION_TIMEOUT) -> Iterator[ZkSession]:
     session = ZkSession(connect, session_timeout=timeout)

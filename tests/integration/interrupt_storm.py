@@ -1,30 +1,48 @@
-"""A main thread that sends and polls while an interval timer's handler raises in it, thousands of times.
+"""A main thread that uses the client while an interval timer's handler raises in it, thousands of times.
 
-Run by test_interrupt_storm.py, and by hand: `python -m tests.integration.interrupt_storm <interrupts>`.
+Run by test_interrupt_storm.py, and by hand: `python -m tests.integration.interrupt_storm <storm> <interrupts>
+[<ZooKeeper with brokers of topic t>]`, the storms being the functions below without their `storm_of_`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from random import Random
-from typing import Any
 
-from metaq import Producer, ProducerConfig
+from metaq import (
+    Consumer,
+    LocalMessageStore,
+    OrderedProducer,
+    Producer,
+    ProducerConfig,
+    StoredMessage,
+    TopicPartition,
+)
+from metaq.client.cluster import Cluster
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import open_connection
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode
+from tests.waiting import DEADLINE, eventually
 
 _PATIENCE = 20.0
+
+Seen = Counter[str]
+"""What happened how often. The test accepts no name that ends with "lost"."""
 
 
 class Limit(Exception):
@@ -32,122 +50,328 @@ class Limit(Exception):
 
 
 class Storm:
-    """Calls something on the main thread, and interrupts it once at a random time of each call."""
+    """Calls something on the main thread, and interrupts it at a random time of most calls, three of four."""
 
     def __init__(self, seed: int = 1) -> None:
         self.interrupts = 0
         self._random = Random(seed)
-        self._armed = False
+        self.armed = False
+        self._longest = 0.0005  # seconds until the interrupt; it follows how long the calls last
         signal.signal(signal.SIGALRM, self._strike)
 
     def _strike(self, _number: int, _frame: object) -> None:
-        if self._armed:
-            self._armed = False
+        if self.armed:
+            self.armed = False
             self.interrupts += 1
             raise Limit
 
-    def call(self, action: Any, within: float) -> bool:
+    def call(self, action: Callable[[], object]) -> bool:
         """Whether it was interrupted."""
         try:
-            self._armed = True
-            signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.00001, within))
+            self.armed = True
+            signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.00001, self._longest))
             action()
-            self._armed = False
+            self.armed = False
         except Limit:
+            self._longest *= 1.01
             return True
         finally:
-            self._armed = False
+            self.armed = False
+        self._longest *= 0.97
         return False
 
 
-def storm_of_calls(interrupts: int) -> dict[str, int]:
+def say_lost(what: str, error: BaseException) -> None:
+    print(f"{what} was lost: {error!r}", file=sys.stderr)
+
+
+@contextmanager
+def beside(action: Callable[[], None]) -> Iterator[None]:
+    """Repeats `action` on another thread meanwhile."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.is_set():
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def storm_of_calls(interrupts: int) -> Seen:
     """Blocking calls, and futures of another thread, on one connection at a time."""
-    seen: Counter[str] = Counter()
+    seen = Seen()
     with FakeBroker({"t": 1}) as broker:
         connection = open_connection(broker.endpoint, ConnectionConfig())
-        lock, stop = threading.Lock(), threading.Event()
+        lock = threading.Lock()
 
         def ask(opaque: int) -> tuple[bytes]:
             return (encode_frame(RequestCode.STATS, opaque, {"item": "x"}),)
 
         def others() -> None:
-            while not stop.is_set():
-                with lock:
-                    here = connection
-                done: SimpleQueue[object] = SimpleQueue()  # an Event may be interrupted with its lock held
-
-                def answered(reply: object, _error: object, done: SimpleQueue[object] = done) -> None:
-                    done.put(reply)
-
-                here.submit(ask, answered, time.monotonic() + 30)
-                try:
-                    done.get(timeout=_PATIENCE)
-                    seen["futures"] += 1
-                except Empty:
-                    seen["futures lost"] += 1
-                try:
-                    assert isinstance(here.call(ask, _PATIENCE), Frame)
-                    seen["calls of others"] += 1
-                except BrokerUnavailable:
-                    seen["calls of others ended with their connection"] += 1
-                except MetaqError:
-                    seen["calls of others lost"] += 1
-
-        thread = threading.Thread(target=others)
-        thread.start()
-        storm = Storm()
-        while storm.interrupts < interrupts:
+            with lock:
+                here = connection
+            done: SimpleQueue[object] = SimpleQueue()  # an Event may be interrupted with its lock held
+            here.submit(ask, lambda reply, _error: done.put(reply), time.monotonic() + 30)
             try:
-                if not storm.call(partial(connection.call, ask, _PATIENCE), 0.0006):
-                    seen["calls"] += 1
+                done.get(timeout=_PATIENCE)
+                seen["futures"] += 1
+            except Empty:
+                seen["futures lost"] += 1
+            try:
+                assert isinstance(here.call(ask, _PATIENCE), Frame)
+                seen["calls of others"] += 1
             except BrokerUnavailable:
-                seen["calls that found the connection ended"] += 1
-            except MetaqError:
-                seen["calls lost"] += 1
-            if connection.closed:
-                seen["connections ended"] += 1
-                with lock:
-                    connection = open_connection(broker.endpoint, ConnectionConfig())
-        stop.set()
-        thread.join()
+                seen["calls of others ended with their connection"] += 1
+            except MetaqError as error:
+                say_lost("a call of another thread", error)
+                seen["calls of others lost"] += 1
+
+        storm = Storm()
+        with beside(others):
+            while storm.interrupts < interrupts:
+                try:
+                    if not storm.call(partial(connection.call, ask, _PATIENCE)):
+                        seen["calls"] += 1
+                except BrokerUnavailable:
+                    seen["calls that found the connection ended"] += 1
+                except MetaqError as error:
+                    say_lost("a call", error)
+                    seen["calls lost"] += 1
+                if connection.closed:
+                    seen["connections ended"] += 1
+                    with lock:
+                        connection = open_connection(broker.endpoint, ConnectionConfig())
         connection.close()
     seen["interrupts"] = storm.interrupts
-    return dict(seen)
+    return seen
 
 
-def storm_of_sends(interrupts: int) -> dict[str, int]:
-    """send() of a producer, with futures of another thread."""
-    seen: Counter[str] = Counter()
-    config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+def storm_of_sends(interrupts: int) -> Seen:
+    """send(), with futures of another thread."""
+    return _producer_storm(interrupts, lambda producer: producer.send("t", b"x", timeout=_PATIENCE))
+
+
+def storm_of_futures(interrupts: int) -> Seen:
+    """send_async() and result(), with futures of another thread."""
+    return _producer_storm(interrupts, lambda producer: producer.send_async("t", b"x", timeout=_PATIENCE).result())
+
+
+def storm_of_flushes(interrupts: int) -> Seen:
+    """send_async() and flush(), with futures of another thread."""
+
+    def act(producer: Producer) -> None:
+        for _ in range(5):
+            producer.send_async("t", b"x", key="k", timeout=_PATIENCE)
+        producer.flush(_PATIENCE)
+
+    return _producer_storm(interrupts, act)
+
+
+def storm_of_full_buffers(interrupts: int) -> Seen:
+    """send_async() that has to wait for room, with futures of another thread."""
+
+    def act(producer: Producer) -> None:
+        for _ in range(5):
+            producer.send_async("t", bytes(1_500), timeout=_PATIENCE)
+
+    return _producer_storm(interrupts, act, room=4_000)
+
+
+def _producer_storm(interrupts: int, act: Callable[[Producer], object], room: int = 64 << 20) -> Seen:
+    seen = Seen()
+    config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, max_buffered_bytes=room)
     with FakeBroker({"t": 4}) as broker, Producer(metadata=FakeCluster([broker]), config=config) as producer:
-        stop = threading.Event()
 
         def others() -> None:
-            while not stop.is_set():
-                try:
-                    producer.send_async("t", b"other", timeout=_PATIENCE).result(_PATIENCE + 5)
-                    seen["futures"] += 1
-                except (MetaqError, TimeoutError) as error:
-                    print(f"a future was lost: {error!r}", file=sys.stderr)
-                    seen["futures lost"] += 1
-
-        thread = threading.Thread(target=others)
-        thread.start()
-        storm = Storm()
-        while storm.interrupts < interrupts and not seen["futures lost"]:
             try:
-                if not storm.call(lambda: producer.send("t", b"x", timeout=_PATIENCE), 0.0008):
-                    seen["sends"] += 1
-            except MetaqError as error:
-                print(f"a send was lost: {error!r}", file=sys.stderr)
-                seen["sends lost"] += 1
-        stop.set()
-        thread.join()
+                producer.send_async("t", b"other", timeout=_PATIENCE).result(_PATIENCE + 5)
+                seen["futures"] += 1
+            except (MetaqError, TimeoutError) as error:
+                say_lost("a future", error)
+                seen["futures lost"] += 1
+
+        storm = Storm()
+        with beside(others):
+            while storm.interrupts < interrupts and not seen["futures lost"]:
+                try:
+                    if not storm.call(partial(act, producer)):
+                        seen["uninterrupted"] += 1
+                except MetaqError as error:
+                    say_lost("a send", error)
+                    seen["sends lost"] += 1
+        try:
+            producer.flush(_PATIENCE)
+        except MetaqError as error:
+            say_lost("room", error)
+            seen["room lost"] += 1
     seen["interrupts"] = storm.interrupts
-    return dict(seen)
+    return seen
+
+
+def storm_of_ordered_sends(interrupts: int) -> Seen:
+    """OrderedProducer.send() to a partition that another thread sends to, too, while its broker comes and goes."""
+    seen = Seen()
+    here = TopicPartition("t", 0, 0)
+    config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, recover_interval_seconds=1.0)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        FakeBroker({"t": 1}) as broker,
+        LocalMessageStore(Path(directory) / "store.db") as store,
+    ):
+        cluster = FakeCluster([broker])
+        with OrderedProducer(metadata=cluster, partitions={"t": {0: 1}}, store=store, config=config) as producer:
+            numbers = {"main": 0, "other": 0}
+
+            def send(who: str) -> None:
+                numbers[who] += 1
+                producer.send("t", f"{who}:{numbers[who]}".encode(), partition=here, timeout=_PATIENCE)
+
+            def others() -> None:
+                if numbers["other"] % 100 == 50:
+                    cluster.unregister(broker)
+                send("other")
+                if numbers["other"] % 100 == 75:
+                    cluster.register(broker)
+
+            storm = Storm()
+            answered: set[int] = set()
+            with beside(others):
+                while storm.interrupts < interrupts:
+                    if not storm.call(partial(send, "main")):
+                        answered.add(numbers["main"])
+            cluster.register(broker)
+            if not producer.flush(DEADLINE):
+                seen["saved messages lost"] += producer.waiting(here)
+        bodies = [body.decode().split(":") for body in broker.bodies("t", 0)]
+        arrived = {who: list(dict.fromkeys(int(each) for name, each in bodies if name == who)) for who in numbers}
+        seen["futures"] = len(arrived["other"])
+        seen["answered messages lost"] = len(answered - set(arrived["main"]))
+        seen["messages of the other thread lost"] = numbers["other"] - len(arrived["other"])
+        seen["order lost"] = sum(numbers != sorted(numbers) for numbers in arrived.values())
+    seen["interrupts"] = storm.interrupts
+    return _without_zeros(seen)
+
+
+def storm_of_saves(interrupts: int) -> Seen:
+    """LocalMessageStore.append() and remove(): the file has what the count says, whole and in order."""
+    seen = Seen()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LocalMessageStore(Path(directory) / "store.db") as store,
+    ):
+        storm = Storm()
+        number, answered = 0, []
+
+        def act() -> None:
+            store.append("q", [StoredMessage("t", b"%d" % number)])
+            if number % 3 == 0:
+                store.append("other", [StoredMessage("t", b"x")])
+                store.remove("other", [number for number, _ in store.peek("other", 1)])
+
+        while storm.interrupts < interrupts:
+            number += 1
+            if not storm.call(act):
+                answered.append(number)
+        kept = [int(message.body) for _, message in store.peek("q", number + 1)]
+        seen["futures"] = len(kept)
+        seen["counts lost"] = abs(store.count("q") - len(kept))
+        seen["order lost"] = int(kept != sorted(set(kept)))
+        seen["messages lost"] = len(set(answered) - set(kept))
+    seen["interrupts"] = storm.interrupts
+    return _without_zeros(seen)
+
+
+def storm_of_polls(interrupts: int, connect: str) -> Seen:
+    """poll(), commit(), seek() and lag() of one consumer, which sees all that another thread sends."""
+    seen = Seen()
+    random = Random(1)
+    sent: set[tuple[TopicPartition, int]] = set()
+    found: set[tuple[TopicPartition, int]] = set()
+    group = f"storm-{os.getpid()}"
+    with Producer(connect) as producer, Consumer(connect, group=group, topics=["t"]) as consumer:
+        eventually(lambda: consumer.poll(timeout=0.1) or consumer.assignment(), what="the partitions")
+
+        def others() -> None:
+            result = producer.send("t", b"x", timeout=_PATIENCE)
+            sent.add((result.partition, result.offset))
+            seen["futures"] += 1
+
+        def poll() -> None:
+            messages = consumer.poll(timeout=0.02)
+            storm.armed = False  # behind this line they are the user's, and no call comes in between
+            found.update((message.partition, message.offset) for message in messages)
+
+        def seek() -> None:
+            partition = random.choice(consumer.assignment())
+            consumer.seek(partition, consumer.position(partition))
+
+        storm = Storm()
+        with beside(others):
+            while storm.interrupts < interrupts:
+                action = random.choice((poll, poll, poll, consumer.commit, consumer.lag, seek))
+                try:
+                    if not storm.call(action):
+                        seen["uninterrupted"] += 1
+                except BrokerUnavailable:  # lag() or seek() behind a poll() that was interrupted while it read
+                    seen["calls that found the connection ended"] += 1
+                except MetaqError as error:
+                    say_lost(f"{action}", error)
+                    seen["calls lost"] += 1
+        deadline = time.monotonic() + DEADLINE
+        while not sent <= found and time.monotonic() < deadline:
+            found.update((message.partition, message.offset) for message in consumer.poll(timeout=0.5))
+        for partition, offset in sorted(sent - found):
+            say_lost(f"the message at {offset} of {partition}, position {consumer.position(partition)}", LookupError())
+        seen["messages lost"] = len(sent - found)
+    seen["interrupts"] = storm.interrupts
+    return _without_zeros(seen)
+
+
+def storm_of_members(interrupts: int, connect: str) -> Seen:
+    """Consumers that come, poll and go: none stays in the group."""
+    seen = Seen()
+    group = f"storm-{os.getpid()}"
+    begun: list[Consumer] = []
+
+    class Member(Consumer):
+        def __init__(self) -> None:
+            super().__init__(connect, group=group, topics=["t"])
+            begun.append(self)  # from here on its user has it, and has to close it
+
+    def come_and_go() -> None:
+        with Member() as consumer:
+            consumer.poll(timeout=0.005)
+
+    storm = Storm()
+    while storm.interrupts < interrupts:
+        try:
+            if not storm.call(come_and_go):
+                seen["futures"] += 1
+            while begun:
+                begun.pop().close()
+        except MetaqError as error:
+            say_lost("a consumer", error)
+            seen["consumers lost"] += 1
+    with Cluster(connect) as cluster:
+        try:
+            eventually(lambda: not cluster.members(group), what="the end of the members")
+        except AssertionError:
+            seen["members lost"] = len(cluster.members(group))
+    seen["threads"] = threading.active_count()
+    seen["interrupts"] = storm.interrupts
+    return seen
+
+
+def _without_zeros(seen: Seen) -> Seen:
+    return Seen({name: count for name, count in seen.items() if count})
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1])
-    for run in (storm_of_calls, storm_of_sends) if len(sys.argv) == 2 else (storm_of_sends,):
-        print(run.__name__, json.dumps(run(count), sort_keys=True), flush=True)
+    run: Callable[..., Seen] = globals()[f"storm_of_{sys.argv[1]}"]
+    print(json.dumps(run(int(sys.argv[2]), *sys.argv[3:]), sort_keys=True), flush=True)

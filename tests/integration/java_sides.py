@@ -18,7 +18,7 @@ from typing import Any
 from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed, Server, free_port
 from bench.server_ini import Topics, server_ini
-from metaq.coordination.session import ZkSession
+from tests.integration.coordination_helpers import make_chroot
 from tests.waiting import DEADLINE
 
 KINDS = ("java", "ours")
@@ -134,8 +134,7 @@ def running_side(
 ) -> Iterator[Side]:
     """A broker of that kind ("java" or "ours") and an application; both are gone at the end."""
     settings = {**ON_DISK_WHEN_ANSWERED, **(system or {})}
-    with ZkSession(connect):  # a chroot must exist for Java; our sessions create it
-        pass
+    make_chroot(connect)
     directory.mkdir(exist_ok=True)
     broker = BROKERS[kind](directory, connect, topics, settings)
     app = Application(connect, directory / "client.log")

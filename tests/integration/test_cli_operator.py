@@ -17,8 +17,9 @@ from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession
 from tests.waiting import eventually
 
-from .cli_helpers import Operator
+from .cli_helpers import Operator, run
 from .client_cluster import SHORT_SESSION_SECONDS, Brokers, running_brokers
+from .coordination_helpers import make_chroot
 from .java_peers import received, require_java
 
 TOPICS = {"orders": 2, "trades": 4}
@@ -121,8 +122,7 @@ def test_offsets_are_shown_copied_whole_and_skipped_to_the_end(brokers: Brokers,
 
 def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: Path) -> None:
     require_java()
-    with ZkSession(operator.connect):  # a chroot must exist for Java; our sessions create it
-        pass
+    make_chroot(operator.connect)
     with JavaBroker(tmp_path, operator.connect, {"trades": 2}, {"unflushThreshold": 0}) as broker:
         address = f"127.0.0.1:{broker.port}"
         with JavaClient(operator.connect, tmp_path / "client.log") as client:
@@ -193,6 +193,13 @@ def test_the_monitor_finds_a_healthy_cluster_a_lagging_group_and_a_dead_broker(
     assert "alarm" in dead.out
 
 
+def test_an_empty_chroot_is_told_from_a_cluster_without_topics_or_groups(chroot: str) -> None:
+    for command in (("brokers", "list"), ("groups", "list"), ("topics", "list")):
+        ran = run(*command, "--json", env={"METAQ_ZK": chroot})
+        assert (ran.code, ran.out) == (0, "[]\n")
+        assert ran.err == f"metaq: no broker is registered at {chroot}: start one, or name another --zk\n"
+
+
 def test_a_dead_broker_whose_session_has_ended_is_missed_by_every_tool(
     chroot: str, tmp_path: Path, operator: Operator
 ) -> None:
@@ -247,6 +254,27 @@ def test_offsets_on_a_broker_that_is_gone_are_not_moved_and_that_is_told(brokers
         (there,) = cluster.committed_many("halved", [gone])
         assert there is not None
         assert there.offset == 77
+
+
+def test_a_broker_that_is_absent_is_told_by_whatever_looks_at_or_moves_a_group(
+    brokers: Brokers, operator: Operator
+) -> None:
+    """It may have partitions that the group has never read, of which ZooKeeper knows nothing."""
+    absent = "metaq: not registered in ZooKeeper now: broker 9; what only it has is"
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("partial", {TopicPartition("trades", 0, 0): 0})
+    with ZkSession(operator.connect) as session:
+        path = session.paths.broker(9)
+        session.nodes.ensure([path])
+        try:
+            seek = operator.ran("groups", "seek", "partial", "--topic", "trades", "--to", "latest", "--dry-run")
+            describe = operator.ran("groups", "describe", "partial")
+            consume = operator.ran("consume", "--topic", "trades", "--group", "partial", "--timeout", "0.1")
+        finally:
+            session.zk.delete(path)
+    assert (seek.code, seek.err.strip()) == (0, f"{absent} left as it is")
+    assert (describe.code, describe.err.strip()) == (0, f"{absent} not shown")
+    assert (consume.code, consume.err.strip()) == (0, f"{absent} not shown")
 
 
 def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_members(

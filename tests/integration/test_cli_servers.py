@@ -116,7 +116,7 @@ def test_up_ends_with_an_error_when_a_broker_dies(tmp_path):
     os.kill(broker, signal.SIGKILL)
     _, said = up.process.communicate(timeout=DEADLINE)
     assert up.process.returncode == 1
-    assert re.fullmatch(r"metaq: broker 0 ended with exit code -9: .*broker\.log\)\n", said.decode())
+    assert re.fullmatch(r"metaq: broker 0 was ended by SIGKILL \(log: .*broker\.log\)\n", said.decode())
 
 
 def test_zookeeper_prints_one_line_serves_and_stops_on_sigterm(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
-from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CorruptRecord
 from tests.integration.client_cluster import running_brokers
 from tests.integration.java_peers import require_java
@@ -25,8 +24,6 @@ def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Itera
             yield brokers.running[0]
         return
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     with JavaBroker(tmp_path / "java", chroot, {"t": 1}, {"unflushThreshold": 1}) as broker:
         yield broker
 

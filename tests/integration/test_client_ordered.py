@@ -14,7 +14,6 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Consumer, LocalMessageStore, OrderedProducer, SendResult, TopicPartition
-from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
 from tests.waiting import DEADLINE, eventually
@@ -33,8 +32,6 @@ class Broker(NamedTuple):
 @contextmanager
 def java_broker(chroot: str, directory: Path) -> Iterator[Broker]:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     running = [JavaBroker(directory / "java", chroot, {"t": 2}, {"unflushThreshold": 1})]
 
     def start() -> None:

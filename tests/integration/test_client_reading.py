@@ -25,8 +25,6 @@ def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Itera
             yield brokers.running[0]
         return
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     settings = {"unflushThreshold": 1, "maxSegmentSize": SEGMENT_BYTES}
     with JavaBroker(tmp_path / "java", chroot, {"t": 12}, settings) as broker:
         yield broker
@@ -97,8 +95,6 @@ def test_a_topic_whose_oldest_messages_were_deleted_is_browsed_from_the_oldest_l
 ) -> None:
     """1.x takes such a partition for empty."""
     require_java()
-    with ZkSession(chroot):
-        pass
     where = TopicPartition("t", 0, 0)
     settings = {"unflushThreshold": 1, "maxSegmentSize": SEGMENT_BYTES}
     with Producer(chroot) as producer:

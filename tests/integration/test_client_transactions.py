@@ -10,7 +10,6 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
-from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import TransactionLost, TransactionRefused
 from tests.integration.client_cluster import Brokers, read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
@@ -24,8 +23,6 @@ XID = Xid(3, b"global", b"branch")
 @contextmanager
 def java_cluster(chroot: str, directory: Path) -> Iterator[None]:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     with JavaBroker(directory / "java", chroot, TOPICS, {"unflushThreshold": 1}):
         yield
 

@@ -19,9 +19,9 @@ from metaq.coordination.registration import BrokerAddress, BrokerRegistration, T
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.watches import ChildrenWatcher
 from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
-from metaq.protocol.errors import CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import running_brokers
-from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, session_at, wait_for
+from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, make_chroot, session_at, wait_for
 from tests.integration.gate import Gate
 from tests.waiting import DEADLINE, assert_within
 
@@ -55,11 +55,17 @@ class Recorder:
 # --- starting and ending ----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_chroot_is_created_with_its_parents(zookeeper: EmbeddedZooKeeper, chroot: str):
-    with session_at(chroot + "/a/b") as session:
-        assert session.nodes.exists_root()
-    with session_at(zookeeper.connect_string) as session:
-        assert session.nodes.get(chroot.removeprefix(zookeeper.connect_string) + "/a/b") is not None
+def test_a_missing_chroot_is_created_with_its_parents_for_brokers_only(zookeeper: EmbeddedZooKeeper, chroot: str):
+    connect = chroot + "/a/b"
+    node = connect.removeprefix(zookeeper.connect_string)
+    with session_at(zookeeper.connect_string) as other:
+        with pytest.raises(ConfigError, match=f"zookeeper={connect}: there is no node {node}"):
+            ZkSession(connect).start(DEADLINE)
+        assert other.nodes.get(chroot.removeprefix(zookeeper.connect_string) + "/a") is None
+        assert make_chroot(connect) == connect
+        assert other.nodes.get(node) is not None
+        with session_at(connect) as session:
+            assert session.nodes.exists_root()
 
 
 def test_an_unreachable_zookeeper_is_named_within_the_timeout_and_leaves_no_thread():

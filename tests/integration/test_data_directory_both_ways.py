@@ -13,7 +13,6 @@ from metaq import Message, Producer, TopicPartition
 from metaq.cli.direct_read import read_topic
 from metaq.cli.options import Position
 from metaq.client.cluster import Cluster
-from metaq.coordination.session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import Result, encode_put
 from tests.broker_process import Connection
@@ -133,8 +132,6 @@ class Coordinator:
 def scene(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Scene]:
     """With PARTITIONS partitions, or as many as the test's parameter says."""
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     scene = Scene(chroot, tmp_path, getattr(request, "param", PARTITIONS))
     yield scene
     scene.close()

@@ -5,15 +5,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.integration.client_cluster import running_brokers
+
 ROOT = Path(__file__).parent.parent.parent
 
+INTERRUPTS = 300
 
-def test_hundreds_of_interrupts_lose_no_call_no_send_and_no_future_of_another_thread():
-    storm = [sys.executable, "-m", "tests.integration.interrupt_storm", "300"]
-    done = subprocess.run(storm, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    runs = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines()]
-    assert len(runs) == 2
-    for seen in runs:
-        assert seen["interrupts"] == 300
-        assert seen["futures"] > 0
-        assert [name for name in seen if name.endswith("lost")] == []
+
+def run(storm: str, *connect: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.integration.interrupt_storm", storm, str(INTERRUPTS), *connect]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, int] = json.loads(done.stdout)
+    assert [name for name in seen if name.endswith("lost")] == [], done.stderr
+    assert seen["interrupts"] == INTERRUPTS
+    assert seen["futures"] > 0
+    return seen
+
+
+@pytest.mark.parametrize("storm", ["calls", "sends", "futures", "flushes", "full_buffers", "ordered_sends", "saves"])
+def test_hundreds_of_interrupts_lose_nothing_of_this_thread_and_of_another(storm: str):
+    run(storm)
+
+
+@pytest.mark.parametrize("storm", ["polls", "members"])
+def test_hundreds_of_interrupts_of_consumers_lose_no_message_and_leave_no_member(
+    storm: str, chroot: str, tmp_path: Path
+):
+    with running_brokers(chroot, tmp_path, {"t": 4}):
+        run(storm, chroot)

@@ -9,7 +9,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.session import ZkSession
+from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker, decoded
 from tests.waiting import eventually
@@ -33,8 +33,7 @@ def pair(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory)
     require_java()
     directory = tmp_path_factory.mktemp("pair")
     connect = f"{zookeeper.connect_string}/{directory.name}"
-    with ZkSession(connect):
-        pass
+    make_chroot(connect)
     for name in ("java", "ours"):
         (directory / name).mkdir()
     ours = {**ON_DISK_WHEN_ANSWERED, "brokerId": 1}

@@ -9,7 +9,6 @@ import pytest
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
-from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_peers import received, require_java
 from tests.waiting import DEADLINE, eventually
@@ -25,8 +24,6 @@ def _java() -> None:
 
 @pytest.fixture
 def java_broker(chroot: str, tmp_path: Path) -> Iterator[JavaBroker]:
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     with JavaBroker(tmp_path / "java", chroot, {"t": 2}, READABLE_AT_ONCE) as broker:
         yield broker
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metaq.coordination.session import ZkSession
 from tests.integration.java_peers import require_java
 from tests.soak.report import table
 from tests.soak.rolling import rolling
@@ -16,8 +15,6 @@ def test_a_cluster_moves_to_our_brokers_and_back_without_its_clients_losing_anyt
     chroot: str, tmp_path: Path
 ) -> None:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     rolled = rolling(tmp_path, chroot, BROKERS, print)
     verdict = rolled.outcome.verdict
     assert verdict.ok, table(rolled.outcome.history, verdict)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from bench.processes import Server
-from metaq.coordination.session import ZkSession
 from tests.integration.doc_examples import ROOT, blocks, console_examples, matches
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
@@ -27,8 +26,6 @@ PAGE = "migrating.md"
 @pytest.fixture
 def place(chroot: str, tmp_path: Path) -> Iterator[Place]:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     place = Place(tmp_path / "broker", chroot, {"t": 3})
     yield place
     place.kill()

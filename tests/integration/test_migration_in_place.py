@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.session import ZkSession
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Kind, Place
@@ -29,8 +28,6 @@ def test_the_other_broker_takes_over_below_running_java_clients(
     before: Kind, after: Kind, crash: bool, chroot: str, tmp_path: Path
 ) -> None:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     group = Group(chroot, "readers", "t", tmp_path / "group")
     place = Place(tmp_path / "broker", chroot, {"t": 3}, system=SETTINGS)
     ini = place.ini.read_bytes()

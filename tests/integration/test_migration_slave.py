@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from metaq.client.cluster import Cluster
-from metaq.coordination.session import ZkSession
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Kind, Place
@@ -25,8 +24,6 @@ def test_a_slave_of_ours_takes_the_masters_place_below_running_java_clients(
     master_kind: Kind, chroot: str, tmp_path: Path
 ) -> None:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     group = Group(chroot, "readers", "t", tmp_path / "group")
     master, slave = (Place(tmp_path / name, chroot, {"t": 3}, system=SETTINGS) for name in ("master", "slave"))
     properties = tmp_path / "metaslave.properties"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metaq.coordination.session import ZkSession
 from tests.integration.java_peers import require_java
 from tests.soak.mixed import mixed
 from tests.soak.report import table
@@ -15,8 +14,6 @@ SEED = 5
 
 def test_a_mixed_group_loses_nothing_while_members_and_brokers_are_killed(chroot: str, tmp_path: Path) -> None:
     require_java()
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     tally = mixed(tmp_path, chroot, SECONDS, SEED, print)
     assert tally.outcome.verdict.ok, table(tally.outcome.history, tally.outcome.verdict)
     assert tally.outcome.verdict.acknowledged > 500

@@ -9,8 +9,8 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.redo_reader import read_redo
-from metaq.coordination.session import ZkSession
 from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
 
@@ -25,8 +25,6 @@ def _java() -> None:
 
 
 def java(directory: Path, chroot: str, data: Path) -> JavaBroker:
-    with ZkSession(chroot):  # a chroot must exist for Java; our sessions create it
-        pass
     directory.mkdir(exist_ok=True)
     return JavaBroker(directory, chroot, {"t": 2, "u": 1}, {**READABLE_AT_ONCE, "dataPath": data})
 
@@ -60,7 +58,7 @@ def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_t
     before += [f"{PREPARED[0]} a".encode(), b"ours"]
     contents = read_redo(REAL_FILES, str(data / "transactions" / "redo.1"))
     assert contents.problem is None
-    with java(tmp_path / "java2", f"{chroot}-2", data) as broker, Connection(broker.port) as connection:
+    with java(tmp_path / "java2", make_chroot(f"{chroot}-2"), data) as broker, Connection(broker.port) as connection:
         assert bodies(connection, "t", 0) == before
         assert sorted(recover(connection)) == PREPARED[1:]
         ok(connection, tx(PREPARED[2], "ROLLBACK"), tx(PREPARED[3], "COMMIT_TWO_PHASE"))

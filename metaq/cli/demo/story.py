@@ -37,7 +37,7 @@ GROUP, SPARK_GROUP = "demo", "demo-spark"
 SEND_BATCH = 1000
 REBALANCE_SECONDS = 30.0
 DRAIN_SECONDS = 120.0
-SPARK_SECONDS = 150.0
+SPARK_SECONDS = 400.0
 LAG_SECONDS = 0.25
 """How often the lag is looked at while the group works through its backlog."""
 
@@ -179,9 +179,11 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
     job = Child("Spark job", arguments, directory / "spark.log", module="metaq.cli.demo.spark_job")
     try:
         with report.waiting("Spark is working"):
-            wait_until(lambda: not job.running, began + SPARK_SECONDS)
+            ended = wait_until(lambda: not job.running, began + SPARK_SECONDS)
     finally:
         code = job.stop()
+    if not ended:
+        raise RequestTimedOut(f"the Spark job did not end within {SPARK_SECONDS:.0f} s: {job.last_words()}")
     if code != 0:
         raise ClientError(f"the Spark job ended with exit code {code}: {job.last_words()}")
     seconds = time.monotonic() - began

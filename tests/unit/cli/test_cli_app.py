@@ -123,3 +123,13 @@ def test_the_zookeeper_is_named_in_front_of_the_command_or_behind_it(monkeypatch
     monkeypatch.setattr("metaq.cli.target.open_cluster", Nowhere)
     assert app.run(arguments) == 1
     assert capsys.readouterr().err == f"metaq: {asked}\n"
+
+
+@pytest.mark.parametrize("zk", ["", "127.0.0.1:port", "/meta", "host:99999"])
+@pytest.mark.parametrize("in_front", [True, False])
+def test_what_is_no_connect_string_is_a_wrong_command_line(capsys, zk, in_front):
+    command = ["topics", "list"]
+    assert app.run(["--zk", zk, *command] if in_front else [*command, "--zk", zk]) == 2
+    said = capsys.readouterr().err
+    assert "'--zk'" in said
+    assert f"{zk!r} is no connect string: use host:port" in said

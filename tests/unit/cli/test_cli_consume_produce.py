@@ -6,7 +6,7 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.produce import line_chunks
+from metaq.cli.produce import Chunk, Progressed, _send_lines, line_chunks
 from metaq.client.consumer.single_read import decode_records
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
@@ -131,3 +131,23 @@ def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_opened(capsys,
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "said"),
+    [
+        (0, "interrupted; no line is acknowledged: send all again"),
+        (2, "interrupted; acknowledged: the first 2 lines; to resume: tail -n +3"),
+    ],
+)
+def test_ctrl_c_says_how_many_lines_are_acknowledged(capsys, acknowledged, said):
+    def send(lines):
+        if progressed.messages == acknowledged:
+            raise KeyboardInterrupt
+        return len(lines[0])
+
+    progressed = Progressed()
+    chunks = [Chunk([b"a"], 2), Chunk([b"b", b"c"], 4)]
+    with pytest.raises(KeyboardInterrupt):
+        _send_lines(chunks, send, 1, progressed, lambda _: None)
+    assert said in capsys.readouterr().err

@@ -48,6 +48,17 @@ def test_standing_still_is_known_from_the_second_look_on(monitor):
     assert cause(monitor, 1000) == cause(monitor, 1000) == (Level.OK, "behind by")
 
 
+@pytest.mark.parametrize(
+    ("owner", "fine", "stuck"), [("c", Level.OK, "stands still"), (None, Level.WARNING, "no owner")]
+)
+def test_what_has_come_since_the_last_look_stands_not_still(monitor, owner, fine, stuck):
+    assert cause(monitor, 1000, owner=owner)[0] is fine
+    assert cause(monitor, 1000, end=1010, owner=owner)[0] is fine  # it came a moment ago
+    assert cause(monitor, 1000, end=1020, owner=owner) == (Level.ALARM, stuck)
+    assert cause(monitor, 1020, end=1020, owner=owner)[0] is fine
+    assert cause(monitor, 1020, end=1030, owner=owner)[0] is fine
+
+
 def test_messages_that_wait_for_nobody_are_an_alarm_however_few(monitor):
     assert cause(monitor, 999, members=0, owner=None) == (Level.ALARM, "no live")
     assert cause(monitor, None, members=0, owner=None) == (Level.ALARM, "no live")

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from metaq.client.backoff import Backoff
 from metaq.client.connection import Connection
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.values import TopicPartition
 from metaq.client.waiting import Waiter
+from metaq.coordination.backoff import Backoff
 
 
 class Driven:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.client.backoff import Backoff
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.arrow import SCHEMA, record_batch
 from metaq.client.consumer.chunk import Chunk
@@ -21,6 +20,7 @@ from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.inquiry import damaged_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body, encode_record

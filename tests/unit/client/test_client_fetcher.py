@@ -5,20 +5,20 @@ import time
 
 import pytest
 
-from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
-from metaq.client.lookups import lag_behind, max_offset, message_counts, min_offset, offset_at_time
+from metaq.client.inquiry import lag_behind, max_offset, messages_before, min_offset, offset_at_time, partition_bounds
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
 from metaq.client.values import Lag, TopicPartition
-from metaq.protocol.errors import ClientError, CorruptRecord
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import CorruptRecord, RequestRefused
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
@@ -161,6 +161,33 @@ def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
     reader.fetcher.open(reader.state, 0)
     broker.append("t", 0, b"first")
     assert reader.payloads(1) == [b"first"]
+
+
+def test_a_seek_while_the_begin_is_looked_for_holds(broker, reader):
+    broker.append("t", 0, b"0", b"1", b"2")
+
+    def late(connection, partition):
+        end = max_offset(connection, partition)
+        reader.fetcher.move(reader.state, 0)  # the user's seek comes before the begin that was found
+        return end
+
+    reader.fetcher.open(reader.state, late)
+    assert reader.payloads(3) == [b"0", b"1", b"2"]
+
+
+def test_a_seek_before_the_first_position_is_set_holds(broker, reader):
+    broker.append("t", 0, b"0", b"1", b"2")
+    reader.fetcher.move(reader.state, 0)
+    reader.fetcher.open(reader.state, 3 * 21)
+    assert reader.payloads(3) == [b"0", b"1", b"2"]
+
+
+def test_a_partition_that_is_kept_goes_on_where_a_seek_has_led_meanwhile(broker, reader):
+    broker.append("t", 0, b"0", b"1", b"2")
+    reader.fetcher.open(reader.state, 3 * 21)
+    reader.fetcher.move(reader.state, 21)
+    reader.fetcher.again(reader.state)
+    assert reader.payloads(2) == [b"1", b"2"]
 
 
 def test_latest_begins_at_the_end(broker, reader):
@@ -309,8 +336,8 @@ def test_lag_is_counted_in_messages_where_the_broker_can(broker, connection, pro
     broker.append("t", 0, b"a", b"b", b"c")
     assert lag_behind(connection, HERE, 21) == Lag(2 if protocol == "auto" else None, 42)
     assert lag_behind(connection, HERE, 63) == Lag(0 if protocol == "auto" else None, 0)
-    counts = message_counts(connection, HERE, 21)
-    assert (counts and counts[:2]) == (None if protocol == "text" else (3, 1))
+    assert partition_bounds(connection, HERE).messages == (3 if protocol == "auto" else None)
+    assert messages_before(connection, HERE, 21) == (1 if protocol == "auto" else None)
 
 
 def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, protocol):
@@ -319,7 +346,7 @@ def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, proto
         assert offset_at_time(connection, HERE, 0) == 0
         assert offset_at_time(connection, HERE, int(time.time() * 1000) + 60_000) == 21
     else:
-        with pytest.raises(ClientError, match="earliest"):
+        with pytest.raises(RequestRefused, match="name an offset, 'earliest' or 'latest'"):
             offset_at_time(connection, HERE, 0)
 
 

@@ -13,6 +13,7 @@ from metaq.client.connection import Endpoint
 from metaq.client.finding import FoundMessage, FoundMessages, MessageFinder
 from metaq.client.message import Message
 from metaq.client.places import AtKey, AtMessage, Last, locate
+from metaq.client.sources import Sources
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import (
@@ -69,9 +70,9 @@ def answer(*rows: tuple[int, int, int, int], unsearched: int = 0, more: bool = F
 
 @pytest.fixture
 def finder_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make(*peers: Peer) -> MessageFinder:
+    def make(*peers: Peer, absent: tuple[int, ...] = ()) -> MessageFinder:
         endpoints = {number: Endpoint("peer", number) for number in range(len(peers))}
-        monkeypatch.setattr(finding, "brokers_of", lambda view, topic: endpoints)
+        monkeypatch.setattr(finding, "brokers_of", lambda view, topic: Sources(endpoints, absent))
         return MessageFinder(cast(ClusterView, None), lambda endpoint: cast(Any, peers[endpoint.port]))
 
     return make
@@ -102,6 +103,21 @@ def test_nothing_is_told_from_nothing_as_far_as_could_be_looked(finder_of: Any) 
     assert error.value.unsearched_bytes == 7
     with pytest.raises(SearchIncomplete):
         finder_of(Peer(answer(unsearched=3))).oldest_with_key("t", "k")
+
+
+def test_what_an_absent_broker_may_have_is_not_told_from_nothing(finder_of: Any) -> None:
+    with pytest.raises(SearchIncomplete, match="not registered is broker 7, start it") as error:
+        finder_of(Peer(answer()), absent=(7,)).view_message("t", 1)
+    assert error.value.unsearched_bytes == 0
+    found = finder_of(Peer(answer()), absent=(7, 9)).query_message("t", "k")
+    assert (found.messages, found.absent, found.silent) == ([], (7, 9), {})
+    there = finder_of(Peer(answer((0, 7, 1000, 77))), absent=(7,))
+    assert there.view_message("t", 77).message.offset == 7
+    peer = Peer(answer(), answer((0, 7, 1000, 77)))
+    find = locate(AtMessage(77), ["a", "t"], finder_of(peer, absent=(7,)))
+    assert find(cast(Any, Peer()), TopicPartition("t", 0, 0)) == 7
+    with pytest.raises(SearchIncomplete):
+        locate(AtMessage(77), ["a", "t"], finder_of(Peer(answer(), answer()), absent=(7,)))
 
 
 def test_answers_to_a_key_are_merged_in_the_order_of_their_times(finder_of: Any) -> None:

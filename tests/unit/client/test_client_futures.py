@@ -52,6 +52,14 @@ def test_result_gives_up_after_its_timeout():
         new_future().result(0)
 
 
+def test_asking_again_and_again_leaves_nothing_behind():
+    future = new_future()
+    for _ in range(3):
+        with pytest.raises(futures.TimeoutError):
+            future.result(1e-6)
+    assert future._bells == ()
+
+
 def test_a_send_cannot_be_cancelled():
     future = new_future()
     assert not future.cancel()

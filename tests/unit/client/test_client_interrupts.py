@@ -8,6 +8,7 @@ where the code relies on statements without a call, the points are the beginning
 
 import contextlib
 import dis
+import signal
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig
 from metaq.client import connection as connection_module
-from metaq.client import interrupts as interrupts_module
 from metaq.client import local_store as local_store_module
 from metaq.client import pool as pool_module
 from metaq.client import timers as timers_module
@@ -30,6 +30,9 @@ from metaq.client import waiting as waiting_module
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import fetcher as fetcher_module
+from metaq.client.consumer import partition_state as partition_state_module
+from metaq.client.consumer.chunk import Chunk
+from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import batching as batching_module
 from metaq.client.producer import futures as futures_module
@@ -37,6 +40,7 @@ from metaq.client.producer import ordered as ordered_module
 from metaq.client.producer import producer as producer_module
 from metaq.client.producer import resender as resender_module
 from metaq.client.producer import sending as sending_module
+from metaq.client.producer import text_sending as text_sending_module
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
 from metaq.client.producer.outgoing import Outgoing
@@ -44,7 +48,9 @@ from metaq.client.producer.sending import Sender
 from metaq.client.reply_reader import SentReply
 from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.client.values import SendResult, TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from metaq.coordination import interrupts as interrupts_module
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
@@ -290,13 +296,15 @@ def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
     assert len(at_each_point(scenario, frozenset({pool_module.__file__, threading.__file__}), lines=False)) > 10
 
 
+@pytest.mark.parametrize("protocol", ["auto", "text"])
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside futures"])
-def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(others):
+def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(others, protocol):
+    files = FILES | {sending_module.__file__, text_sending_module.__file__}
     with FakeBroker({"t": 2}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
             config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
-            with Producer(metadata=FakeCluster([broker]), config=config) as producer:
+            with Producer(metadata=FakeCluster([broker]), config=config, protocol=protocol) as producer:
                 producer.send("t", b"first")
                 futures: list[Future[Any]] = []
                 threads = [
@@ -314,7 +322,7 @@ def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resol
                     assert future.result(20).offset >= 0
                 producer.flush(20)
 
-        assert len(at_each_point(scenario)) > 30
+        assert len(at_each_point(scenario, files)) > 30
 
 
 @pytest.mark.parametrize("linger_ms", [0, 5], ids=["at once", "lingering"])
@@ -333,6 +341,24 @@ def test_an_interrupted_asynchronous_send_leaves_a_producer_that_sends_and_can_b
                 for future in futures:
                     assert future.result(20).offset >= 0
                 producer.flush(20)
+
+        assert len(at_each_point(scenario, files, lines=False)) > 10
+
+
+def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sent_to_when_there_is_one():
+    files = frozenset({batching_module.__file__, sending_module.__file__, timers_module.__file__})
+    with FakeBroker({"t": 1}) as dead:
+        pass
+    with FakeBroker({"t": 1}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+            cluster = FakeCluster([dead])
+            with Producer(metadata=cluster, config=config) as producer:
+                interrupter.run(lambda: producer.send_async("t", b"interrupted", timeout=20))
+                cluster.register(broker)
+                assert producer.send("t", b"after", timeout=5).offset >= 0
+                producer.flush(5)
 
         assert len(at_each_point(scenario, files, lines=False)) > 10
 
@@ -398,6 +424,73 @@ def test_what_an_interrupted_call_asked_for_is_done_before_the_next():
             aside.do(lambda: 1 / 0)
 
     assert len(at_each_point(scenario, files)) > 5
+
+
+def test_what_an_interrupted_call_asked_for_is_done_although_nothing_is_asked_for_after_it():
+    files = frozenset({interrupts_module.__file__, threading.__file__})
+
+    def scenario(interrupter: Interrupter) -> None:
+        aside, done = interrupts_module.Aside("metaq-test"), SimpleQueue[int]()
+        interrupter.run(lambda: aside.do(done.put, 1))
+        eventually(aside._todo.empty, what="the end of what was asked for")
+
+    assert len(at_each_point(scenario, files)) > 5
+
+
+def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped_where_that_is_asked_for():
+    """So the next call waits for one that hangs, not for all that gave up waiting behind it."""
+    aside, done = interrupts_module.Aside("metaq-test", drops=True), list[int]()
+    begun, go_on = SimpleQueue[None](), SimpleQueue[None]()
+
+    def hang() -> None:
+        begun.put(None)
+        go_on.get()
+
+    def limit(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        for action in (hang, lambda: done.append(1), lambda: done.append(2)):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupt):
+                aside.do(action)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    begun.get(timeout=DEADLINE)
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("metaq-test") == 1
+    go_on.put(None)
+    aside.do(done.append, 3)
+    assert done == [3]
+
+
+def test_an_interrupted_seek_has_moved_all_of_the_position_or_nothing_of_it():
+    files = frozenset({partition_state_module.__file__})
+
+    def scenario(interrupter: Interrupter) -> None:
+        state = PartitionState(TopicPartition("t", 0, 0), Backoff(1, 1), opened=True, fetch_offset=40)
+        state.chunks.append(Chunk.of(memoryview(b""), 0, 40))
+        interrupter.run(lambda: state.start_at(100))
+        found = state.position, state.fetch_offset, len(state.chunks), state.moves
+        assert found in ((0, 40, 1, 0), (100, 100, 0, 1))
+
+    at_each_point(scenario, files, lines=False)
+
+
+def test_an_interrupted_close_of_a_producer_ends_every_future():
+    files = frozenset({producer_module.__file__, batching_module.__file__})
+    with FakeBroker({"t": 1}) as dead:
+        pass
+
+    def scenario(interrupter: Interrupter) -> None:
+        producer = Producer(metadata=FakeCluster([dead]))
+        futures = [producer.send_async("t", b"x", timeout=60) for _ in range(3)]
+        interrupter.run(lambda: producer.close(0.001))
+        producer.close(0.001)
+        assert all(isinstance(future.exception(DEADLINE), ClientError) for future in futures)
+
+    at_each_point(scenario, files, lines=False)
 
 
 def test_a_waiter_that_never_ends_holds_up_no_other_future():

@@ -2,25 +2,25 @@
 
 import threading
 from dataclasses import replace
-from queue import SimpleQueue
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from metaq.client.backoff import Backoff
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.arrivals import Arrivals
 from metaq.client.consumer.damage import DamagePolicy
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer.group_member import Notice
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.listener import Listener, RetryLater, accepting
+from metaq.client.consumer.notices import Notice, Notices
 from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord
 from tests.waiting import DEADLINE, eventually
 
@@ -42,7 +42,7 @@ class Running:
         self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)
         self.handout = Handout(arrivals, self.fetcher, None)
         self.arrivals = arrivals
-        self.notices: SimpleQueue[Notice] = SimpleQueue()
+        self.notices = Notices()
         self.states = [PartitionState(each, Backoff(0.001, 0.01)) for each in broker.partitions]
         self.poll_watch = PollWatch("g", "g_me", None)
         member: Any = SimpleNamespace(stepped_out=False, owned={})
@@ -68,9 +68,8 @@ class Running:
         self.error = None
         self.thread = threading.Thread(target=self.loop)
 
-    def tell(self, notice):
-        self.told.append((notice.assigned, [str(each) for each in notice.partitions]))
-        notice.done()
+    def tell(self, assigned, partitions):
+        self.told.append((assigned, [str(each) for each in partitions]))
 
     def loop(self):
         try:
@@ -143,7 +142,7 @@ def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker):
         assert running.poll_watch._working
     assert not running.poll_watch._working
     go.set()
-    eventually(lambda: not any(thread.is_alive() for thread in running.listener._threads), what="its end")
+    assert all(worker.join(DEADLINE) for worker in running.listener._workers)
     assert not running.poll_watch._working
 
 
@@ -261,7 +260,7 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
         state = running.states[0]
         state.revoking = True
         assert running.handout.is_out([state])
-        running.notices.put(Notice(False, [state.partition], handed_over.set))
+        running.notices.put(Notice(False, [state.partition], lambda _: handed_over.set()))
         running.arrivals.put(None)
         assert not handed_over.wait(0.05)
         go_on.set()
@@ -311,12 +310,52 @@ def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker):
         try:
             assert inside.wait(DEADLINE)
             partition = running.states[0].partition
-            running.notices.put(Notice(False, [partition], lambda: None))  # of an earlier claim, which did nothing
-            running.notices.put(Notice(True, [partition], lambda: None))
+            running.notices.put(Notice(False, [partition]))  # of an earlier claim, which did nothing
+            running.notices.put(Notice(True, [partition]))
             running.arrivals.put(None)
             eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
         finally:
             go_on.set()
+
+
+def test_what_is_lost_and_claimed_again_is_told_before_its_next_message_and_waits_for_no_other_partition(broker):
+    """One handler takes long. The other partition's user hears at once that it was lost and is there again."""
+    inside, go_on, seen = threading.Event(), threading.Event(), []
+
+    def handler(messages):
+        if messages[0].payload == b"slow":
+            inside.set()
+            assert go_on.wait(DEADLINE)
+        else:
+            seen.append((messages[0].payload, list(running.told)))
+
+    broker.append("t", 0, b"slow")
+    running = Running(broker, handler, threads=2)
+    with running:
+        try:
+            assert inside.wait(DEADLINE)
+            slow, quick = running.states[:2]
+            claims = [PartitionState(each.partition, Backoff(0.001, 0.01), announced=False) for each in (slow, quick)]
+            broker.append("t", 1, b"quick")
+            eventually(lambda: len(seen) == 1)
+            for state in (slow, quick):
+                state.deactivate()
+            for claim in claims:
+                running.states.append(claim)
+                running.fetcher.open(claim, 0)
+            eventually(lambda: all(claim.chunks for claim in claims))
+            assert len(seen) == 1
+            partitions = [slow.partition, quick.partition]
+            running.notices.put(Notice(False, partitions))
+            running.notices.put(Notice(True, partitions, partial(running.handout.announce, claims)))
+            running.arrivals.put(None)
+            eventually(lambda: len(seen) == 2)
+            assert seen[1] == (b"quick", [(False, ["0-1"]), (True, ["0-1"])])
+            assert running.told == seen[1][1]
+        finally:
+            go_on.set()
+        eventually(lambda: len(running.told) == 4)
+        assert running.told[2:] == [(False, ["0-0"]), (True, ["0-0"])]
 
 
 def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_elsewhere(broker):
@@ -416,11 +455,40 @@ def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count
         assert inside.wait(DEADLINE)
         running.listener.stop()
         running.thread.join(DEADLINE)
-        assert running.listener.ended.is_set()
+        assert not running.thread.is_alive()
         assert "has not returned within stop_seconds=0.02" in caplog.text
         go_on.set()
-        eventually(lambda: not any(thread.is_alive() for thread in running.listener._threads))
+        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
         assert running.states[0].consumed is None
+
+
+def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handlers(broker):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(messages):
+        inside.set()
+        assert go_on.wait(DEADLINE)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    broker.append("t", 0, b"1", b"2", b"3")
+    with Running(broker, slow) as running:
+        try:
+            assert inside.wait(DEADLINE)
+            state = running.states[0]
+            assert state.next_chunk() is None  # all of it is with the worker
+            running.listener._stop_workers = interrupted
+            running.listener.stop()
+            running.thread.join(DEADLINE)
+            assert isinstance(running.error, KeyboardInterrupt)
+            eventually(state.next_chunk, what="the same messages")
+            assert (state.next_chunk().offset, state.position) == (0, 0)
+        finally:
+            go_on.set()
+        running.listener.wait(DEADLINE)
+        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+        assert state.consumed is None
 
 
 def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
@@ -435,9 +503,9 @@ def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
 
 
 def test_other_work_is_done_by_the_workers(broker):
-    done: list[threading.Thread] = []
+    done: list[bool] = []
     with Running(broker, Handler()) as running:
-        running.listener.add_work(lambda: done.append(threading.current_thread()))
+        running.listener.add_work(lambda: done.append(running.listener.is_worker()))
         eventually(lambda: done)
-        assert running.listener.has_worker(done[0])
-        assert not running.listener.has_worker(threading.current_thread())
+        assert done == [True]
+        assert not running.listener.is_worker()

@@ -12,7 +12,7 @@ from metaq.client.consumer.choices import StartPosition
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
-from metaq.client.lookups import max_offset
+from metaq.client.inquiry import max_offset
 from metaq.client.values import TopicPartition
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
@@ -79,7 +79,7 @@ def test_that_nobody_polls_or_somebody_does_can_be_heard_of_at_any_time(state, e
 def test_stepping_out_is_tried_again_until_it_succeeds_or_somebody_polls():
     assert next_state(State.STEPPING_OUT, Event.FAILED) == (State.STEP_OUT_LATER, (Action.PAUSE,))
     assert next_state(State.STEP_OUT_LATER, Event.PAUSE_OVER) == (State.STEPPING_OUT, (Action.STEP_OUT,))
-    assert next_state(State.STEP_OUT_LATER, Event.POLLED) == (State.PLANNING, (Action.PLAN,))
+    assert next_state(State.STEP_OUT_LATER, Event.POLLED) == (State.JOINING, (Action.JOIN,))
 
 
 @pytest.mark.parametrize("state", [each for each in State if each not in (State.LEAVING, State.LEFT)])
@@ -120,7 +120,11 @@ class MemoryMembership:
         self.owners = {}
         self.brokers: dict[int, BrokerNodes] = {}
         self.failures = []
+        self.claim_failures = []
         self.release_failures = []
+        self.lost_answers = []  # of step_out: the server has done it
+        self.when_free = lambda: None  # others claim now
+        self.held = set()
         self.left = False
         self.out = False
 
@@ -136,9 +140,16 @@ class MemoryMembership:
         self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
 
     def step_out(self):
+        if self.lost_answers:
+            self._leave_group()
+            raise self.lost_answers.pop(0)
         if self.release_failures:
             raise self.release_failures.pop(0)
+        self._leave_group()
+
+    def _leave_group(self):
         self.out = True
+        self.when_free()
         self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
 
     def rejoin(self):
@@ -147,19 +158,26 @@ class MemoryMembership:
 
     def snapshot(self):
         self._fail()
-        return SimpleNamespace(consumers={"t": self.members}, partitions={"t": self.partitions}, brokers=self.brokers)
+        members = [each for each in self.members if not (self.out and each == "g_me")]
+        return SimpleNamespace(consumers={"t": members}, partitions={"t": self.partitions}, brokers=self.brokers)
 
     def claim_many(self, wanted):
         self._fail()
         granted = {each for each in wanted if self.owners.get(each[1], "g_me") == "g_me"}
         self.owners.update({name: "g_me" for _, name in granted})
+        self.held |= granted
+        if self.claim_failures:
+            raise self.claim_failures.pop(0)  # the server has done it, and its answer is lost
         return granted
 
     def release_many(self, given):
         if self.release_failures:
             raise self.release_failures.pop(0)
+        given = set(given)
         for _, name in given:
-            del self.owners[name]
+            if self.owners.get(name) == "g_me":
+                del self.owners[name]
+        self.held -= given
 
     def owner(self, topic, partition):
         return self.owners.get(partition)
@@ -184,6 +202,11 @@ class MemoryStore:
 FROM_THE_BEGINNING = StartPosition(0)
 
 
+def told(notice):
+    """The user's callback has returned for all of it."""
+    notice.done(notice.partitions)
+
+
 class World:
     """One member whose events the test feeds; nothing runs by itself."""
 
@@ -198,7 +221,10 @@ class World:
         self.out: set[TopicPartition] = set()
         self.woken = 0
         self.idle = False
-        handout: Any = SimpleNamespace(is_out=lambda states: any(state.partition in self.out for state in states))
+        handout: Any = SimpleNamespace(
+            is_out=lambda states: any(state.partition in self.out for state in states),
+            announce=lambda states, told: None,
+        )
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
         missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
@@ -221,7 +247,7 @@ class World:
         self.rerouted: list[str] = []
         fetcher: Any = SimpleNamespace(
             open=self.open,
-            move=self.move,
+            again=lambda state: self.move(state, state.position),
             brokers_are=lambda endpoints: None,
             reroute=lambda state: self.rerouted.append(str(state.partition)),
         )
@@ -299,9 +325,9 @@ def test_messages_in_the_users_hands_are_waited_for_before_the_release():
     assert state.revoking
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
     world.consume("0-1", 99)  # the next poll() acknowledges …
-    assigned, revoked = world.member.notices.get(), world.member.notices.get()
+    assigned, revoked = world.member.notices.waiting.popleft(), world.member.notices.waiting.popleft()
     assert (assigned.assigned, revoked.assigned) == (True, False)
-    revoked.done()  # … and lets go
+    told(revoked)  # … and lets go
     world.queued()
     assert world.state() is State.STABLE
     assert world.membership.owners == {"0-0": "g_me"}
@@ -318,8 +344,8 @@ def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
     expire()
     world.queued()
     assert world.owned() == ["0-0"]
-    world.member.notices.get()
-    world.member.notices.get().done()  # too late: nothing happens
+    world.member.notices.waiting.popleft()
+    told(world.member.notices.waiting.popleft())  # too late: nothing happens
     world.queued()
     assert world.state() is State.STABLE
 
@@ -381,10 +407,43 @@ def test_a_partition_freed_while_others_are_drained_is_claimed_at_once():
         return set() if len(tries) == 1 else real(wanted)  # what it looked at was older
 
     world.membership.claim_many = claim_many
-    world.member.notices.get()
-    world.member.notices.get().done()
+    world.member.notices.waiting.popleft()
+    told(world.member.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
+
+
+def test_what_was_claimed_without_hearing_so_and_is_not_wanted_any_more_is_given_back():
+    """As when the member was frozen in the middle of its claim, and the group went on without it."""
+    world = World("0-0").start()
+    world.membership.partitions = ["0-0", "0-1"]
+    world.membership.claim_failures = [CoordinationUnavailable("no answer")]
+    world.member.take(Event.CHANGED)
+    assert world.state() is State.PLAN_LATER
+    assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
+    world.membership.members = ["g_me", "g_z"]
+    world.member.take(Event.CHANGED)
+    world.queued()
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0"])
+    assert world.membership.owners == {"0-0": "g_me"}
+
+
+def test_what_may_have_been_given_up_is_claimed_anew_before_it_goes_on():
+    """A release whose answer was lost: another member may have the partition by now."""
+    world = World("0-0", "0-1").start()
+    before = world.member.owned[TopicPartition("t", 0, 1)]
+    world.membership.members = ["g_me", "g_z"]
+    world.membership.release_failures = [CoordinationUnavailable("no answer")]
+    world.member.take(Event.CHANGED)
+    assert (world.state(), world.owned()) == (State.PLAN_LATER, ["0-0"])
+    assert not before.active
+    world.membership.members = ["g_me"]
+    world.membership.owners["0-1"] = "g_z"  # it had been done, and it was quick
+    world.member.take(Event.CHANGED)
+    assert world.owned() == ["0-0"]
+    del world.membership.owners["0-1"]
+    world.member.take(Event.CHANGED)
+    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_nothing_is_logged_of_tries_that_fail_while_it_closes(caplog):
@@ -486,7 +545,7 @@ def test_a_member_that_nobody_polls_commits_gives_everything_up_and_leaves_the_g
     assert not world.membership.left
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
     assert not any(state.active for state in states)
-    assigned, revoked = world.member.notices.get(), world.member.notices.get()
+    assigned, revoked = world.member.notices.waiting.popleft(), world.member.notices.waiting.popleft()
     assert (assigned.assigned, revoked.assigned) == (True, False)
     assert [str(each) for each in revoked.partitions] == ["0-0", "0-1"]  # heard of with the next poll
     world.member.changed()
@@ -557,26 +616,37 @@ def test_what_cannot_be_committed_or_released_is_tried_again_until_somebody_poll
     world.store.failures = [CoordinationUnavailable("no answer")]
     world.membership.release_failures = [CoordinationUnavailable("no answer")]
     world.member.step_out()
-    for _ in range(2):
+    for owned in (["0-0"], []):  # what is committed is not owned any more, whether its release is heard of or not
         world.queued()
-        assert (world.state(), world.owned()) == (State.STEP_OUT_LATER, ["0-0"])
+        assert (world.state(), world.owned()) == (State.STEP_OUT_LATER, owned)
         world.timers.pop()[1]()
     world.queued()
     assert (world.state(), world.store.offsets) == (State.AWAY, {("t", "0-0"): Offset(5, 77)})
     assert caplog.text.count("no answer") == 1
 
 
-def test_a_poll_while_stepping_out_fails_goes_on_with_what_is_owned():
+def test_nothing_is_owned_any_more_when_others_may_claim_it():
+    world = idle("0-0", "0-1")
+    seen = []
+    world.membership.when_free = lambda: seen.append(world.owned())
+    world.member.step_out()
+    world.queued()
+    assert seen == [[]]
+
+
+@pytest.mark.parametrize("how", ["release_failures", "lost_answers"])
+def test_a_poll_while_stepping_out_fails_takes_part_again_whether_it_was_done_or_not(how):
     world = idle("0-0")
-    world.membership.release_failures = [CoordinationUnavailable("no answer")]
+    world.consume("0-0", 77)
+    setattr(world.membership, how, [CoordinationUnavailable("no answer")])
     world.member.step_out()
     world.queued()
     assert world.state() is State.STEP_OUT_LATER
     world.idle = False
     world.member.come_back()
     world.queued()
-    assert (world.state(), world.owned(), world.moved) == (State.STABLE, ["0-0"], [("0-0", 0)])
-    assert not world.member.owned[TopicPartition("t", 0, 0)].revoking
+    assert (world.state(), world.owned(), world.opened[1:]) == (State.STABLE, ["0-0"], [("0-0", 77)])
+    assert not world.member.stepped_out
 
 
 def test_a_session_that_ends_while_it_steps_out_takes_everything_with_it():
@@ -704,14 +774,14 @@ def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again
         return real(wanted)
 
     world.membership.claim_many = claim_many
-    world.member.notices.get()
-    world.member.notices.get().done()
+    world.member.notices.waiting.popleft()
+    told(world.member.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.DRAINING, ["0-1"])
     world.member.take(Event.CHANGED)
     world.membership.session_id, world.membership.owners = 0, {}
     world.membership.release_failures = [SessionLost("over")]
-    world.member.notices.get().done()
+    told(world.member.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
     world.membership.session_id = 2
@@ -727,8 +797,8 @@ def test_a_change_that_comes_while_draining_leads_to_another_plan():
     world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]
     world.member.take(Event.CHANGED)
     assert world.state() is State.DRAINING
-    world.member.notices.get()
-    world.member.notices.get().done()
+    world.member.notices.waiting.popleft()
+    told(world.member.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from metaq import errors
-from metaq.client.backoff import Backoff
 from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig, check_protocol
 from metaq.client.message import Message
 from metaq.client.values import BatchResults, SendResult, TopicPartition
@@ -68,21 +67,6 @@ def test_the_time_of_a_message_is_in_its_id_unless_a_java_broker_made_it():
     assert (java.timestamp_ms, java.timestamp) == (None, None)
 
 
-def test_pauses_double_up_to_the_maximum_with_jitter():
-    longest = Backoff(0.1, 1.0, random=lambda: 0.0)
-    assert [round(longest.next(), 3) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    shortest = Backoff(0.1, 1.0, random=lambda: 1.0)
-    assert round(shortest.next(), 3) == 0.05
-    longest.reset()
-    assert round(longest.next(), 3) == 0.1
-
-
-def test_pauses_stay_finite_after_very_many_tries():
-    backoff = Backoff(0.1, 1.0, random=lambda: 0.0)
-    backoff.tries = 10**6
-    assert backoff.next() == 1.0
-
-
 @pytest.mark.parametrize(
     ("make", "option"),
     [
@@ -92,6 +76,12 @@ def test_pauses_stay_finite_after_very_many_tries():
         (lambda: ConsumerConfig(long_poll_ms=60_001), "long_poll_ms"),
         (lambda: ConsumerConfig(auto_commit_seconds=-1), "auto_commit_seconds"),
         (lambda: ConnectionConfig(connect_timeout_seconds=0), "connect_timeout_seconds"),
+        (lambda: ConnectionConfig(reconnect_min_seconds=3), "reconnect_min_seconds"),
+        (lambda: ProducerConfig(retry_max_seconds=0.001), "retry_min_seconds"),
+        (lambda: ConsumerConfig(error_min_seconds=6), "error_min_seconds"),
+        (lambda: ConsumerConfig(rebalance_min_seconds=1), "rebalance_min_seconds"),
+        (lambda: ConsumerConfig(retry_step_seconds=6), "retry_step_seconds"),
+        (lambda: ConsumerConfig(text_idle_step_ms=501), "text_idle_step_ms"),
         (lambda: check_protocol("http"), "protocol"),
     ],
 )

@@ -150,6 +150,20 @@ def test_recover_tells_which_brokers_could_not_say(brokers, xa):
     xa.commit(ONE)
 
 
+def test_an_interrupted_start_leaves_an_xid_that_may_be_started(brokers, xa, monkeypatch):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xa, "_verb", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            xa.start(ONE)
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+    xa.commit(ONE, one_phase=True)
+    assert everything(*brokers) == [b"1"]
+
+
 def test_the_default_qualifier_is_that_of_1_x(producer):
     assert producer.xa(["t"]).qualifier == f"XAMessageProducer-{socket.gethostname()}"
     for wrong in ("", "a b", "a:b", "a\r\nb"):

@@ -1,6 +1,5 @@
 """The event thread and the task that is repeated until it succeeds."""
 
-import random
 import threading
 from collections.abc import Iterator
 
@@ -210,13 +209,3 @@ def test_a_closed_task_ends_its_pause_and_takes_no_trigger():
     tried.clear()
     task.trigger()
     assert not tried.is_set()
-
-
-def test_pauses_double_up_to_the_longest_with_jitter_of_up_to_a_half():
-    backoff = Backoff(1.0, 5.0, random.Random(7))
-    pauses = [backoff.next() for _ in range(6)]
-    ceilings = [1, 2, 4, 5, 5, 5]
-    assert all(ceiling / 2 <= pause <= ceiling for pause, ceiling in zip(pauses, ceilings, strict=True))
-    assert len(set(pauses)) == 6
-    backoff.reset()
-    assert backoff.next() <= 1.0

@@ -66,13 +66,19 @@ class BackgroundThread:
         """Whether it is the caller's thread."""
         return threading.current_thread() is self._thread
 
-    def join(self, timeout: float) -> None:
-        """Wait for its end, at most `timeout` seconds. Any thread but itself."""
+    @property
+    def ident(self) -> int | None:
+        """As threading.get_ident() on it; None before it has begun."""
+        return self._thread.ident
+
+    def join(self, timeout: float) -> bool:
+        """Wait for its end, at most `timeout` seconds; whether it has ended. Any thread but itself."""
         try:
             self._ended.get(timeout=timeout)
         except Empty:
-            return
+            return False
         self._ended.put(None)  # for who waits next
+        return True
 
     def _run(self) -> None:
         try:
@@ -84,40 +90,67 @@ class BackgroundThread:
 class Aside:
     """Does things where no interrupt comes: on another thread, if the caller's may be interrupted. That ends the
     waiting then, not the action, which may hold locks and has steps that belong together. All of them in their order:
-    what an interrupted call asked for is done before what is asked for next. name: of those threads.
+    what an interrupted call asked for is done before what is asked for next. name: of those threads. drops: not what
+    had not begun when its caller was interrupted, so that what is asked for next waits for one of them at most.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, drops: bool = False) -> None:
         self._name = name
+        self._drops = drops
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
 
-    def do(self, action: Callable[..., T], *args: object) -> T:
-        """Return or raise what `action` does."""
+    def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
+        """Return or raise what `action` does. seconds: raise Empty if it is not done by then; it goes on."""
         if not may_be_interrupted():
             return action(*args)
         outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+        dropped = False
 
         def act() -> None:
+            if dropped:
+                return
             try:
                 outcome.put((action(*args), None))
             except BaseException as error:
                 outcome.put((None, error))
 
-        self._todo.put(act)
         try:
-            BackgroundThread(self._work, self._name)
-        except RuntimeError:  # the interpreter is about to exit
-            self._work()
-        result, error = outcome.get()
+            self.start(act)
+            result, error = outcome.get(timeout=seconds)
+        except BaseException:
+            dropped = self._drops
+            raise
         if error is not None:
             raise error
         return result  # type: ignore[return-value]  # None is one, too
 
+    def start(self, action: Callable[[], None]) -> None:
+        """Have `action`, which raises nothing, done soon; does not wait for it."""
+        try:
+            self._todo.put(action)
+            self._begin()
+        except BaseException:
+            surely(self._begin)  # else what was put would wait for the next one
+            raise
+
+    def _begin(self) -> None:
+        try:
+            _thread.start_new_thread(self._begin_work, ())  # one call of a C function, which is not divided
+        except RuntimeError:  # the interpreter is about to exit
+            self._work()
+
+    def _begin_work(self) -> None:
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
     def _work(self) -> None:
-        with self._lock, suppress(Empty):
-            while True:
-                self._todo.get_nowait()()
+        while not self._todo.empty() and self._lock.acquire(blocking=False):  # else another one does it all
+            try:
+                with suppress(Empty):
+                    while True:
+                        self._todo.get_nowait()()
+            finally:
+                self._lock.release()
 
 
 class Bells:

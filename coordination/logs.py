@@ -1,0 +1,64 @@
+"""Loggers of what may run on a user's thread: an interrupt (interrupts.py) does not divide the writing of a line.
+
+`logging` locks its handlers in Python code. An interrupt behind that leaves the lock held, and then every thread that
+writes to the log stops for good: those that fetch, rebalance and commit among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from contextlib import suppress
+from queue import Empty
+from typing import Any
+
+from .interrupts import Aside, may_be_interrupted
+
+__all__ = ["Log", "get_log"]
+
+_WRITE_SECONDS = 1.0
+"""How long a line is waited for. A handler that itself sends with metaq is locked by whoever waits here: the line comes
+when it is free again."""
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """Writes lines as the logger does, with the caller's place and thread; aside, if the caller may be interrupted."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """As logging.Logger.log; of its keyword arguments exc_info alone. Raises what a handler raises."""
+        if not may_be_interrupted():
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+            return
+        error = kwargs.pop("exc_info", None)
+        if error is True:
+            error = sys.exception()
+        file, line, function, _ = self.logger.findCaller(stacklevel=2)
+        trace = None if error is None else (type(error), error, error.__traceback__)
+        record = self.logger.makeRecord(self.logger.name, level, file, line, msg, args, trace, function)
+        with suppress(Empty):
+            _aside.do(self._write, level, record, seconds=_WRITE_SECONDS)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, kwargs
+
+    def _write(self, level: int, record: logging.LogRecord) -> None:
+        if self.logger.isEnabledFor(level):
+            self.logger.handle(record)
+
+
+_aside = Aside("metaq log")
+
+
+def _forked() -> None:
+    global _aside
+    _aside = Aside("metaq log")  # the thread that wrote may have left the former one locked
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def get_log(name: str) -> Log:
+    """For a module's __name__."""
+    return Log(logging.getLogger(name), {})

@@ -1,0 +1,65 @@
+"""Interrupts of calls on the main thread, as a web worker's time limit makes them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+__all__ = ["Alarm", "Limit"]
+
+_AGAIN_SECONDS = 1e-4
+
+
+class Limit(Exception):
+    """What the handler of the signal raises."""
+
+
+class Alarm:
+    """Handles SIGALRM while it is entered. Main thread."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self._when: Callable[[], object] = lambda: True
+        self._former: Any = None
+
+    def __enter__(self) -> Self:
+        self._former = signal.signal(signal.SIGALRM, self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._former)
+
+    def interrupts(
+        self,
+        action: Callable[[], object],
+        seconds: float,
+        *,
+        every: float = 0.0,
+        when: Callable[[], object] = lambda: True,
+    ) -> bool:
+        """Call `action`, which an interrupt ends after `seconds`; whether it did. every: seconds to further interrupts,
+        which meet what the first one left to do. when: not before this is true.
+        """
+        self._when = when
+        try:
+            self._armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds, every)
+            action()
+        except Limit:
+            return True
+        finally:
+            self._armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+
+    def _end(self, _: int, frame: FrameType | None) -> None:
+        # a signal that another thread takes may come after the timer was stopped
+        if not self._armed or (frame is not None and frame.f_code.co_filename == __file__):
+            return
+        if not self._when():
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+            return
+        raise Limit

@@ -1,0 +1,147 @@
+"""Constructors and close() that an interrupt ends: nobody else ends what they began, so they leave no thread and no
+socket."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import pytest
+
+from metaq import Consumer, LocalMessageStore, OrderedProducer, PartitionReader, Producer, TopicBrowser, TopicPartition
+from metaq.client.cluster import Cluster
+from metaq.coordination.interrupts import Aside
+from tests.integration.alarms import Alarm
+from tests.integration.client_cluster import Brokers, running_brokers
+from tests.waiting import eventually
+
+ROUNDS = 30
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+@pytest.fixture
+def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
+    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalMessageStore]:
+    with LocalMessageStore(tmp_path / "store.db") as store:
+        yield store
+
+
+def _producer(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return Producer(brokers.connect)
+
+
+def _ordered_producer(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return OrderedProducer(brokers.connect, partitions={"t": {0: 2}}, store=store)
+
+
+def _consumer(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return Consumer(brokers.connect, group="g", topics=["t"])
+
+
+@cache
+def _address(connect: str) -> str:
+    with Cluster(connect) as cluster:
+        endpoint = cluster.endpoint(0)
+    return f"{endpoint.host}:{endpoint.port}"
+
+
+def _reader(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return PartitionReader(_address(brokers.connect), TopicPartition("t", 0, 0))
+
+
+def _cluster(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return Cluster(brokers.connect)
+
+
+def _browser(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return TopicBrowser(brokers.connect, "t")
+
+
+def _used() -> tuple[int, int]:
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def _is_left_at_most(threads: int, descriptors: int) -> bool:
+    now = _used()
+    return now[0] <= threads and now[1] <= descriptors
+
+
+@pytest.mark.parametrize("make", [_producer, _ordered_producer, _consumer, _reader, _cluster, _browser])
+def test_an_interrupted_constructor_leaves_nothing(
+    brokers: Brokers, store: LocalMessageStore, make: Callable[[Brokers, LocalMessageStore], Closable]
+) -> None:
+    make(brokers, store).close()
+    before = _used()
+    constructed: list[Closable] = []
+    random, longest, interrupted = Random(1), 0.03, 0
+
+    def construct() -> Closable:
+        return make(brokers, store)
+
+    def keep() -> None:
+        constructed.append(construct())
+
+    with Alarm() as alarm:
+        for _ in range(ROUNDS):
+            if alarm.interrupts(keep, 1e-5 + random.random() * longest, when=partial(_is_constructing, construct)):
+                interrupted += 1
+                longest *= 1.1
+            else:
+                longest *= 0.8  # half of them are interrupted, however fast the machine is
+            while constructed:
+                constructed.pop().close()
+    assert interrupted
+    eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
+
+
+def _is_constructing(construct: Callable[[], object]) -> bool:
+    """Whether the constructor is at work: what it has returned is its caller's."""
+    frame = inspect.currentframe()
+    files = list[str]()
+    while frame is not None and frame.f_code is not construct.__code__:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return frame is not None and any("/client/" in each for each in files)
+
+
+@pytest.mark.parametrize("make", [_producer, _ordered_producer, _consumer, _reader, _cluster, _browser])
+def test_an_interrupted_close_is_done_all_the_same(
+    brokers: Brokers,
+    store: LocalMessageStore,
+    make: Callable[[Brokers, LocalMessageStore], Closable],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With nobody who calls it again, as behind a `with`."""
+    begun, start = list[bool](), Aside.start
+
+    def begin(aside: Aside, *arguments: Any) -> None:
+        start(aside, *arguments)
+        begun.append(True)
+
+    monkeypatch.setattr(Aside, "start", begin)
+    make(brokers, store).close()
+    before = _used()
+    random, interrupted = Random(1), 0
+    with Alarm() as alarm:
+        for _ in range(ROUNDS // 3):
+            closable = make(brokers, store)
+            begun.clear()
+            interrupted += alarm.interrupts(closable.close, 1e-5 + random.random() * 0.003, when=begun.copy)
+    assert interrupted
+    eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
