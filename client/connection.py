@@ -15,11 +15,10 @@ Invariants (`_mutex` guards the role):
 what a handler of SIGALRM raises. So:
 - what is received, and the requests that it answers, are kept by one call of a C function each (`extend` of a chain
   of maps), which a signal's handler cannot divide: nothing that left the socket or `_pending` is only in a variable;
-- what must follow in any case is in `_leave` and `_look_again`, which look at the state, may be repeated, and are when
-  they are interrupted themselves;
+- what must follow in any case begins on a thread where no further interrupt comes, by one call of a C function;
 - a request whose handler was interrupted gets a second call of `on_done`, with an error, from whoever reads next;
 - an answer that was being taken apart, or a request that was being sent, ends the connection: where its bytes end is
-  not known any more. A request that was not being sent yet ends at once;
+  not known any more (`_parsing`, `_sending`). A request that was not being sent yet ends at once;
 - a failed connection is brought to its end on the background thread, which no signal reaches.
 """
 
@@ -40,7 +39,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread, is_interrupt, surely
+from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere, is_interrupt
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
@@ -81,6 +80,8 @@ _HANDLER_FAILED = "a handler of an answer failed"
 """A bug in one request's handler must not stop the reading for all the others, so it is logged."""
 _CUT_SHORT = -math.inf
 """The deadline of a request whose sender was interrupted."""
+_CUT_SHORT_SECONDS = 1e-4
+"""How often it is looked whether an interrupted sender's requests are known."""
 _CLOSE_SECONDS = 5.0
 """close() waits so long for the handlers of requests under way."""
 _opaque_of = operator.attrgetter("opaque")
@@ -161,10 +162,12 @@ class Connection:
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._send_lock = threading.Lock()
+        self._sending = False
         self._backlog: deque[tuple[memoryview, float]] = deque()  # what the writer thread sends, and until when
         self._mutex = threading.Lock()
         self._leader: Waiter | _Background | None = None
         self._followers: dict[Waiter, None] = {}
+        self._cutting_short: dict[int, None] = {}  # the first requests of those that `_cut_short` is about to look at
         self._taken_over: set[int] = set()  # requests whose sending was interrupted
         self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
         self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
@@ -249,7 +252,8 @@ class Connection:
             entered = 1
             self._send_pending(buffers, deadline, background)
         except BaseException:
-            surely(self._cut_short, (opaque,), (on_done,), entered)
+            self._cutting_short[opaque] = None
+            begin_elsewhere(self._cut_short, ((opaque,), (on_done,), entered))
             raise
 
     def submit_all(
@@ -264,16 +268,16 @@ class Connection:
         """Many requests pipelined with as few system calls as possible; opaques: from `new_opaque`. Otherwise as
         `submit`; if an interrupt comes out of it, see `has`."""
         self._guard.check()
+        buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
         entered = 0
         try:
-            buffers = [buffer for build, opaque in zip(builds, opaques, strict=True) for buffer in build(opaque)]
             for opaque, on_done in zip(opaques, handlers, strict=True):
                 self._pending[opaque] = _Pending(on_done, deadline, background)
                 entered += 1
             self._send_pending(buffers, deadline, background)
-        except BaseException as error:
-            if entered or is_interrupt(error):  # else it cannot be built, and nothing was sent
-                surely(self._cut_short, opaques, handlers, entered)
+        except BaseException:
+            self._cutting_short[opaques[0]] = None
+            begin_elsewhere(self._cut_short, (opaques, handlers, entered))
             raise
 
     def _send_pending(self, buffers: Sequence[Buffer], deadline: float, background: bool) -> None:
@@ -284,19 +288,22 @@ class Connection:
 
     def _cut_short(self, opaques: Sequence[int], handlers: Sequence[OnDone], entered: int) -> None:
         """The thread that was sending these was interrupted, when it had entered so many of them into `_pending`:
-        whoever reads ends them. May be repeated."""
+        whoever reads ends them. On a thread of its own."""
         for index, (opaque, on_done) in enumerate(zip(opaques, handlers, strict=True)):
             if (pending := self._pending.get(opaque)) is not None:
                 pending.deadline = _CUT_SHORT
-            elif index >= entered and opaque not in self._taken_over:
+            elif index >= entered:
                 self._pending[opaque] = _Pending(on_done, _CUT_SHORT, background=True)
             self._taken_over.add(opaque)
+        self._cutting_short.pop(opaques[0], None)
         self._orphans = True
         self._look_again()
 
     def has(self, opaque: int) -> bool:
-        """After `submit_built` or `submit_all` was interrupted: whether this request's `on_done` will be called
-        nevertheless, or is called now."""
+        """After `submit_built` or `submit_all` was interrupted, on another thread: whether this request's `on_done`
+        will be called nevertheless, or is called now. Of several the first one is asked about first."""
+        while opaque in self._cutting_short:
+            time.sleep(_CUT_SHORT_SECONDS)
         return (
             opaque in self._taken_over
             or opaque in self._pending
@@ -373,7 +380,7 @@ class Connection:
             else:
                 waiter.go()
         except BaseException:
-            surely(self._leave, waiter)
+            begin_elsewhere(self._leave, (waiter,))
             raise
 
     def read_in_background(self) -> None:
@@ -388,7 +395,12 @@ class Connection:
         if self._guard.is_elsewhere:
             self._sock.close()
             return
-        surely(self._fail, BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client"))
+        failure = BrokerUnavailable(f"the connection to {self.endpoint} was closed by this client")
+        try:
+            self._fail(failure)
+        except BaseException:
+            begin_elsewhere(self._fail, (failure,))
+            raise
         if self._background is None and not self._ended:
             self._end()  # the interpreter is about to exit
         if self._background_thread is None or not self._background_thread.is_current:  # else a handler has called
@@ -410,14 +422,15 @@ class Connection:
                     self._followers.pop(waiter, None)
                 return True
             if waiter.mailbox is None:
-                waiter.mailbox = SimpleQueue()
+                waiter.mailbox = Bell()
             self._followers[waiter] = None
         if waiter.done:
-            waiter.mailbox.put(None)  # finished before it had a mailbox
+            waiter.mailbox.ring()  # finished before it had a mailbox
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """The waiter's thread goes away: it is no follower any more, and passes the role on. May be repeated."""
+        """The waiter's thread goes away: it is no follower any more, and passes the role on. May be repeated, on any
+        thread."""
         waiter.go()
         if not waiter.done and not waiter.returns:
             self._orphans = True
@@ -448,7 +461,7 @@ class Connection:
             heir = next(iter(self._followers))
             if not heir.done:  # else it is about to be woken, and would only pass the role on
                 assert heir.mailbox is not None
-                heir.mailbox.put(None)
+                heir.mailbox.ring()
                 return heir  # which takes itself off the followers when it hands the role over
             self._followers.pop(heir, None)
         return None
@@ -640,33 +653,43 @@ class Connection:
         """A thread writes for a tick. What the broker has not taken by then goes out on a thread of its own, and what
         is sent meanwhile behind it, so that nobody waits past a deadline for the broker to take others' requests.
         """
+        broken: OSError | None = None
         with self._send_lock:
             if self._failure is not None:
                 return
             if self._backlog:
                 self._backlog.append((memoryview(b"".join(buffers)), deadline))
                 return
-            try:
-                if len(buffers) > 1 and sum(map(len, buffers)) > _SMALL_BYTES:
-                    rest = self._send_scattered(buffers)
-                else:
-                    data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
-                    try:
-                        sent = self._sock.send(data)
-                    except (BlockingIOError, InterruptedError):
-                        sent = 0
-                    rest = memoryview(data)[sent:].tobytes() if sent < len(data) else b""
-                if rest:
-                    self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
-                    name = f"metaq-writer-{self.endpoint.host}:{self.endpoint.port}"
-                    BackgroundThread(self._write_backlog, name)
-                return
-            except BaseException as error:
-                if not isinstance(error, OSError) or is_interrupt(error):
-                    surely(self._fail, BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted"))
-                    raise
-                failure = BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}")
-        self._fail(failure)
+            if not self._sending:  # else the last sender was interrupted
+                try:
+                    self._sending = True
+                    if len(buffers) > 1 and sum(map(len, buffers)) > _SMALL_BYTES:
+                        rest = self._send_scattered(buffers)
+                    else:
+                        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+                        try:
+                            sent = self._sock.send(data)
+                        except (BlockingIOError, InterruptedError):
+                            sent = 0
+                        rest = memoryview(data)[sent:].tobytes() if sent < len(data) else b""
+                    if rest:
+                        self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
+                        name = f"metaq-writer-{self.endpoint.host}:{self.endpoint.port}"
+                        BackgroundThread(self._write_backlog, name)
+                    self._sending = False
+                    return
+                except BaseException as error:
+                    begin_elsewhere(self._fail_sending, (error,))
+                    if not isinstance(error, OSError) or is_interrupt(error):
+                        raise
+                    broken = error
+        self._fail_sending(broken)
+
+    def _fail_sending(self, error: BaseException | None) -> None:
+        if isinstance(error, OSError) and not is_interrupt(error):
+            self._fail(BrokerUnavailable(f"the connection to {self.endpoint} broke: {error}"))
+        else:
+            self._fail(BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted"))
 
     def _send_scattered(self, buffers: Sequence[Buffer]) -> bytes:
         """Returns what the socket did not take within a tick."""
@@ -749,7 +772,7 @@ class Connection:
             self._followers.clear()
         for follower in followers:
             assert follower.mailbox is not None
-            follower.mailbox.put(None)
+            follower.mailbox.ring()
         if self.on_closed is not None and not self._told:
             self._told = True
             self.on_closed(self)
@@ -765,9 +788,6 @@ class Connection:
         now = self._clock()
         if self._heartbeat_under_way or self.closed:
             return
-        leader = self._leader
-        if isinstance(leader, Waiter) and leader.gone:
-            self._hand_over(leader)  # its thread was interrupted again and again
         if self._leader is None and _readable(self._fileno, 0):
             self._wake_background()  # nobody asked for anything: the broker closed the connection
             return

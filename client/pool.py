@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from random import random
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 
@@ -69,7 +67,7 @@ class ConnectionPool:
         self._links: dict[Endpoint, _Link] = {}
         self._down: frozenset[Endpoint] = frozenset()
         self._mutex = threading.Lock()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # no Event: an interrupt may leave that locked for ever
+        self._wake = Bell()
         self._closed = False
         self._housekeeper: BackgroundThread | None = None
         self._listeners: list[Callable[[Endpoint], None]] = []
@@ -149,7 +147,7 @@ class ConnectionPool:
             self._closed = True
             links = list(self._links.values())
             self._links.clear()
-        self._wake.put(None)
+        self._wake.ring()
         for link in links:
             if link.connection is not None:
                 link.connection.close()
@@ -219,14 +217,13 @@ class ConnectionPool:
             link.retry_at = self._clock() + link.backoff.next()
             self._down |= {link.endpoint}
         log.info("%s; next try in %.2f s", cause, link.retry_at - self._clock())
-        self._wake.put(None)
+        self._wake.ring()
 
     # --- housekeeping thread ----------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
         while not self._closed:
-            with suppress(Empty):
-                self._wake.get(timeout=self._pause())
+            self._wake.wait(self._pause())
             for link in list(self._links.values()):
                 if self._closed:
                     return

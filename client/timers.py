@@ -6,10 +6,10 @@ import heapq
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 
 __all__ = ["Timers"]
@@ -22,15 +22,16 @@ _Entry = tuple[float, int, Callable[[], None]]
 class Timers:
     """Runs each action once, at or soon after its time, one after another on a thread of its own. Any thread may add.
 
-    Cost of adding: one wake-up of that thread, O(log waiting) there. Adding is one call of a C function, so that an
-    interrupt (interrupts.py) comes before it or after it.
+    Cost of adding: one wake-up of that thread, O(log waiting) there. An interrupt (interrupts.py) comes before it or
+    after it.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._clock = clock
         self._order = itertools.count()
-        self._added: SimpleQueue[_Entry | None] = SimpleQueue()  # None: closed
+        self._added: deque[_Entry] = deque()
+        self._bell = Bell()
         self._starting = threading.Lock()
         self._thread: BackgroundThread | None = None
         self._closed = False
@@ -41,12 +42,17 @@ class Timers:
             return
         if self._thread is None:
             self._start()
-        self._added.put((self._clock() + seconds, next(self._order), action))
+        try:
+            self._added.append((self._clock() + seconds, next(self._order), action))
+            self._bell.ring()
+        except BaseException:
+            begin_elsewhere(self._bell.ring, ())
+            raise
 
     def close(self, timeout: float = 1.0) -> None:
         """Drop what waits; wait at most `timeout` seconds for an action that runs. Idempotent."""
         self._closed = True
-        self._added.put(None)
+        self._bell.ring()
         if self._thread is not None and not self._thread.is_current:
             self._thread.join(timeout)
 
@@ -61,15 +67,13 @@ class Timers:
                 return  # starting it was interrupted, and another one takes its place
         waiting: list[_Entry] = []
         while not self._closed:
+            while self._added:
+                heapq.heappush(waiting, self._added.popleft())
             pause = waiting[0][0] - self._clock() if waiting else None
-            try:
-                entry = self._added.get(timeout=None if pause is None else max(0.0, pause))
-            except Empty:
-                if waiting[0][0] <= self._clock():
-                    self._do(heapq.heappop(waiting)[2])
-                continue
-            if entry is not None:
-                heapq.heappush(waiting, entry)
+            if pause is None or pause > 0:
+                self._bell.wait(pause)
+            else:
+                self._do(heapq.heappop(waiting)[2])
 
     def _do(self, action: Callable[[], None]) -> None:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from typing import ClassVar
+
+from metaq.coordination.interrupts import Bell
 
 __all__ = ["Waiter", "finish_together"]
 
@@ -24,33 +25,25 @@ class Waiter:
     def __init__(self) -> None:
         self.done = False
         self.answered = False  # another thread takes the answer, and finishes it: reading on would be in vain
-        self.mailbox: SimpleQueue[None] | None = None  # made only by a thread that has to park
+        self.mailbox: Bell | None = None  # made only by a thread that has to park
         self._following: Waiter | None = None
         self._gone = False
-
-    @property
-    def gone(self) -> bool:
-        """Whether its thread blocks no longer."""
-        return self._gone
 
     def finish(self) -> None:
         # order matters: a parking thread makes its mailbox first and looks at `done` after that
         self.done = True
         if self.mailbox is not None:
-            self.mailbox.put(None)
+            self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
         """Block until something is put into the mailbox (finished, or handed the reading role) or the time is over."""
         assert self.mailbox is not None
-        try:
-            self.mailbox.get(timeout=max(0.0, seconds))
-        except Empty:
-            return
+        self.mailbox.wait(seconds)
 
     def park_until_done(self, deadline: float, clock: Callable[[], float]) -> None:
         """Block until finished by another thread, or the deadline has passed."""
         if self.mailbox is None:
-            self.mailbox = SimpleQueue()
+            self.mailbox = Bell()
         try:
             while not self.done and (remaining := deadline - clock()) > 0:
                 self.park(remaining)

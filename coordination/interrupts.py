@@ -16,7 +16,16 @@ from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["Aside", "BackgroundThread", "Bells", "is_interrupt", "may_be_interrupted", "surely"]
+__all__ = [
+    "Aside",
+    "BackgroundThread",
+    "Bell",
+    "Bells",
+    "Ending",
+    "begin_elsewhere",
+    "is_interrupt",
+    "may_be_interrupted",
+]
 
 T = TypeVar("T")
 
@@ -32,18 +41,60 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+begin_elsewhere = _thread.start_new_thread
+"""`begin_elsewhere(action, (argument, …))`: what must follow an interrupt, on a thread where no other one comes. It is
+one call of a C function, so it is made in any case if it is the first call behind `except`. Raises RuntimeError when no
+thread can be started."""
+
+
 def may_be_interrupted() -> bool:
     """Whether the handlers of signals run on this thread. What concerns others than its caller is done elsewhere."""
     return threading.get_ident() == _main
 
 
-def surely(action: Callable[..., object], *args: object) -> None:
-    """Do what may be repeated; once more if it was interrupted."""
-    try:
-        action(*args)
-    except BaseException:
-        action(*args)
-        raise
+class Bell:
+    """Wakes one thread that waits, now or later; rung several times before that it wakes it once. Any thread.
+
+    No Event: one whose wait is interrupted may keep its lock. No SimpleQueue: `get(timeout=…)` of CPython 3.11 never
+    returns if a signal whose handler raises nothing, as a profiler's, meets it when its time is over.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # it has rung
+            return
+
+    def wait(self, seconds: float | None) -> bool:
+        """At most `seconds`, 0 or less: not at all; None: for ever. Whether it has rung, which is forgotten then."""
+        if seconds is None:
+            return self._lock.acquire()
+        return self._lock.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX))
+
+
+class Ending:
+    """Something ends once; any thread may wait for that."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._bell = Bell()
+
+    def tell(self) -> None:
+        """It is over. May be repeated."""
+        self._is_over = True
+        self._bell.ring()
+
+    def wait(self, seconds: float) -> bool:
+        """At most `seconds`; whether it is over."""
+        if not self._is_over and self._bell.wait(seconds):
+            self._bell.ring()  # for who waits beside
+        return self._is_over
 
 
 class BackgroundThread:
@@ -57,9 +108,9 @@ class BackgroundThread:
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
         self._action = action
         self._args = args
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._ending = Ending()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        _thread.start_new_thread(self._thread.start, ())
+        begin_elsewhere(self._thread.start, ())
 
     @property
     def is_current(self) -> bool:
@@ -73,18 +124,13 @@ class BackgroundThread:
 
     def join(self, timeout: float) -> bool:
         """Wait for its end, at most `timeout` seconds; whether it has ended. Any thread but itself."""
-        try:
-            self._ended.get(timeout=timeout)
-        except Empty:
-            return False
-        self._ended.put(None)  # for who waits next
-        return True
+        return self._ending.wait(timeout)
 
     def _run(self) -> None:
         try:
             self._action(*self._args)
         finally:
-            self._ended.put(None)
+            self._ending.tell()
 
 
 class Aside:
@@ -104,20 +150,23 @@ class Aside:
         """Return or raise what `action` does. seconds: raise Empty if it is not done by then; it goes on."""
         if not may_be_interrupted():
             return action(*args)
-        outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        dropped = False
+        outcome: list[tuple[T | None, BaseException | None]] = []
+        bell, dropped = Bell(), False
 
         def act() -> None:
             if dropped:
                 return
             try:
-                outcome.put((action(*args), None))
+                outcome.append((action(*args), None))
             except BaseException as error:
-                outcome.put((None, error))
+                outcome.append((None, error))
+            bell.ring()
 
         try:
             self.start(act)
-            result, error = outcome.get(timeout=seconds)
+            if not bell.wait(seconds):
+                raise Empty
+            result, error = outcome[0]
         except BaseException:
             dropped = self._drops
             raise
@@ -131,12 +180,12 @@ class Aside:
             self._todo.put(action)
             self._begin()
         except BaseException:
-            surely(self._begin)  # else what was put would wait for the next one
+            begin_elsewhere(self._begin_work, ())  # else what was put would wait for the next one
             raise
 
     def _begin(self) -> None:
         try:
-            _thread.start_new_thread(self._begin_work, ())  # one call of a C function, which is not divided
+            begin_elsewhere(self._begin_work, ())
         except RuntimeError:  # the interpreter is about to exit
             self._work()
 
@@ -159,25 +208,24 @@ class Bells:
     """
 
     def __init__(self) -> None:
-        self.waiting: list[SimpleQueue[None]] = []
+        self.waiting: list[Bell] = []
         """Not empty while somebody waits; a look at it costs no call."""
 
     def ring(self) -> None:
         """Have those that wait look again."""
         for bell in list(self.waiting):
-            bell.put(None)
+            bell.ring()
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
         """Wait until `holds`; whether it did when no `seconds` were left. It is looked at on this thread now and
         after each ring, also one that came during a look."""
-        bell: SimpleQueue[None] = SimpleQueue()
-        self.waiting.append(bell)
+        bell = Bell()
         try:
+            self.waiting.append(bell)
             while not holds():
                 if (remaining := seconds()) <= 0:
                     return False
-                with suppress(Empty):
-                    bell.get(timeout=remaining)
+                bell.wait(remaining)
             return True
         finally:
             self.waiting.remove(bell)

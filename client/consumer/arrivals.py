@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+
+from metaq.coordination.interrupts import Bell
 
 from ..connection import Connection
 from ..waiting import Waiter
@@ -34,7 +34,7 @@ class Arrivals:
         self._lock = threading.Lock()
         self._ready: dict[PartitionState, None] = {}
         self._rung = False
-        self._bell: SimpleQueue[None] = SimpleQueue()  # at most one, in front of it `_rung`
+        self._bell = Bell()  # in front of it `_rung`
         self._waiter: Waiter | None = None
 
     def put(self, state: PartitionState | None) -> None:
@@ -45,8 +45,8 @@ class Arrivals:
             if state is not None:
                 self._ready[state] = None
             if not self._rung:
+                self._bell.ring()  # first: rung for nothing it wakes in vain, which is no loss
                 self._rung = True
-                self._bell.put(None)
             waiter = self._waiter
         if waiter is not None:
             waiter.finish()
@@ -64,22 +64,26 @@ class Arrivals:
                 self._ready[state] = None
 
     def discard(self, state: PartitionState) -> None:
-        """It had nothing. Look at it once more afterwards: data that came before this call is not announced again."""
+        """Somebody else looks at it from now on: data that came before this call is not announced again."""
         with self._lock:
             self._ready.pop(state, None)
+
+    def discard_unless_ready(self, state: PartitionState) -> None:
+        """It had nothing. It stays if it has by now: that is one step, which no interrupt (interrupts.py) divides."""
+        with self._lock:
+            if not state.has_next:
+                self._ready.pop(state, None)
 
     def listen(self) -> None:
         """Forget what has rung so far."""
         if self._rung:
             with self._lock:
                 self._rung = False
-                with suppress(Empty):  # a wait that an exception ended has taken it
-                    self._bell.get_nowait()
+                self._bell.wait(0.0)  # one that an exception ended has taken it
 
     def wait(self, seconds: float) -> None:
         """Until something was put since `listen`, or `seconds` are over."""
-        with suppress(Empty):
-            self._bell.get(timeout=max(0.0, seconds))
+        self._bell.wait(seconds)
 
     def wait_reading(self, connection: Connection, deadline: float) -> None:
         """The same until `deadline` (the connection's clock), reading `connection` if nobody else does."""

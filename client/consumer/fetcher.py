@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import surely
+from metaq.coordination.interrupts import begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
@@ -130,31 +130,28 @@ class Fetcher:
             generation = state.start_at(offset, first=first)
             if generation is None:
                 return
-            with state.lock:
-                state.pulling = True
             # elsewhere: the caller may hold locks, and the first pull has to connect
             self._timers.call_later(0, partial(self._pull, state, generation))
         except BaseException:
-            surely(self._pull_elsewhere, state)
+            begin_elsewhere(self._pull_elsewhere, (state,))
             raise
 
-    def examine(self, state: PartitionState, offset: int) -> None:
+    def examine(self, state: PartitionState, offset: int, moves: int | None = None) -> None:
         """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
-        it too. After some tries find out how far the damage goes. It comes as a chunk of its own.
+        it too. After some tries find out how far the damage goes. It comes as a chunk of its own. moves: as start_at.
         """
         try:
-            generation = state.start_at(offset)
-            assert generation is not None
+            generation = state.start_at(offset, moves=moves)
+            if generation is None:
+                return
             state.suspect = offset
             state.damage += 1
-            with state.lock:
-                state.pulling = True
             if state.damage <= DAMAGE_TRIES:
                 self._timers.call_later(0, partial(self._pull, state, generation))
             else:
                 self._ask_broker(state, partial(self._locate, state, generation))
         except BaseException:
-            surely(self._pull_elsewhere, state)
+            begin_elsewhere(self._pull_elsewhere, (state,))
             raise
 
     def refill(self, state: PartitionState) -> None:
@@ -170,11 +167,11 @@ class Fetcher:
                 generation = state.generation
             self._pull(state, generation)
         except BaseException:
-            surely(self._pull_elsewhere, state)
+            begin_elsewhere(self._pull_elsewhere, (state,))
             raise
 
     def _pull_elsewhere(self, state: PartitionState) -> None:
-        """The thread that was going to pull was interrupted. May be repeated."""
+        """The thread that was going to pull was interrupted. On one of its own."""
         with state.lock:
             state.pulling = True
         again = state.pull_anew()

@@ -143,13 +143,9 @@ class Handout:
         """The partition whose turn it is, and its oldest chunk."""
         while (state := self._arrivals.first()) is not None:
             chunk = state.next_chunk()
-            if chunk is None:  # used up, lost, or moved by a seek
-                self._arrivals.discard(state)
-                chunk = state.next_chunk()
-                if chunk is None:
-                    continue
-                self._arrivals.put(state)
-            return state, chunk
+            if chunk is not None:
+                return state, chunk
+            self._arrivals.discard_unless_ready(state)  # used up, lost, or moved by a seek
         return None
 
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:

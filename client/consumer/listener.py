@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord
 
@@ -117,7 +116,7 @@ class Listener:
         self._threads = threads
         self._workers: list[BackgroundThread] = []
         self._gave_back = False
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._ending = Ending()
 
     # --- the thread in run() ----------------------------------------------------------------------------------------
 
@@ -130,15 +129,16 @@ class Listener:
             for number in range(self._threads):
                 self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
             for state in owned:
-                self._arrived(state)
+                self._arrived(self._lane_of(state))
             while not self._stopping:
                 self._poll_watch.attend()
                 self._arrivals.listen()
                 if self._notices.waiting:
                     self._notices.tell(self._tell, self._is_busy)
                 while (arrived := self._arrivals.first()) is not None:
+                    lane = self._lane_of(arrived)  # first: give_back() knows it by its lane
                     self._arrivals.discard(arrived)
-                    self._arrived(arrived)
+                    self._arrived(lane)
                 self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
         finally:
             self._end()
@@ -156,20 +156,22 @@ class Listener:
 
     def wait(self, seconds: float) -> None:
         """At most `seconds` until the handlers have returned. Any thread but a handler's."""
-        with suppress(Empty):
-            self._ended.get(timeout=seconds)
-            self._ended.put(None)  # for who waits next
+        self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
         """Have a worker do something else that calls the handler."""
         self._work.put(job)
 
-    def _arrived(self, state: PartitionState) -> None:
+    def _lane_of(self, state: PartitionState) -> Lane:
         with self._lock:
             lane = self._lanes.get(state)
             if lane is None:
                 self._lanes = {each: lane for each, lane in self._lanes.items() if each.active or lane.queued}
                 lane = self._lanes[state] = Lane(state)
+            return lane
+
+    def _arrived(self, lane: Lane) -> None:
+        with self._lock:
             lane.more = True
             self._queue(lane)
 
@@ -231,7 +233,7 @@ class Listener:
             if state.opened and state.active and not state.revoking:
                 self._fetcher.again(state)
         self._gave_back = True
-        self._ended.put(None)
+        self._ending.tell()
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -297,10 +299,10 @@ class Listener:
 
     def _take(self, lane: Lane) -> float:
         state = lane.state
-        lane.moves = state.moves
+        lane.moves, lane.end = state.moves, state.position
         chunk = state.next_chunk()
-        if chunk is None:
-            lane.end = state.position
+        # looked at behind the chunk: what moves the state, as give_back() does, finds it here no more
+        if chunk is None or self._stopping or not lane.is_current():
             return 0.0
         try:
             messages, lane.end = take_next(
@@ -321,7 +323,7 @@ class Listener:
         """
         state = lane.state
         if chunk.damage is None:
-            self._fetcher.examine(state, error.position)
+            self._fetcher.examine(state, error.position, lane.moves)
             return 0.0
         new = state.reported != error.position
         try:
@@ -337,7 +339,7 @@ class Listener:
         if new:
             log.error("the partition waits at damaged bytes, which are fetched again and again: %s", error)
         state.damage = 0
-        self._fetcher.examine(state, chunk.offset)
+        self._fetcher.examine(state, chunk.offset, lane.moves)
         return self._config.retry_max_seconds
 
     def _process_next(self, lane: Lane) -> float:

@@ -75,13 +75,14 @@ class PartitionState:
     complaint: str = ""
     """The last fetch error that was logged, so that one trouble gives one line."""
 
-    def start_at(self, offset: int | None, *, first: bool = False) -> int | None:
+    def start_at(self, offset: int | None, *, first: bool = False, moves: int | None = None) -> int | None:
         """Begin a new generation at `offset`, None: at the position; fetched data and answers under way are dropped.
-        Returns its number. first: only if there is no position yet, as a seek may have set one; None if there is.
+        Returns its number; the caller is going to pull. first: only if there is no position yet, as a seek may have set
+        one. moves: only if there was no move since it was so many. None if that is not so.
         """
         empty: deque[Chunk] = deque()
         with self.lock:  # no call in here: an interrupt (interrupts.py) finds all of it done or nothing
-            if first and self.opened:
+            if (first and self.opened) or (moves is not None and moves != self.moves):
                 return None
             if offset is None:
                 offset = self.position
@@ -89,7 +90,7 @@ class PartitionState:
             self.moves += 1
             self.chunks = empty
             self.buffered_bytes = 0
-            self.pulling = False
+            self.pulling = True
             self.ahead = None
             self.suspect = NOWHERE
             self.fetch_offset = self.position = offset
@@ -143,11 +144,15 @@ class PartitionState:
             self.chunks.append(chunk)
             return True
 
+    @property
+    def has_next(self) -> bool:
+        """Whether something was fetched that may be handed out."""
+        return bool(self.chunks) and self.announced and self.active and not self.revoking
+
     def next_chunk(self) -> Chunk | None:
         """The oldest fetched chunk, left in place until `drop_chunk`; None before it is announced. Polling thread."""
         with self.lock:
-            ready = self.chunks and self.announced and self.active and not self.revoking
-            return self.chunks[0] if ready else None
+            return self.chunks[0] if self.has_next else None
 
     def drop_chunk(self, chunk: Chunk) -> None:
         """The chunk was handed out completely. Polling thread."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import BackgroundThread, Bells, may_be_interrupted
+from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 
 from ..config import ProducerConfig
@@ -128,7 +128,7 @@ class Outbox:
         except MetaqError:
             raise
         except BaseException:
-            BackgroundThread(self.send_all, "metaq-lost-flight")  # it may have been queued just now
+            begin_elsewhere(self.send_all, ())  # it may have been queued just now
             raise
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:

@@ -24,12 +24,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
 
@@ -117,7 +116,7 @@ class SendFuture(Future[T]):
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
         self._made_condition: threading.Condition | None = None
-        self._bells: tuple[SimpleQueue[None], ...] = ()  # of those who wait for the end
+        self._bells: tuple[Bell, ...] = ()  # of those who wait for the end
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]  # an attribute there; nobody sets it
@@ -150,13 +149,12 @@ class SendFuture(Future[T]):
                 raise ClientError(
                     f"{what} would wait for ever: the message is on its way in the process that was forked"
                 )
-            bell: SimpleQueue[None] = SimpleQueue()
+            bell = Bell()
             with _making:
                 self._bells = (*self._bells, bell)
             try:
                 if self._state != FINISHED:  # looked at last, as `_finish` looks at the bells last
-                    with suppress(Empty):
-                        bell.get(timeout=timeout)
+                    bell.wait(timeout)
             finally:  # who asks again and again until it is there leaves no bell each time
                 with _making:
                     self._bells = tuple(each for each in self._bells if each is not bell)
@@ -189,7 +187,7 @@ class SendFuture(Future[T]):
         if condition is not None and not self._finish_waited_for(condition, result, exception):
             return
         for bell in self._bells:
-            bell.put(None)
+            bell.ring()
         if self._done_callbacks:
             before, _thread.runs_callbacks = _thread.runs_callbacks, True
             try:

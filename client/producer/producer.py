@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     ClientError,
@@ -250,7 +250,8 @@ class Producer:
             for flight in flights:
                 self._sender.transmit(flight)
         except BaseException:
-            self._sender.lose_untaken(outgoing.flights)
+            if outgoing.flights:
+                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
             raise
         return future
 
@@ -314,7 +315,8 @@ class Producer:
             for flight in flights:
                 self._sender.transmit(flight)
         except BaseException:
-            self._sender.lose_untaken(outgoing.flights)
+            if outgoing.flights:
+                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
             raise
         return future
 
@@ -449,7 +451,8 @@ class Producer:
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
         except BaseException:
-            self._sender.lose_untaken(outgoing.flights)
+            if outgoing.flights:
+                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
             raise
         if not outgoing.done:
             self._wait(outgoing, accumulator)

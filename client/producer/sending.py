@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import BackgroundThread, may_be_interrupted
+from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
@@ -93,21 +93,23 @@ class Sender:
                 else:
                     TextBatch(flight, turn, connection.endpoint, self).send(connection, deadline, background)
         except BaseException:  # where one comes, a flight has one turn
-            if not _has_gone(flight):
-                self.lose(flight)
+            begin_elsewhere(self._lose_unless_gone, (flight,))
             raise
 
+    def _lose_unless_gone(self, flight: Flight) -> None:
+        if not _has_gone(flight):
+            self._lose(flight)
+
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """The caller of `transmit` was interrupted, maybe before it had begun with some of these."""
+        """The caller of `transmit` was interrupted, maybe before it had begun with some of these. On another thread."""
         for flight in flights:
             if not flight.taken:
-                self.lose(flight)
+                self._lose(flight)
 
-    def lose(self, flight: Flight) -> None:
+    def _lose(self, flight: Flight) -> None:
         """The thread that was going to send it was interrupted: its messages are tried again."""
-        failed = partial(self._fail, flight, BrokerUnavailable("sending was interrupted"))
         flight.elsewhere = True  # behind what was handed on just before the interrupt
-        BackgroundThread(failed, "metaq-lost-flight")
+        self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)

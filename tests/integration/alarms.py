@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
@@ -23,14 +24,22 @@ class Alarm:
         self._armed = False
         self._when: Callable[[], object] = lambda: True
         self._former: Any = None
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Self:
         self._former = signal.signal(signal.SIGALRM, self._end)
+        sys.unraisablehook = self._ignore_limits
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._former)
+        sys.unraisablehook = self._hook
+
+    def _ignore_limits(self, unraisable: Any) -> None:
+        """One that came while an object was deleted ends nothing."""
+        if unraisable.exc_type is not Limit:
+            self._hook(unraisable)
 
     def interrupts(
         self,

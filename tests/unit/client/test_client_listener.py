@@ -77,6 +77,18 @@ class Running:
         except BaseException as error:
             self.error = error
 
+    def until(self, condition):
+        """Wait as a thread in poll() does."""
+
+        def holds():
+            self.arrivals.listen()
+            found = condition()
+            if not found:
+                self.fetcher.wait(0.01)
+            return found
+
+        return eventually(holds)
+
     def __enter__(self):
         for state in self.states:
             self.fetcher.open(state, 0)
@@ -489,6 +501,51 @@ def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handl
         running.listener.wait(DEADLINE)
         assert all(worker.join(DEADLINE) for worker in running.listener._workers)
         assert state.consumed is None
+
+
+def test_a_worker_that_comes_to_its_partition_when_its_run_is_over_takes_nothing_of_it(broker):
+    arrived, go_on = threading.Event(), threading.Event()
+    handler = Handler()
+    broker.append("t", 0, b"1", b"2")
+    with Running(broker, handler) as running:
+        hold, state = running.handout.hold, running.states[0]
+
+        def late(state):
+            held = hold(state)
+            arrived.set()
+            assert go_on.wait(DEADLINE)
+            return held
+
+        running.handout.hold = late
+        eventually(state.next_chunk)
+        assert arrived.wait(DEADLINE)
+        running.listener.give_back()  # as behind a run() that an interrupt has ended
+        running.handout.hold = hold
+        eventually(state.next_chunk, what="the same messages")
+        go_on.set()
+        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+        assert [message.payload for message in running.handout.take(10)] == [b"1", b"2"]
+        assert handler.seen == []
+
+
+def test_a_move_between_two_steps_of_a_worker_loses_nothing(broker):
+    class Moved(PartitionState):
+        moves_left = 1
+
+        def next_chunk(self):
+            if self.moves_left and super().next_chunk() and threading.current_thread().name.startswith("metaq-handler"):
+                Moved.moves_left = 0
+                running.fetcher.move(self, 0)
+                eventually(super().next_chunk)
+            return super().next_chunk()
+
+    handler = Handler()
+    broker.append("t", 0, b"1", b"2")
+    running = Running(broker, handler)
+    running.states[0] = Moved(broker.partitions[0], Backoff(0.001, 0.01))
+    with running:
+        eventually(lambda: handler.seen == [b"1", b"2"])
+    assert Moved.moves_left == 0
 
 
 def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
