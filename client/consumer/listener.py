@@ -232,8 +232,8 @@ class Listener:
         for state in states:
             if state.opened and state.active and not state.revoking:
                 self._fetcher.again(state)
-        self._gave_back = True
         self._ending.tell()
+        self._gave_back = True
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
