@@ -82,6 +82,8 @@ _CUT_SHORT = -math.inf
 """The deadline of a request whose sender was interrupted."""
 _CUT_SHORT_SECONDS = 1e-4
 """How often it is looked whether an interrupted sender's requests are known."""
+_STUCK_SECONDS = 2 * _TICK
+"""A reader that has not looked at deadlines for so long may not do so soon."""
 _CLOSE_SECONDS = 5.0
 """close() waits so long for the handlers of requests under way."""
 _opaque_of = operator.attrgetter("opaque")
@@ -184,6 +186,9 @@ class Connection:
         self._next_expiry = 0.0
         self._last_traffic = clock()
         self._heartbeat_under_way = False
+        self._polls = False  # signals keep a receive from ending at its tick
+        self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # by `beat`: the leader and what it has done last
+        self._seen_first = 0.0
         self._guard = ForkGuard(f"connection to {endpoint}")
         self.on_closed: Callable[[Connection], None] | None = None
         self.expects_bulk = False
@@ -253,7 +258,7 @@ class Connection:
             self._send_pending(buffers, deadline, background)
         except BaseException:
             self._cutting_short[opaque] = None
-            begin_elsewhere(self._cut_short, ((opaque,), (on_done,), entered))
+            begin_elsewhere((self._cut_short, (opaque,), (on_done,), entered))
             raise
 
     def submit_all(
@@ -277,7 +282,7 @@ class Connection:
             self._send_pending(buffers, deadline, background)
         except BaseException:
             self._cutting_short[opaques[0]] = None
-            begin_elsewhere(self._cut_short, (opaques, handlers, entered))
+            begin_elsewhere((self._cut_short, opaques, handlers, entered))
             raise
 
     def _send_pending(self, buffers: Sequence[Buffer], deadline: float, background: bool) -> None:
@@ -380,7 +385,7 @@ class Connection:
             else:
                 waiter.go()
         except BaseException:
-            begin_elsewhere(self._leave, (waiter,))
+            begin_elsewhere((self._leave, waiter))
             raise
 
     def read_in_background(self) -> None:
@@ -399,7 +404,7 @@ class Connection:
         try:
             self._fail(failure)
         except BaseException:
-            begin_elsewhere(self._fail, (failure,))
+            begin_elsewhere((self._fail, failure))
             raise
         if self._background is None and not self._ended:
             self._end()  # the interpreter is about to exit
@@ -541,12 +546,14 @@ class Connection:
             self._go_on()
             return
         try:
+            if self._polls and self._sock.gettimeout() is not None:
+                self._sock.settimeout(None)  # for who sends
             if received:
                 pass
-            elif patience < _TICK and not _readable(self._fileno, patience):
+            elif (patience < _TICK or self._polls) and not _readable(self._fileno, min(patience, _TICK)):
                 self._expire()
                 return
-            elif self.expects_bulk and isinstance(self._reader, ReplyReader):
+            elif self.expects_bulk and isinstance(self._reader, ReplyReader) and not self._polls:
                 # in one system call straight to its own buffer, without the interpreter's lock in between
                 received.extend(map(self._sock.recv, (self._reader.wanted_bytes,), (socket.MSG_WAITALL,)))
             else:
@@ -679,7 +686,7 @@ class Connection:
                     self._sending = False
                     return
                 except BaseException as error:
-                    begin_elsewhere(self._fail_sending, (error,))
+                    begin_elsewhere((self._fail_sending, error))
                     if not isinstance(error, OSError) or is_interrupt(error):
                         raise
                     broken = error
@@ -786,7 +793,14 @@ class Connection:
     def beat(self) -> None:
         """Ask for a sign of life if there was no traffic for the idle time. Called by the pool's housekeeping."""
         now = self._clock()
-        if self._heartbeat_under_way or self.closed:
+        if self.closed:
+            return
+        seen = self._leader, self._next_expiry, self._last_traffic
+        if seen != self._seen:
+            self._seen, self._seen_first = seen, now
+        elif self._leader is not None and now - self._seen_first > _STUCK_SECONDS:
+            self._free_reader()
+        if self._heartbeat_under_way:
             return
         if self._leader is None and _readable(self._fileno, 0):
             self._wake_background()  # nobody asked for anything: the broker closed the connection
@@ -795,6 +809,17 @@ class Connection:
             return
         self._heartbeat_under_way = True
         self.submit(self._heartbeat, self._on_heartbeat, now + self._config.heartbeat_timeout_seconds)
+
+    def _free_reader(self) -> None:
+        """Signals whose handlers raise nothing, as a profiler's, come more often than a tick ends: Python repeats the
+        receive for each, with its whole tick. From the next one on it does not block, and poll() waits instead, whose
+        time Python keeps, for the price of a second system call per receive.
+        """
+        self._polls = True
+        try:
+            self._sock.settimeout(0)
+        except OSError as error:  # closed meanwhile
+            log.debug("the connection to %s: %s", self.endpoint, error)
 
     def _heartbeat(self, opaque: int) -> Sequence[Buffer]:
         if self.speaks_frames:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .cluster import Cluster
@@ -183,6 +183,7 @@ class PartitionReader:
         try:
             self._fetcher.open(self._state, start_position(start).offset)
         except BaseException:
+            begin_elsewhere((self.close,))
             self.close()
             raise
 

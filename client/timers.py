@@ -46,7 +46,7 @@ class Timers:
             self._added.append((self._clock() + seconds, next(self._order), action))
             self._bell.ring()
         except BaseException:
-            begin_elsewhere(self._bell.ring, ())
+            begin_elsewhere((self._bell.ring,))
             raise
 
     def close(self, timeout: float = 1.0) -> None:

@@ -33,15 +33,17 @@ class ZooKeeperMetadata:
     Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, read on any.
     """
 
-    def __init__(self, connect: str, root: str, session_timeout: float, start_timeout: float) -> None:
-        """Raises CoordinationUnavailable if no server answers within `start_timeout` seconds."""
+    def __init__(self, connect: str, root: str, session_timeout: float) -> None:
         self._session = ZkSession(connect, root, session_timeout)
         self._cluster = ClusterView(self._session)
         self._views: dict[str, TopicView] = {}
         self._first_read = threading.Lock()
         self._aside = Aside("metaq-topic", drops=True)
         self._listeners: list[Callable[[str], None]] = []
-        self._session.start(start_timeout)
+
+    def start(self, timeout: float) -> None:
+        """Connect. Raises CoordinationUnavailable if no server answers within `timeout` seconds."""
+        self._session.start(timeout)
 
     def view(self, topic: str) -> TopicView:
         found = self._views.get(topic)

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, TypeVar
@@ -41,9 +42,14 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-begin_elsewhere = _thread.start_new_thread
-"""`begin_elsewhere(action, (argument, …))`: what must follow an interrupt, on a thread where no other one comes. It is
-one call of a C function, so it is made in any case if it is the first call behind `except`. Raises RuntimeError when no
+def _begin_thread(action: Callable[..., object], *args: object) -> None:
+    """A thread that `threading` knows, or else a name that it makes up for it stays in its list for good."""
+    threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
+
+
+begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new_thread, _begin_thread)
+"""`begin_elsewhere((action, argument, …))`: what must follow an interrupt, on a thread where no other one comes. It is
+one call of C functions, so it is made in any case if it is the first call behind `except`. Raises RuntimeError when no
 thread can be started."""
 
 
@@ -110,7 +116,7 @@ class BackgroundThread:
         self._args = args
         self._ending = Ending()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        begin_elsewhere(self._thread.start, ())
+        _thread.start_new_thread(self._thread.start, ())
 
     @property
     def is_current(self) -> bool:
@@ -180,12 +186,12 @@ class Aside:
             self._todo.put(action)
             self._begin()
         except BaseException:
-            begin_elsewhere(self._begin_work, ())  # else what was put would wait for the next one
+            _thread.start_new_thread(self._begin_work, ())  # else what was put would wait for the next one
             raise
 
     def _begin(self) -> None:
         try:
-            begin_elsewhere(self._begin_work, ())
+            _thread.start_new_thread(self._begin_work, ())
         except RuntimeError:  # the interpreter is about to exit
             self._work()
 

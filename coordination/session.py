@@ -26,7 +26,7 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionL
 from .diagnosis import examine, sentence
 from .events import EventThread
 from .forks import ForkGuard
-from .interrupts import Aside
+from .interrupts import Aside, Ending, begin_elsewhere
 from .kazoo_client import Client
 from .logs import get_log
 from .paths import DEFAULT_ROOT, Paths, split_connect_string
@@ -119,6 +119,7 @@ class ZkSession:
         self._first_session = threading.Event()
         self._client_changes = threading.Lock()  # kazoo must not be stopped while it starts
         self._starting = Aside("metaq zookeeper start")
+        self._given_up = Ending()
         self._ending = Aside("metaq zookeeper close")  # not behind a start that waits for servers
         self._guard = ForkGuard("ZooKeeper session")
 
@@ -143,8 +144,14 @@ class ZkSession:
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
         except BaseException:
-            self.close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
+            begin_elsewhere((self._give_up,))
+            self._given_up.wait(_CLOSE_TIMEOUT)
             raise
+
+    def _give_up(self) -> None:
+        """Where no interrupt comes."""
+        self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
+        self._given_up.tell()
 
     def _start(self, timeout: float, wait_for_servers: bool, create_chroot: bool) -> None:
         self.events.start()

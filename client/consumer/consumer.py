@@ -16,7 +16,7 @@ from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.group import GroupMembership, broadcast_group
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, ConfigError
@@ -184,6 +184,7 @@ class Consumer:
             self._locate = None if isinstance(start, str | int) else locate(start, self._topics, self._positions.finder)
             self._aside.do(self._begin)
         except BaseException:
+            begin_elsewhere((self.close,))
             self.close()
             raise
 

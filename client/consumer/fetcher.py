@@ -133,7 +133,7 @@ class Fetcher:
             # elsewhere: the caller may hold locks, and the first pull has to connect
             self._timers.call_later(0, partial(self._pull, state, generation))
         except BaseException:
-            begin_elsewhere(self._pull_elsewhere, (state,))
+            begin_elsewhere((self._pull_elsewhere, state))
             raise
 
     def examine(self, state: PartitionState, offset: int, moves: int | None = None) -> None:
@@ -151,7 +151,7 @@ class Fetcher:
             else:
                 self._ask_broker(state, partial(self._locate, state, generation))
         except BaseException:
-            begin_elsewhere(self._pull_elsewhere, (state,))
+            begin_elsewhere((self._pull_elsewhere, state))
             raise
 
     def refill(self, state: PartitionState) -> None:
@@ -167,16 +167,17 @@ class Fetcher:
                 generation = state.generation
             self._pull(state, generation)
         except BaseException:
-            begin_elsewhere(self._pull_elsewhere, (state,))
+            begin_elsewhere((self._pull_elsewhere, state))
             raise
 
     def _pull_elsewhere(self, state: PartitionState) -> None:
-        """The thread that was going to pull was interrupted. On one of its own."""
+        """The thread that was going to pull was interrupted. On another one, after a pause: if it was a bug instead
+        that ended it, it comes again."""
         with state.lock:
             state.pulling = True
         again = state.pull_anew()
         if again is not None:
-            self._timers.call_later(0, partial(self._pull, state, again))
+            self._timers.call_later(state.backoff.next(), partial(self._pull, state, again))
 
     def reroute(self, state: PartitionState) -> None:
         """The partition is read from another broker now: a pull that the former one may have parked is sent again."""
@@ -332,6 +333,20 @@ class Fetcher:
         error: MetaqError | None,
     ) -> None:
         """The thread that reads the connection."""
+        try:
+            self._take(state, generation, connection, reply, error)
+        except BaseException:
+            begin_elsewhere((self._pull_elsewhere, state))
+            raise
+
+    def _take(
+        self,
+        state: PartitionState,
+        generation: int,
+        connection: Connection,
+        reply: Reply | None,
+        error: MetaqError | None,
+    ) -> None:
         if generation != state.generation or not state.active:
             return
         if reply is None:

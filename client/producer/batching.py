@@ -128,7 +128,7 @@ class Outbox:
         except MetaqError:
             raise
         except BaseException:
-            begin_elsewhere(self.send_all, ())  # it may have been queued just now
+            begin_elsewhere((self.send_all,))  # it may have been queued just now
             raise
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:

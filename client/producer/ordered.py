@@ -9,7 +9,7 @@ from typing import Self
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
 from metaq.protocol.limits import check_topic
@@ -22,7 +22,7 @@ from ..time_left import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import build_message
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
-from .producer import Producer, connect_metadata
+from .producer import Producer, zookeeper_metadata
 from .resender import Resender
 
 __all__ = ["OrderedProducer"]
@@ -70,8 +70,13 @@ class OrderedProducer:
         self._selector: PartitionSelector = selector or RoundRobinSelector()
         self._save_failed = save_failed
         self._clock = clock
-        self._metadata = metadata or connect_metadata(connect, root, self._config)
+        own = None
+        if metadata is None:
+            metadata = own = zookeeper_metadata(connect, root, self._config)
+        self._metadata = metadata
         try:
+            if own is not None:
+                own.start(self._config.start_timeout_seconds)
             for topic in self._configured:
                 self._metadata.view(topic)  # watched from now on
             self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
@@ -81,6 +86,7 @@ class OrderedProducer:
             )
             self._metadata.on_change(lambda topic: self._resender.trigger_all())
         except BaseException:
+            begin_elsewhere((self._metadata.close,))
             self._metadata.close()
             raise
 

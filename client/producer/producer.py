@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
@@ -49,6 +49,9 @@ from .transaction import Transaction
 from .transactional import Transactional
 from .undelivered import Undelivered
 from .xa import XaResource
+
+if TYPE_CHECKING:
+    from ..zookeeper import ZooKeeperMetadata
 
 __all__ = ["Producer"]
 
@@ -96,12 +99,18 @@ class Producer:
         self._clock = clock
         self._random = random
         self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
-        self._metadata = metadata or connect_metadata(connect, root, self._config)
+        own = None
+        if metadata is None:
+            metadata = own = zookeeper_metadata(connect, root, self._config)
+        self._metadata = metadata
         try:
+            if own is not None:
+                own.start(self._config.start_timeout_seconds)
             self._assemble(selector, default_topic, undelivered, clock, random)
         except BaseException:
-            if metadata is None:
-                self._metadata.close()
+            if own is not None:
+                begin_elsewhere((own.close,))
+                own.close()
             raise
 
     def _assemble(
@@ -251,7 +260,7 @@ class Producer:
                 self._sender.transmit(flight)
         except BaseException:
             if outgoing.flights:
-                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
+                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
             raise
         return future
 
@@ -316,7 +325,7 @@ class Producer:
                 self._sender.transmit(flight)
         except BaseException:
             if outgoing.flights:
-                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
+                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
             raise
         return future
 
@@ -452,7 +461,7 @@ class Producer:
                 self._sender.transmit(flight, outgoing)
         except BaseException:
             if outgoing.flights:
-                begin_elsewhere(self._sender.lose_untaken, (outgoing.flights,))
+                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
             raise
         if not outgoing.done:
             self._wait(outgoing, accumulator)
@@ -669,8 +678,8 @@ def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
     return known if now >= outgoing.deadline or isinstance(error, NoPartition) else error
 
 
-def connect_metadata(connect: str, root: str, config: ProducerConfig) -> Metadata:
-    """The cluster as ZooKeeper tells it. Raises CoordinationUnavailable."""
+def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
+    """The cluster as ZooKeeper tells it, once it is started: in a `try`, so that an interrupt leaves no session."""
     from ..zookeeper import ZooKeeperMetadata  # so that a producer with metadata of its own needs no kazoo
 
-    return ZooKeeperMetadata(connect, root, config.session_timeout_seconds, config.start_timeout_seconds)
+    return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)

@@ -93,7 +93,7 @@ class Sender:
                 else:
                     TextBatch(flight, turn, connection.endpoint, self).send(connection, deadline, background)
         except BaseException:  # where one comes, a flight has one turn
-            begin_elsewhere(self._lose_unless_gone, (flight,))
+            begin_elsewhere((self._lose_unless_gone, flight))
             raise
 
     def _lose_unless_gone(self, flight: Flight) -> None:

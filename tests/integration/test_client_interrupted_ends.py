@@ -99,7 +99,8 @@ def test_an_interrupted_constructor_leaves_nothing(
 
     with Alarm() as alarm:
         for _ in range(ROUNDS):
-            if alarm.interrupts(keep, 1e-5 + random.random() * longest, when=partial(_is_constructing, construct)):
+            begin, every = 1e-5 + random.random() * longest, 1e-4 + random.random() * 1e-3
+            if alarm.interrupts(keep, begin, every=every, when=partial(_is_constructing, construct)):
                 interrupted += 1
                 longest *= 1.1
             else:

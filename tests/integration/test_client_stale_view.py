@@ -11,7 +11,8 @@ from tests.waiting import eventually
 
 
 def test_a_watch_that_failed_is_tried_again(chroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = ZooKeeperMetadata(chroot, "/meta", 10.0, 15.0)
+    metadata = ZooKeeperMetadata(chroot, "/meta", 10.0)
+    metadata.start(15.0)
     try:
         watch, failures = (
             metadata._cluster.watch_topic,

@@ -60,7 +60,7 @@ from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
 from tests.unit.client.test_client_fetcher import Reader
 from tests.unit.client.test_client_listener import Running
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
 FILES = frozenset({connection_module.__file__, waiting_module.__file__})
@@ -696,6 +696,58 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
         action()
     assert outgoing.future.result(0) == SendResult(77, TopicPartition("t", 0, 0), 4096)
     assert failed == []
+
+
+def test_a_poll_whose_answer_is_interrupted_twice_goes_on():
+    """The second interrupt meets what the first one has left to the next poll."""
+    files = frozenset({connection_module.__file__, fetcher_module.__file__, timers_module.__file__})
+    with FakeBroker({"t": 1}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            def interrupted(*_: object) -> int:
+                raise Interrupt
+
+            fetcher: Any
+            before = broker.log("t", 0).end
+            reader = Reader(broker)
+            fetcher = reader.fetcher
+            fetcher.open(reader.state, before)
+            eventually(lambda: len(fetcher._connections) == 1)
+            broker.append("t", 0, b"first")
+            take, fetcher._take_frame = fetcher._take_frame, interrupted
+            with contextlib.suppress(Interrupt):
+                reader.read(1)
+            fetcher._take_frame = take
+            interrupter.run(lambda: reader.read(1))
+            broker.append("t", 0, b"second")
+            payloads: list[bytes] = []
+            while b"second" not in payloads:
+                payloads += reader.payloads(1)
+            reader.close()
+
+        assert len(at_each_point(scenario, files, lines=False)) > 10
+
+
+def test_deadlines_hold_although_signals_come_while_an_answer_is_waited_for(broker):
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    pool = ConnectionPool(CONFIG)
+    try:
+        connection = pool.connection(broker.endpoint, 10)
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+
+        def wait() -> float:
+            began = time.monotonic()
+            with pytest.raises(RequestTimedOut):
+                connection.call(long_poll, 0.05)
+            return time.monotonic() - began
+
+        wait()  # the first time it is seen after a second or two that signals keep it from ending
+        assert_within(0.25, wait)
+        assert connection.call(ask, 10) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        pool.close()
 
 
 def test_a_wait_ends_at_its_time_although_signals_come():
