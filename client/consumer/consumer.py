@@ -56,6 +56,7 @@ _NOT_ALONE = (
     "poll() or run() is under way, on another thread or around this call-back: give each thread a consumer of its own"
 )
 
+_CLOSE_SECONDS = 10.0
 _DOUBT_SECONDS = 0.1
 """How often poll() looks whether a doubt about what it owns is over."""
 
@@ -184,9 +185,14 @@ class Consumer:
             self._locate = None if isinstance(start, str | int) else locate(start, self._topics, self._positions.finder)
             self._aside.do(self._begin)
         except BaseException:
-            begin_elsewhere((self.close,))
+            begin_elsewhere((self._abandon,))
             self.close()
             raise
+
+    def _abandon(self) -> None:
+        """The constructor was interrupted: close behind what it has begun aside, on which nobody waits any more."""
+        self._closed = True
+        self._aside.start(partial(self._end_once, _CLOSE_SECONDS, True))
 
     def _begin(self) -> None:
         self._watch.prove()
@@ -468,7 +474,7 @@ class Consumer:
         if self._closed:
             raise ClientError("this consumer is closed")
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
         If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has
