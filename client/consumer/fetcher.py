@@ -334,44 +334,34 @@ class Fetcher:
     ) -> None:
         """The thread that reads the connection."""
         try:
-            self._take(state, generation, connection, reply, error)
+            if generation != state.generation or not state.active:
+                return
+            if reply is None:
+                self._lost(state, generation, error or BrokerUnavailable(f"{connection.endpoint} gave no answer"))
+                return
+            try:
+                if isinstance(reply, Frame):
+                    pause_ms = self._take_frame(state, generation, reply, connection.endpoint)
+                elif isinstance(reply, Value):
+                    pause_ms = self._take_value(state, generation, reply.data)
+                elif isinstance(reply, Result):
+                    pause_ms = self._take_result(state, generation, reply, connection.endpoint)
+                else:
+                    raise BrokerUnavailable(f"{connection.endpoint} answered a pull with something else: {reply!r}")
+            except _NotWhole as failure:
+                again = state.forget_ahead(generation)
+                if again is not None:
+                    self._ask_broker(state, partial(self._locate, state, again, failure))
+                return
+            except MetaqError as failure:
+                self._failed(state, generation, failure)
+                return
+            self._recovered(state)
+            if not state.end_ahead():
+                self._go_on(state, generation, pause_ms)
         except BaseException:
             begin_elsewhere((self._pull_elsewhere, state))
             raise
-
-    def _take(
-        self,
-        state: PartitionState,
-        generation: int,
-        connection: Connection,
-        reply: Reply | None,
-        error: MetaqError | None,
-    ) -> None:
-        if generation != state.generation or not state.active:
-            return
-        if reply is None:
-            self._lost(state, generation, error or BrokerUnavailable(f"{connection.endpoint} gave no answer"))
-            return
-        try:
-            if isinstance(reply, Frame):
-                pause_ms = self._take_frame(state, generation, reply, connection.endpoint)
-            elif isinstance(reply, Value):
-                pause_ms = self._take_value(state, generation, reply.data)
-            elif isinstance(reply, Result):
-                pause_ms = self._take_result(state, generation, reply, connection.endpoint)
-            else:
-                raise BrokerUnavailable(f"{connection.endpoint} answered a pull with something else: {reply!r}")
-        except _NotWhole as failure:
-            again = state.forget_ahead(generation)
-            if again is not None:
-                self._ask_broker(state, partial(self._locate, state, again, failure))
-            return
-        except MetaqError as failure:
-            self._failed(state, generation, failure)
-            return
-        self._recovered(state)
-        if not state.end_ahead():
-            self._go_on(state, generation, pause_ms)
 
     def _go_on(self, state: PartitionState, generation: int, pause_ms: int) -> None:
         with state.lock:
