@@ -14,21 +14,20 @@ from metaq.protocol.limits import MAX_PULL_BYTES
 from metaq.protocol.record import Buffer
 from metaq.version import __version__
 
-from .cold_reads import ColdReads
-from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
-from .examinations import Examinations
+from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
+from .configuration.reload_plan import ReloadReport
 from .filters.places import Places
 from .filters.table import FilterTable
-from .long_poll import ParkedPulls
 from .message_ids import MessageIds
 from .metrics import Metrics
-from .pace import Pace
+from .network.long_poll import ParkedPulls
+from .network.pending_puts import PendingPuts
 from .partitions import Partitions
-from .pending_puts import PendingPuts
-from .reactor import ReactorTime
-from .reload_plan import ReloadReport
 from .replication.status import ReplicationStatus
-from .searches import Searches
+from .requests.cold_reads import ColdReads, Examinations
+from .requests.searches import Searches
+from .runtime.pace import Pace
+from .runtime.reactor import ReactorTime
 from .store.flush import RunInThread
 from .store.partition_log import PartitionLog
 from .store.store import Store

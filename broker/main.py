@@ -22,21 +22,20 @@ from twisted.python.threadpool import ThreadPool
 from metaq.protocol.errors import MetaqError
 
 from .broker import AdminFrom, Broker
-from .cold_reads import MAX_COLD_READS
-from .config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
-from .daemon_threads import DaemonThreads
-from .disk_thread import DiskThread
+from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
+from .configuration.reload import Reloader
+from .configuration.schedule import Schedule
+from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
-from .heap import set_up_heap
-from .reload import Reloader
+from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
-from .schedule import Schedule
-from .server import SessionFactory, listen
-from .sources import ConfigFiles
+from .requests.cold_reads import MAX_COLD_READS
+from .runtime.heap import set_up_heap
+from .runtime.threads import DaemonThreads, DiskThread
+from .runtime.timers import ScheduledCalls, repeat
 from .store.retention_runs import RemovedSegment
 from .store.store import Store, TopicStoreConfig
-from .timers import ScheduledCalls, repeat
 
 if TYPE_CHECKING:
     from .http.ports import HttpPorts

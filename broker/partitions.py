@@ -17,7 +17,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import check_topic
 
-from .config import BrokerConfig, TopicConfig
+from .configuration.config import BrokerConfig, TopicConfig
 from .store.partition_log import PartitionLog
 from .store.segment import MAX_OFFSET
 from .store.store import Store

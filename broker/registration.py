@@ -22,8 +22,8 @@ from metaq.coordination.registration import BrokerAddress, BrokerRegistration, T
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
 
-from .config import BrokerConfig, TopicConfig
-from .reactor import Reactor
+from .configuration.config import BrokerConfig, TopicConfig
+from .runtime.reactor import Reactor
 
 __all__ = ["Registration"]
 

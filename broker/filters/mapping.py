@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from metaq.protocol.errors import ConfigError
 
-from ..ini import Section, parse_ini
+from ..configuration.ini import Section, parse_ini
 
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from metaq.protocol.errors import ConfigError, FilterUnavailable
 
-from ..config import BrokerConfig
+from ..configuration.config import BrokerConfig
 from .mapping import ACCEPT_ALL
 from .message import FilteredMessage
 

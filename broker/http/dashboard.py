@@ -25,7 +25,7 @@ from metaq.protocol.errors import InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
 from ..broker import Broker
-from ..handlers.stats import stats_text
+from ..requests.stats import stats_text
 from ..store.partition_log import PartitionLog
 from .groups import group_progress, live_brokers, skip_pending
 from .metrics import CONTENT_TYPE_LATEST, exposition

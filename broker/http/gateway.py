@@ -20,9 +20,9 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
-from ..answers import Answer, Bytes
-from ..dispatch import Dispatcher
-from ..pending_puts import PendingPuts
+from ..network.pending_puts import PendingPuts
+from ..requests.answers import Answer, Bytes
+from ..requests.dispatch import Dispatcher
 
 __all__ = ["Gateway"]
 

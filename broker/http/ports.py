@@ -12,7 +12,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
-from ..dispatch import Dispatcher
+from ..requests.dispatch import Dispatcher
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
 from .site import listen_http

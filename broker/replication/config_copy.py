@@ -15,8 +15,8 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
-from ..config import parse_config
-from ..reload_plan import ReloadReport
+from ..configuration.config import parse_config
+from ..configuration.reload_plan import ReloadReport
 
 __all__ = ["ConfigCopy", "with_topics_of"]
 

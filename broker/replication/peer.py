@@ -21,8 +21,8 @@ from metaq.protocol.limits import FRAMES_MARK
 from metaq.protocol.record import Buffer
 from metaq.protocol.text import Answer, AnswerReader, Result, Value, encode_version
 
-from ..reactor import Transport
-from ..timers import repeat
+from ..runtime.reactor import Transport
+from ..runtime.timers import repeat
 
 __all__ = ["Done", "Peer", "Reply", "connect"]
 

@@ -17,7 +17,7 @@ from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Offset, parse_partiti
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError
 
-from ..config import BrokerConfig
+from ..configuration.config import BrokerConfig
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 

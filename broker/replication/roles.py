@@ -12,8 +12,8 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC
 
 from ..broker import Broker
-from ..config import BrokerConfig
-from ..sources import ConfigFiles
+from ..configuration.config import BrokerConfig
+from ..configuration.sources import ConfigFiles
 from .plugins import Plugins
 from .status import SyncSlave
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from metaq.protocol.errors import TransactionRefused
 from metaq.protocol.transactions import is_xa, qualifier_of
 
-from ..reactor import ReactorTime
+from ..runtime.reactor import ReactorTime
 from .config import TransactionConfig
 from .refusals import not_started, refusal
 from .transaction import Transaction

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from metaq.protocol.record import HEADER_BYTES, Buffer
 from metaq.protocol.transactions import is_xa
 
-from ..pending_puts import PUT_OVERHEAD_BYTES
-from ..reactor import Timer
+from ..network.pending_puts import PUT_OVERHEAD_BYTES
+from ..runtime.reactor import Timer
 from ..store.partition_log import PartitionLog
 
 if TYPE_CHECKING:

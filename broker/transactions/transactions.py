@@ -22,9 +22,9 @@ from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifi
 
 from ..message_ids import MessageIds
 from ..metrics import Metrics
+from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY, Partitions
-from ..pending_puts import PUT_OVERHEAD_BYTES
-from ..reactor import ReactorTime
+from ..runtime.reactor import ReactorTime
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig

@@ -103,7 +103,9 @@ def broker(
       metaq broker -f conf/server.ini
       metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
     """
-    from metaq.broker.config import DEFAULT_MAX_PENDING_PUT_BYTES  # these, and Twisted: only for this command
+    from metaq.broker.configuration.config import (
+        DEFAULT_MAX_PENDING_PUT_BYTES,  # these, and Twisted: only for this command
+    )
     from metaq.broker.main import run
 
     return run(

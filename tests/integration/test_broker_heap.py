@@ -12,7 +12,7 @@ from tests.waiting import DEADLINE
 HEAPS_AFTER_THREADS = """
 import ctypes, sys
 from threading import Barrier, Thread
-from metaq.broker.heap import set_up_heap
+from metaq.broker.runtime.heap import set_up_heap
 
 if "shared" in sys.argv and not set_up_heap():
     sys.exit("not glibc")

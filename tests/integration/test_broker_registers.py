@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from metaq.broker.config import read_config
+from metaq.broker.configuration.config import read_config
 from metaq.broker.registration import Registration
 from metaq.coordination.brokers import BrokerAddress, ClusterView
 from metaq.coordination.registration import BrokerRegistration

@@ -11,10 +11,10 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from metaq.broker.broker import Broker
-from metaq.broker.config import parse_config
-from metaq.broker.dispatch import Dispatcher
-from metaq.broker.session import Session
-from metaq.broker.sources import Sources
+from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.sources import Sources
+from metaq.broker.network.session import Session
+from metaq.broker.requests.dispatch import Dispatcher
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.transactions import log as log_module
 from metaq.broker.transactions import writer as writer_module

@@ -230,9 +230,9 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.broker.store.segment", "from ..config import BrokerConfig"),
         ("metaq.broker.store.segment", "import kazoo.client"),
         ("metaq.coordination.group", "from metaq.protocol.record import encode"),
-        ("metaq.client.pool", "from metaq.broker.server import Server"),
+        ("metaq.client.pool", "from metaq.broker.network.server import Server"),
         ("metaq.client.pool", "def late():\n    from twisted.internet import reactor"),
-        ("metaq.broker.server", "from metaq.client import Producer"),
+        ("metaq.broker.network.server", "from metaq.client import Producer"),
         ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
     ],
 )

@@ -13,9 +13,9 @@ import pytest
 
 import metaq.client.config
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig
-from metaq.broker.config import parse_config
-from metaq.broker.ini_values import SYSTEM_KEYS, ZOOKEEPER_KEYS
-from metaq.broker.settings import BrokerConfig
+from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.ini_values import SYSTEM_KEYS, ZOOKEEPER_KEYS
+from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, ConnectionConfig)

@@ -15,12 +15,12 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from metaq.broker.broker import Broker
-from metaq.broker.config import BrokerConfig, parse_config
-from metaq.broker.dispatch import Dispatcher
+from metaq.broker.configuration.config import BrokerConfig, parse_config
+from metaq.broker.configuration.reload import Reloader
+from metaq.broker.configuration.sources import Sources
 from metaq.broker.filters.table import load_filters
-from metaq.broker.reload import Reloader
-from metaq.broker.session import Session
-from metaq.broker.sources import Sources
+from metaq.broker.network.session import Session
+from metaq.broker.requests.dispatch import Dispatcher
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from metaq.broker.handlers.admin import ADMIN_CODES, admits
+from metaq.broker.requests.admin import ADMIN_CODES, admits
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse

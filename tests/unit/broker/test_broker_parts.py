@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
+from metaq.broker.configuration.schedule import Schedule, parse_schedule
 from metaq.broker.message_ids import MessageIds
 from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
-from metaq.broker.schedule import Schedule, parse_schedule
-from metaq.broker.timers import ScheduledCalls, repeat
+from metaq.broker.runtime.timers import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted
 from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
 

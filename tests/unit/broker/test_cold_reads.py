@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker import cold_reads as module
+from metaq.broker.requests import cold_reads as module
 from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker import ini_values
+from metaq.broker.configuration import ini_values
 from metaq.protocol import remoting, searches
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.filters import judge as judge_module
 from metaq.broker.filters import places as places_module
-from metaq.broker.handlers import get as get_module
+from metaq.broker.requests import get as get_module
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from metaq.protocol.statuses import ResponseCode

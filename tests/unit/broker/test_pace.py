@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.task import Clock
 
-from metaq.broker.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace, processor_wait_seconds
+from metaq.broker.runtime.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace, processor_wait_seconds
 
 MIB = 1 << 20
 

@@ -6,11 +6,11 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from metaq.broker import session
-from metaq.broker.handlers import put_run, send_many, sync
-from metaq.broker.handlers.pull import Loading, Pull
-from metaq.broker.handlers.put import PutGroup
-from metaq.broker.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
+from metaq.broker.network import session
+from metaq.broker.network.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
+from metaq.broker.requests import put_run, send_many, sync
+from metaq.broker.requests.pull import Loading, Pull
+from metaq.broker.requests.put import PutGroup
 from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum

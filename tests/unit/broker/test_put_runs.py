@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from metaq.broker.dispatch import Dispatcher
+from metaq.broker.requests.dispatch import Dispatcher
 from metaq.protocol.errors import DiskFull, SlaveDisconnected
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS

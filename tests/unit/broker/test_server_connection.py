@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from metaq.broker.server import IDLE_SECONDS, Connection, SessionFactory
+from metaq.broker.network.server import IDLE_SECONDS, Connection, SessionFactory
 from metaq.protocol.errors import ConfigError
 from tests.unit.broker.harness import Peer, put
 
@@ -176,7 +176,7 @@ def test_a_connection_without_traffic_is_cut_after_five_minutes(factory, harness
 def test_a_taken_port_is_named_with_its_remedy(harness):
     from twisted.internet import reactor
 
-    from metaq.broker.server import listen
+    from metaq.broker.network.server import listen
 
     object.__setattr__(harness.broker.config, "listen", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -188,7 +188,7 @@ def test_a_taken_port_is_named_with_its_remedy(harness):
 def test_an_address_that_the_machine_does_not_have_is_named_with_its_remedy(harness):
     from twisted.internet import reactor
 
-    from metaq.broker.server import listen
+    from metaq.broker.network.server import listen
 
     object.__setattr__(harness.broker.config, "port", 0)
     object.__setattr__(harness.broker.config, "listen", "192.0.2.1")  # for documents only
@@ -198,7 +198,7 @@ def test_an_address_that_the_machine_does_not_have_is_named_with_its_remedy(harn
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_connection_has_room_for_many_small_requests_where_the_system_allows_it(monkeypatch, allowed):
-    monkeypatch.setattr("metaq.broker.server._may_receive", lambda: allowed)
+    monkeypatch.setattr("metaq.broker.network.server._may_receive", lambda: allowed)
     fake: Any = Socket()
     Connection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
     assert fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == (4 << 20 if allowed else None)

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker import broker as broker_module
-from metaq.broker import session as session_module
+from metaq.broker.network import session as session_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Value, encode_get

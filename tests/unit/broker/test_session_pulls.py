@@ -3,8 +3,8 @@
 import pytest
 
 from metaq.broker import broker as broker_module
-from metaq.broker.handlers import pull as pull_module
-from metaq.broker.session import MAX_PARKED_PULLS
+from metaq.broker.network.session import MAX_PARKED_PULLS
+from metaq.broker.requests import pull as pull_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import iter_headers
@@ -201,7 +201,7 @@ def test_a_lost_connection_takes_its_waiting_pulls_with_it(peer, harness):
 
 def test_waiting_pulls_of_a_connection_are_bounded(peer, harness, monkeypatch):
     assert MAX_PARKED_PULLS > 10_240, "a consumer of so many partitions has one waiting for each"
-    monkeypatch.setattr("metaq.broker.session.MAX_PARKED_PULLS", 500)
+    monkeypatch.setattr("metaq.broker.network.session.MAX_PARKED_PULLS", 500)
     peer.send(pull("t", 0, 0, wait_ms=500) * 502)
     frames = peer.frames()
     assert [frame.code for frame in frames] == [ResponseCode.SYSTEM_BUSY] * 2

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from metaq.broker import session as session_module
-from metaq.broker.handlers import send_batch as send_batch_module
-from metaq.broker.handlers import send_many as send_many_module
+from metaq.broker.network import session as session_module
+from metaq.broker.requests import send_batch as send_batch_module
+from metaq.broker.requests import send_many as send_many_module
 from metaq.broker.store import batch as batch_module
 from metaq.broker.store.testing import check_invariants
 from metaq.client.producer import lanes as lanes_module
@@ -227,7 +227,7 @@ def test_puts_of_one_read_are_served_in_several_turns_if_they_are_very_many(peer
 
 
 def test_an_answer_has_a_bounded_number_of_records(peer, harness, monkeypatch):
-    from metaq.broker.handlers import pull as pull_module
+    from metaq.broker.requests import pull as pull_module
     from tests.unit.broker.harness import pull
 
     monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)

@@ -12,13 +12,13 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 from twisted.web.server import Site
 
-from metaq.broker.handlers.put import PutGroup
+from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.site import BoundedRequest
-from metaq.broker.reload_plan import ReloadReport
 from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus, SyncSlave
+from metaq.broker.requests.put import PutGroup
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 

@@ -1,8 +1,8 @@
 """autoSyncMasterConfig: the master's topics in the slave's own file."""
 
-from metaq.broker.config import parse_config
+from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.sources import Sources
 from metaq.broker.replication.config_copy import with_topics_of
-from metaq.broker.sources import Sources
 from tests.unit.broker.harness import INI
 
 OWN = INI.format(data="/own", system="").encode()

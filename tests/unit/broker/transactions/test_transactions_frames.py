@@ -226,7 +226,7 @@ def test_a_decision_that_was_noted_but_not_done_is_done_at_the_next_start(tmp_pa
 
 
 def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):
-    monkeypatch.setattr("metaq.broker.handlers.transaction.MAX_TX_BATCH_RECORDS", 2)
+    monkeypatch.setattr("metaq.broker.requests.transaction.MAX_TX_BATCH_RECORDS", 2)
     assert frames.tx("TX:s:1", "BEGIN") == OK
     assert frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a", b"b"])).code == ResponseCode.SUCCESS
     refused = frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a", b"b", b"c"]))

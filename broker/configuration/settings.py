@@ -1,0 +1,110 @@
+"""A broker's settings as values, read from server.ini by config.py. Field names carry the unit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from zlib import crc32
+
+from ..store.retention import DeletePolicy, parse_delete_policy
+from ..transactions.config import TransactionConfig
+from .schedule import Schedule, parse_schedule
+
+__all__ = ["BrokerConfig", "TopicConfig", "ZooKeeperConfig"]
+
+DEFAULT_DELETE_POLICY = "delete,168"
+DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperConfig:
+    """[zookeeper]. connect: `host:port,…[/chroot]`; root: the node below which everything lives."""
+
+    connect: str = "localhost:2181"
+    root: str = "/meta"
+    enabled: bool = True
+    session_timeout_ms: int = 30_000
+    connection_timeout_ms: int = 30_000
+    sync_time_ms: int = 5_000
+    """How long the broker goes on serving after it has unregistered."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """[topic=<name>], every key defaulting to [system]'s. `name` may be a pattern (`wild*`)."""
+
+    name: str
+    partitions: int
+    unflush_threshold: int
+    """Records after which data is synced; 0 and less: every put waits for the sync (group commit)."""
+    unflush_interval_ms: int
+    data_path: str
+    delete_policy: DeletePolicy = field(default_factory=partial(parse_delete_policy, DEFAULT_DELETE_POLICY))
+    delete_when: Schedule = field(default_factory=partial(parse_schedule, DEFAULT_DELETE_WHEN))
+    accept_publish: bool = True
+    accept_subscribe: bool = True
+    stat: bool = False
+    """Whether realtime counters are kept."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """One broker: [system], [zookeeper] and all topics. `system` has the settings of topics without a section."""
+
+    broker_id: int
+    host: str
+    port: int
+    system: TopicConfig
+    topics: Mapping[str, TopicConfig]
+    max_segment_size: int
+    max_transfer_size: int
+    transactions: TransactionConfig
+    zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    listen: str = ""
+    """The address listened on, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
+    dashboard_port: int | None = None
+    """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
+    move_consumers_past_end: bool = False
+    """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
+    app_class_path: str | None = None
+    """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
+    filter_classes: Mapping[str, str] = field(default_factory=dict)
+    """filters.ini: Java class -> Python callable."""
+    source: bytes = b""
+    """The file as it was read, for `stats config`."""
+    filter_source: bytes = b""
+    """filters.ini as it was read."""
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the file, as registered in ZooKeeper."""
+        return crc32(self.source)
+
+    @property
+    def data_paths(self) -> list[str]:
+        """Every configured data directory, [system]'s first."""
+        return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
+
+    def topic(self, name: str) -> TopicConfig | None:
+        """Settings of a topic that puts may use, None if it is neither configured nor matched by a pattern.
+
+        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x).
+        """
+        exact = self.topics.get(name)
+        if exact is not None:
+            return exact
+        return self.system if any(pattern.fullmatch(name) for pattern in _patterns(self.topics)) else None
+
+    def has_stat(self, name: str) -> bool:
+        """Whether realtime counters are kept: if the name matches any section with stat=true, as in 1.x."""
+        counted = [topic.name for topic in self.topics.values() if topic.stat]
+        return any(pattern.fullmatch(name) for pattern in _patterns(counted))
+
+
+def _patterns(topics: Iterable[str]) -> Iterable[re.Pattern[str]]:
+    # every name is a regular expression with * for .*, also those without * (`.` matches any character); re caches
+    return (re.compile(name.replace("*", ".*")) for name in topics)

@@ -1,0 +1,53 @@
+"""The files a broker is configured by: server.ini, and filters.ini beside it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metaq.protocol.errors import ConfigError
+
+from ..filters.mapping import FILTERS_FILE
+
+__all__ = ["ConfigFiles", "Sources"]
+
+
+class Sources(NamedTuple):
+    """Both files as they were read; filters is empty if there is none."""
+
+    ini: bytes
+    filters: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFiles:
+    """Where they are. filters: None = `filters.ini` beside server.ini, if there is one."""
+
+    ini: str
+    filters: str | None = None
+
+    @property
+    def filters_path(self) -> str:
+        """The file that maps Java's filter classes to Python callables, whether it exists or not."""
+        return self.filters or os.path.join(os.path.dirname(os.path.abspath(self.ini)), FILTERS_FILE)
+
+    @property
+    def provided_path(self) -> str | None:
+        """1.x's default of appClassPath: the directory `provided` beside the directory of server.ini, if it exists."""
+        path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
+        return path if os.path.isdir(path) else None
+
+    def read(self) -> Sources:
+        """Wait for the disk. Raises ConfigError for a file that cannot be read."""
+        if self.filters is None and not os.path.exists(self.filters_path):
+            return Sources(_read("server.ini", self.ini))
+        return Sources(_read("server.ini", self.ini), _read("--filters", self.filters_path))
+
+
+def _read(option: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(option, path, f"cannot be read ({error.strerror}): give the path of a file") from error

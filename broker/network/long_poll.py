@@ -1,0 +1,95 @@
+"""Pulls that wait for data: woken when a partition shows more of it, at their deadline, or never (disconnect)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..runtime.reactor import ReactorTime, Timer
+from ..store.partition_log import PartitionLog
+
+__all__ = ["ParkedPulls", "Waiter"]
+
+
+class Waiter(Protocol):
+    """A parked pull. `key` is its (topic, partition), `deadline` a time of the reactor's clock in seconds."""
+
+    key: tuple[str, int]
+    deadline: float
+
+
+class _Parked:
+    __slots__ = ("resume", "timer", "waiter")
+
+    def __init__(self, waiter: Waiter, resume: Callable[[], None]) -> None:
+        self.waiter = waiter
+        self.resume = resume
+        self.timer: Timer | None = None
+
+
+class ParkedPulls:
+    """All parked pulls of a broker, by partition. Lives on the reactor thread.
+
+    Waking is put off to the reactor's next turn, so that all that one turn appended is answered at once, and puts are
+    answered before the pulls they wake.
+    """
+
+    def __init__(self, reactor: ReactorTime) -> None:
+        self._reactor = reactor
+        self._parked: dict[tuple[str, int], dict[Waiter, _Parked]] = {}
+        self._count = 0
+        self._ready: dict[tuple[str, int], None] = {}  # as an ordered set
+
+    def __len__(self) -> int:
+        return self._count
+
+    def park(self, waiter: Waiter, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when the partition shows more data or the deadline has come."""
+        parked = _Parked(waiter, resume)
+        delay = max(0.0, waiter.deadline - self._reactor.seconds())
+        parked.timer = self._reactor.callLater(delay, self._expired, parked)
+        self._parked.setdefault(waiter.key, {})[waiter] = parked
+        self._count += 1
+
+    def drop(self, waiter: Waiter) -> None:
+        """Forget a parked pull; its connection is gone."""
+        parked = self._parked.get(waiter.key, {}).get(waiter)
+        if parked is not None:
+            if parked.timer is not None:
+                parked.timer.cancel()
+            self._remove(waiter)
+
+    def watch(self, log: PartitionLog) -> None:
+        """Have `log` tell when it shows more data."""
+        log.on_visible = self._became_visible
+
+    def _became_visible(self, log: PartitionLog) -> None:
+        if not self._parked:  # called for each append, and mostly nobody waits
+            return
+        key = (log.topic, log.partition)
+        if key in self._parked:
+            if not self._ready:
+                self._reactor.callLater(0, self._wake)
+            self._ready[key] = None
+
+    def _wake(self) -> None:
+        ready, self._ready = self._ready, {}
+        for key in ready:
+            woken = self._parked.pop(key, {})
+            self._count -= len(woken)
+            for parked in woken.values():
+                if parked.timer is not None:
+                    parked.timer.cancel()
+                parked.resume()
+
+    def _expired(self, parked: _Parked) -> None:
+        parked.timer = None
+        self._remove(parked.waiter)
+        parked.resume()
+
+    def _remove(self, waiter: Waiter) -> None:
+        waiting = self._parked[waiter.key]
+        del waiting[waiter]
+        self._count -= 1
+        if not waiting:
+            del self._parked[waiter.key]

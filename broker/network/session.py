@@ -1,0 +1,507 @@
+"""One connection: requests in, answers out, memory bounded. No business logic, no ports: see dispatch.py, server.py.
+
+- All requests that one read brought are served together; their answers go out in one write.
+- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
+  are told apart by their opaque, so theirs go out when they are ready.
+- Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn; a single one
+  that does is worked off in slices, and those behind it wait.
+- Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
+  no further request is served; what was read already waits in `_queue`, at most one read's worth. When too many bytes
+  of all connections wait for the disk, a connection that brings a put is held back in the same way (pending_puts.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Concatenate, ParamSpec, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from metaq.protocol.frames import Frame
+from metaq.protocol.put_run import PutRun
+from metaq.protocol.record import Buffer
+from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.send_many import announced_parts
+from metaq.protocol.sends import TX_KEY
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Get, Put, Quit, Sync
+
+from ..requests.answers import Answer, Bytes, Work
+from ..requests.dispatch import Dispatcher
+from ..requests.pull import Loading, Pull, Step
+from ..requests.put import PutGroup
+from ..runtime.reactor import Transport
+from .pending_puts import PUT_OVERHEAD_BYTES
+
+__all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
+
+_log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 8 << 20
+"""Bytes of puts waiting for their sync, or of data being read from the disk, above which a connection is not read."""
+
+MAX_PARKED_PULLS = 16_384
+"""Pulls one connection may have waiting for data: one for each of ten thousand partitions, and some."""
+
+MAX_ALL_PARKED_PULLS = 1 << 16
+"""Pulls that all connections together may have waiting: some 2 KiB each."""
+
+_TURN_SECONDS = 0.005
+"""A connection whose requests have taken this long lets the others have their turn."""
+
+_WRITE_BYTES = 64 << 10
+"""Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
+
+
+_PUT_CODES = frozenset((RequestCode.SEND_BATCH, RequestCode.SEND_MANY))
+
+
+class _Slot:
+    """The place of an answer in the order of answers; None until it is there. `held` bytes count as pending, `put` of
+    them, while there is no answer, also among the broker's pending puts."""
+
+    __slots__ = ("answer", "held", "put")
+
+    def __init__(self, held: int, answer: Bytes | None = None, put: int = 0) -> None:
+        self.answer = answer
+        self.held = held
+        self.put = put
+
+
+def _brings_puts(request: Request | Pull) -> bool:
+    """Whether it is, or has, puts without a transaction, of which those in groups are looked at before."""
+    if isinstance(request, Frame):
+        return request.code in _PUT_CODES and TX_KEY not in request.ext
+    return isinstance(request, (PutRun, Sync))
+
+
+def _size(answer: Bytes) -> int:
+    return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
+
+
+P = ParamSpec("P")
+
+
+def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
+    """Where nobody above would notice an exception, close the connection: else it would stand still for ever."""
+
+    @wraps(step)
+    def guarded(self: Session, /, *arguments: P.args, **more: P.kwargs) -> None:
+        try:
+            step(self, *arguments, **more)
+        except Exception as error:
+            self._broken(error)
+
+    return guarded
+
+
+class Session(Protocol):
+    """Twisted's protocol of one connection, and the producer of what is written to it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        seconds: Callable[[], float],
+        on_lost: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        """seconds: the reactor's clock, for `last_active`."""
+        self.last_active = seconds()
+        self._dispatcher = dispatcher
+        self._broker = dispatcher.broker
+        self._pending_puts = dispatcher.broker.pending_puts
+        self._seconds = seconds
+        self._on_lost = on_lost
+        self._reader = RequestReader()
+        self._queue: deque[Request | Pull] = deque()
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
+        self._pending = 0  # answers that will come later, without parked pulls
+        self._pending_bytes = 0
+        self._parked: set[Pull] = set()
+        self._full = False  # the transport wants no more data
+        self._unsent = 0  # at most so many bytes wait in a full transport
+        self._yielding = False  # the rest of the queue waits for the reactor's next turn
+        self._work: tuple[Frame, Work] | None = None  # under way, slice by slice; then `_yielding` too
+        self._held_back = False  # too many puts of all connections wait
+        self._reading = True
+        self._closing = False  # no more requests are taken
+        self._closed = False  # and the transport was told
+        self._lost = False
+
+    # --- Twisted's calls ----------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:  # noqa: N802
+        self._transport = cast(Transport, self.transport)
+        self._transport.registerProducer(self, True)
+        self._host: str = getattr(self._transport.getPeer(), "host", "?")
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        self.last_active = self._seconds()
+        if self._closing:
+            return
+        self._take(self._reader.receive(data))
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
+        return None if self._closing else self._reader.space
+
+    def received(self, count: int) -> None:
+        """`count` bytes came into `space`."""
+        self.last_active = self._seconds()
+        self._take(self._reader.received(count))
+
+    def _take(self, requests: list[Request]) -> None:
+        if self._queue or self._yielding:
+            self._queue.extend(requests)
+        else:
+            self._serve(requests)
+        self._finish_turn()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        self._lost = self._closing = True
+        self._queue.clear()
+        self._count_unsent(-self._unsent)
+        for pull in self._parked:
+            self._broker.parked.drop(pull)
+        self._parked.clear()
+        self._pending_puts.drop(self)
+        self._broker.transactions.connection_lost(self)
+        self._broker.places.connection_lost(self)
+        self._on_lost(self)
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        """The transport has buffered enough."""
+        self._full = True
+        self._update_reading()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """The transport has sent everything."""
+        self._full = False
+        self._count_unsent(-self._unsent)
+        self.last_active = self._seconds()
+        self._resume()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        """The connection is gone; connectionLost follows."""
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _blocked(self) -> bool:
+        return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
+
+    def _serve(self, requests: Iterable[Request | Pull]) -> None:
+        """Serve requests in order; what may not be served now goes to `_queue`."""
+        group: PutGroup | None = None
+        turn_end = self._seconds() + _TURN_SECONDS
+        served_run = False
+        requests = iter(requests)
+        for request in requests:
+            kind = type(request)
+            if kind is Put and request.tx_key is None:  # type: ignore[union-attr]
+                if group is None:
+                    if self._pending_puts.full:
+                        self._hold_back(request, requests)
+                        return
+                    group = self._dispatcher.put_group()
+                group.add(cast(Put, request))
+                continue
+            if (
+                kind is Frame
+                and cast(Frame, request).code == RequestCode.SEND
+                and TX_KEY not in cast(Frame, request).ext
+            ):
+                if group is None and self._pending_puts.full:
+                    self._hold_back(request, requests)
+                    return
+                send = self._dispatcher.send(cast(Frame, request))
+                if isinstance(send, bytes):
+                    self._write(send)
+                    continue
+                if group is None:
+                    group = self._dispatcher.put_group()
+                group.add(send)
+                continue
+            if group is not None:  # what follows must see the puts
+                self._commit(group)
+                group = None
+            if self._out_bytes >= _WRITE_BYTES:
+                self._flush()
+            if self._blocked or self._yielding:
+                self._queue.append(request)
+                self._queue.extend(requests)
+                return
+            if kind is Quit:
+                self._close()
+                return
+            if self._pending_puts.full and _brings_puts(request):
+                self._hold_back(request, requests)
+                return
+            if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
+                if served_run and self._seconds() >= turn_end:
+                    self._yield_turn()
+                    self._queue.append(request)
+                    self._queue.extend(requests)
+                    return
+                served_run = True
+                self._serve_one(request)
+                continue
+            self._serve_one(request)
+            if self._work is not None:  # what follows comes after it
+                self._queue.extend(requests)
+                return
+            if self._seconds() >= turn_end and not self._yielding:
+                self._yield_turn()
+        if group is not None:
+            self._commit(group)
+
+    def _hold_back(self, request: Request | Pull, following: Iterator[Request | Pull]) -> None:
+        """Neither serve these nor read before fewer puts wait."""
+        self._queue.append(request)
+        self._queue.extend(following)
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        self._held_back = True
+        self._pending_puts.wait(self, self._let_go)
+
+    @_or_close
+    def _let_go(self) -> None:
+        self._held_back = False
+        self._resume()
+
+    def _yield_turn(self) -> None:
+        self._yielding = True
+        self._broker.reactor.callLater(0, self._go_on)
+
+    @_or_close
+    def _go_on(self) -> None:
+        """The others had their turn."""
+        self._yielding = False
+        if self._work is not None:
+            frame, work = self._work
+            self._work = None
+            self._pending -= 1
+            self._work_off(frame, work)
+        if not self._lost and not self._yielding:
+            self._resume()
+
+    def _work_off(self, frame: Frame, work: Work) -> None:
+        """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
+        turn_end = self._seconds() + _TURN_SECONDS
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                self._answer_frame(frame, done.value, put=True)
+                return
+            if self._seconds() >= turn_end:
+                break
+        self._work = frame, work
+        self._pending += 1
+        self._yield_turn()
+
+    def _serve_one(self, request: Request | Pull) -> None:
+        if isinstance(request, Pull):
+            self._serve_pull(request)
+        elif isinstance(request, PutRun):
+            cost = request.body_bytes + PUT_OVERHEAD_BYTES * len(request.bodies)
+            self._answer(self._dispatcher.put_run(request), cost, put=True)
+        elif isinstance(request, Sync):
+            self._answer(self._dispatcher.text(request, self), len(request.body) + PUT_OVERHEAD_BYTES, put=True)
+        elif not isinstance(request, Frame):
+            cost = request.max_size if isinstance(request, Get) else 0
+            self._answer(self._dispatcher.text(request, self), cost)
+        elif request.code == RequestCode.PULL:
+            pull = self._dispatcher.pull(request)
+            if isinstance(pull, Pull):
+                self._serve_pull(pull)
+            else:
+                self._write(pull)
+        elif (work := self._dispatcher.work(request)) is not None:
+            self._work_off(request, work)
+        else:
+            self._answer_frame(request, self._dispatcher.frame(request, self._host, self))
+
+    def _answer_frame(self, frame: Frame, answer: Answer, *, put: bool = False) -> None:
+        if frame.is_one_way:
+            answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
+        cost = len(frame.body)
+        if frame.code == RequestCode.SEND_MANY:
+            cost += PUT_OVERHEAD_BYTES * announced_parts(frame.ext)
+        self._answer(answer, cost, ordered=False, put=put)
+
+    def _commit(self, group: PutGroup) -> None:
+        self._answer(group.commit(), group.held_bytes, put=True)
+
+    def _serve_pull(self, pull: Pull) -> None:
+        answer = self._dispatcher.step(pull)
+        if not isinstance(answer, (Step, Loading)):
+            self._answer(answer, pull.max_bytes, ordered=False)
+        elif isinstance(answer, Loading):
+            self._parked.add(pull)
+            answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
+        elif pull.expired:
+            self._write(self._dispatcher.give_up(pull))
+        elif len(self._parked) >= MAX_PARKED_PULLS:
+            self._write(self._dispatcher.too_many_pulls(pull, "on this connection"))
+        elif len(self._broker.parked) >= MAX_ALL_PARKED_PULLS:
+            self._write(self._dispatcher.too_many_pulls(pull, "on all connections together"))
+        else:
+            self._parked.add(pull)
+            if answer is Step.AGAIN:
+                self._broker.reactor.callLater(0, self._come_back, pull)
+            else:
+                self._broker.parked.park(pull, lambda: self._come_back(pull))
+
+    @_or_close
+    def _come_back(self, pull: Pull) -> None:
+        """A pull was woken or its deadline has come."""
+        self._parked.discard(pull)
+        if self._closing:
+            return
+        if self._queue or self._blocked or self._yielding:
+            self._queue.append(pull)
+            return
+        self._serve_pull(pull)
+        self._finish_turn()
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer, cost: int, *, ordered: bool = True, put: bool = False) -> None:
+        """cost: bytes held while the answer is not there yet. put: they are a put's."""
+        if isinstance(answer, Deferred):
+            slot = _Slot(cost, put=cost if put else 0)
+            self._pending_puts.add(slot.put)
+            if ordered:
+                self._ordered.append(slot)
+            self._pending += 1
+            self._pending_bytes += cost
+            answer.addBoth(self._settled, slot, ordered)
+        elif answer is not None:
+            if ordered and self._ordered:
+                slot = _Slot(_size(answer), answer)
+                self._ordered.append(slot)
+                self._pending_bytes += slot.held
+            else:
+                self._write(answer)
+
+    @_or_close
+    def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
+        """answer: a Failure if none could be made."""
+        self._pending -= 1
+        self._pending_bytes -= slot.held
+        self._pending_puts.settle(slot.put)
+        if isinstance(answer, Failure):
+            self._broken(cast(BaseException, answer.value))
+            return
+        if self._lost:
+            return
+        if not ordered:
+            self._write(answer)
+        else:
+            slot.answer, slot.held = answer, _size(answer)
+            self._pending_bytes += slot.held
+            self._write_ordered()
+        self._resume()
+
+    def _broken(self, error: BaseException) -> None:
+        """A bug: what the client should have been told is not known, and what it sent may be done or not. So its
+        connection ends, as Twisted ends one whose requests raise when they come in.
+        """
+        _log.error("a request of %s failed", self._host, exc_info=error)
+        if not self._lost:
+            self._closing = self._closed = True
+            self._queue.clear()
+            self.abort(f"internal error: {type(error).__name__}")
+
+    def _write_ordered(self) -> None:
+        ordered = self._ordered
+        while ordered and (answer := ordered[0].answer) is not None:
+            self._pending_bytes -= ordered.popleft().held
+            self._write(answer)
+
+    def _write(self, answer: Bytes) -> None:
+        if isinstance(answer, list):
+            self._out += answer
+        else:
+            self._out.append(answer)
+        self._out_bytes += _size(answer)
+
+    def _flush(self) -> None:
+        out, size = self._out, self._out_bytes
+        if not size or self._lost:
+            return
+        self._out, self._out_bytes = [], 0
+        if size < _WRITE_BYTES:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        else:
+            self._transport.writeSequence(out)
+        if self._full:
+            self._count_unsent(size)
+
+    def _count_unsent(self, change: int) -> None:
+        self._unsent += change
+        self._broker.unsent_bytes += change
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Something changed that may have blocked: serve what was put off."""
+        self._flush()
+        while self._queue and not (self._blocked or self._yielding or self._closing):
+            waiting, self._queue = self._queue, deque()
+            self._serve(waiting)
+            self._flush()
+        self._finish_turn()
+
+    def _finish_turn(self) -> None:
+        self._flush()
+        if self._reader.failure is not None and not self._queue:
+            if not self._closing:
+                _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
+            self._close()
+        elif self._closing:
+            self._close()
+        else:
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self._pending_puts.full and not self._held_back and self._reader.space is not None:
+            self._wait_for_room()  # a large frame is a put; what has come of it stays
+        reading = not (self._blocked or self._queue)
+        if reading != self._reading and not self._closing:
+            self._reading = reading
+            if reading:
+                self._transport.resumeProducing()
+            else:
+                self._transport.pauseProducing()
+
+    def _close(self) -> None:
+        """Take no more requests; close when all answers that are due have been written."""
+        self._closing = True
+        self._queue.clear()
+        if not self._pending and not self._lost and not self._closed:
+            self._closed = True
+            self._flush()
+            self._transport.unregisterProducer()  # a paused producer would keep the transport open
+            self._transport.loseConnection()
+
+    def close(self) -> None:
+        """Take no more requests; close when the answers that are due have been written."""
+        self._close()
+
+    def _peer(self) -> str:
+        return f"{self._host}:{getattr(self._transport.getPeer(), 'port', '?')}"
+
+    def abort(self, why: str) -> None:
+        """Close at once, whatever is unsent."""
+        _log.info("connection from %s closed: %s", self._peer(), why)
+        self._transport.abortConnection()

@@ -1,0 +1,181 @@
+"""Reads that may wait for the disk: in threads of their own, in turn by group, and never at the cost of hot work.
+
+What is in the page cache is read at once, on the reactor thread. A consumer that was found to be behind that is read
+for in worker threads from then on, sequentially (store/sequential.py), until it has caught up with the end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
+
+from metaq.protocol.record import Buffer
+
+from ..runtime.pace import Pace
+from ..runtime.reactor import ReactorTime
+from ..store.damage import Damaged, Place
+from ..store.files import CachedOnly, Files, NotCached
+from ..store.flush import RunInThread
+from ..store.partition_log import PartitionLog
+from ..store.sequential import HOT_TAIL_BYTES, MAX_WINDOW_BYTES, SequentialReader
+from ..store.turns import Turns
+
+__all__ = ["MAX_COLD_READS", "ColdReads", "Examinations"]
+
+MAX_COLD_READS = 4
+"""Reads of cold data under way at once."""
+
+_MAX_READERS = 4096
+_PAGE_CACHE_BYTES = 256 << 20
+"""What all cold readers together may have fetched ahead, as far as the smallest window allows."""
+
+_MIN_WINDOW_BYTES = 512 << 10
+_MAX_LOADS = 3
+
+T = TypeVar("T")
+
+
+class _Reader:
+    """A group that reads a partition behind the page cache. `start`, `end`: its last read."""
+
+    __slots__ = ("busy", "end", "reader", "start")
+
+    def __init__(self, reader: SequentialReader) -> None:
+        self.reader = reader
+        self.start = self.end = -1
+        self.busy = False
+
+    def continues(self, offset: int) -> bool:
+        return self.start <= offset <= self.end and not self.reader.is_ahead_cached
+
+
+class ColdReads:
+    """Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        run_in_thread: RunInThread,
+        files: Files,
+        cached_only: CachedOnly,
+        reactor: ReactorTime,
+        pace: Pace,
+    ) -> None:
+        """run_in_thread: for nothing but these reads, so that no sync waits behind them."""
+        self._files = files
+        self._cached_only = cached_only
+        self._pace = pace
+        self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
+        self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
+
+    def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
+        """What `log.read` gives, at once if it is in the page cache. Raises, or fails with, what `log.read` raises."""
+        known = self._readers.get((log, group)) if self._readers else None
+        if known is None or not known.continues(offset) or log.visible_end - offset <= HOT_TAIL_BYTES:
+            data = log.read(offset, max_bytes)
+            if data is not None:
+                if known is not None:
+                    del self._readers[log, group]
+                return data
+        if known is not None and known.busy:  # another of the group's readers: there is but one place to go on from
+            return self.run(group, partial(log.read_blocking, offset, max_bytes))
+        return self._read_on(known, log, group, offset, max_bytes)
+
+    def _read_on(
+        self, known: _Reader | None, log: PartitionLog, group: str, offset: int, max_bytes: int
+    ) -> Deferred[bytes]:
+        if known is None or not known.continues(offset):
+            known = _Reader(SequentialReader(log, self._files))
+            self._readers[log, group] = known
+            if len(self._readers) > _MAX_READERS:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end((log, group))
+        known.busy = True
+        window = max(_MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, _PAGE_CACHE_BYTES // len(self._readers)))
+        return self.run(group, partial(known.reader.read, offset, max_bytes, window), partial(_moved, known, offset))
+
+    def run(
+        self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
+    ) -> Deferred[T]:
+        """The result of a function that reads cold data, when it is the group's turn.
+
+        before: called with the result or the error just before the Deferred fires.
+        """
+        deferred: Deferred[T] = Deferred()
+
+        def done(result: Any) -> None:
+            self._pace.spend(len(result) if isinstance(result, bytes) else 0)
+            before(result)
+            if isinstance(result, BaseException):
+                deferred.errback(result)
+            else:
+                deferred.callback(result)
+
+        self._turns.run(group, function, done)
+        return deferred
+
+    def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:
+        """The answer to a question that reads index files, at once if they are in the page cache.
+
+        The question is asked again for each piece that had to be loaded, so it must not change anything.
+        """
+        loaded: dict[tuple[str, int], int] = {}
+
+        def ask(_: object = None) -> T | Deferred[T]:
+            try:
+                if loaded and max(loaded.values()) > _MAX_LOADS:  # out of the cache again and again: there is no memory
+                    return question()
+                with self._cached_only:
+                    return question()
+            except NotCached as missing:
+                loaded[missing.place] = loaded.get(missing.place, 0) + 1
+                return self.run(group, missing.load).addCallback(ask)
+
+        return ask()
+
+
+def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
+    reader.busy = False
+    if isinstance(result, bytes):
+        reader.start, reader.end = offset, offset + len(result)
+
+
+class Examinations:
+    """Finds out for readers what lies where no record can be read: in worker threads, once for each place.
+
+    Lives on the reactor thread. The log remembers and reports what is damaged (`PartitionLog.report_damage`).
+    """
+
+    def __init__(self, cold_reads: ColdReads) -> None:
+        self._cold_reads = cold_reads
+        self._examined: dict[tuple[PartitionLog, int], list[Deferred[Place | BaseException]]] = {}
+
+    def examine(
+        self, log: PartitionLog, group: str, offset: int, question: Callable[[], Place] | None = None
+    ) -> Deferred[Place | BaseException]:
+        """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
+
+        question: log.examination(offset), if the caller has it already.
+        """
+        deferred: Deferred[Place | BaseException] = Deferred()
+        waiting = self._examined.setdefault((log, offset), [])
+        waiting.append(deferred)
+        if len(waiting) == 1:
+            asked: Deferred[Callable[[], Place]]
+            if question is None:
+                look_up: Callable[[], Any] = partial(self._cold_reads.look_up, partial(log.examination, offset), group)
+                asked = maybeDeferred(look_up)
+            else:
+                asked = succeed(question)
+            found: Deferred[Any] = asked.addCallback(partial(self._cold_reads.run, group))
+            found.addErrback(lambda failure: failure.value).addCallback(partial(self._answer, log, offset))
+        return deferred
+
+    def _answer(self, log: PartitionLog, offset: int, place: Place | BaseException) -> None:
+        if isinstance(place, Damaged):
+            log.report_damage(place)
+        for waiting in self._examined.pop((log, offset)):
+            waiting.callback(place)

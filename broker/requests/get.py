@@ -1,0 +1,225 @@
+"""`get`: bytes of a partition from an offset on (wire.md §4).
+
+A group with a filter is answered the accepted records of a whole stretch. A 1.x client counts only the bytes that it
+got, so its next offset stands for another place of the log; filters/places.py remembers which, and why none is lost.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import FilterUnavailable, OffsetOutOfRange, PartitionNotFound
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Get, encode_result, encode_value_line
+
+from ..broker import Broker
+from ..filters.judge import Chosen, Judge, choose_records
+from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, Found, Key
+from ..filters.table import Filter
+from ..store.partition_log import PartitionLog
+from .answers import Answer, Bytes
+
+__all__ = ["answer_get"]
+
+_LENGTH_BYTES = 4
+
+
+def answer_get(broker: Broker, get: Get, connection: object) -> Answer:
+    """Data, or where to go on, or that there is none yet. Raises PartitionClosed, PartitionNotFound, StoreError.
+
+    connection: what its client was answered before is remembered for it; None for a client of a single request.
+    """
+    broker.metrics.get(get.topic)
+    try:
+        log = broker.partitions.for_read(get.topic, get.partition)
+    except PartitionNotFound:
+        broker.metrics.get_missed(get.topic)
+        raise
+    if get.max_size <= 0:
+        return encode_result(Status.BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}", get.opaque)
+    readable = log.first_offset <= get.offset < log.visible_end
+    try:
+        filter_ = broker.filters.find(get.topic, get.group)
+    except FilterUnavailable as error:
+        return _failed(broker, get, error) if readable else _miss(broker, log, get)
+    if filter_ is not None:
+        broker.places.filtered.add((get.topic, get.group))
+    if filter_ is not None or len(broker.places):
+        key = get.topic, get.partition, get.group
+        found = broker.places.find(connection, key, get.offset)
+        if found.gap or filter_ is not None:
+            return _of_filtered_group(_Filtered(broker, log, get, connection, key, found), filter_)
+    if not readable:
+        return _miss(broker, log, get)
+    size = min(get.max_size, broker.max_answer_bytes)
+    data = broker.cold_reads.read(log, get.group, get.offset, size)
+    if isinstance(data, Deferred):
+        return data.addCallbacks(partial(_whole_record, broker, log, get, size), partial(_gone, broker, log, get))
+    return _whole_record(broker, log, get, size, data)
+
+
+def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
+    """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
+    if len(data) == size < get.max_size:
+        end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
+        if size < end <= get.max_size:
+            whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
+            return whole.addCallbacks(partial(_unfiltered, broker, log, get), partial(_gone, broker, log, get))
+    return _unfiltered(broker, log, get, data)
+
+
+def _unfiltered(broker: Broker, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
+    """The bytes as they are, from the midst of a record too, as 1.x gives them.
+
+    If the group had a filter since the broker's start, the answer is the way to the record's start: without it a Java
+    client may wait for the end of what it takes for a record for ever. Damaged data are the client's to find.
+    """
+    if (get.topic, get.group) not in broker.places.filtered:
+        return _value(get, data)
+    end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
+    if HEADER_BYTES <= end <= len(data):
+        body = memoryview(data)[HEADER_BYTES:end]
+        if checksum(body) == int.from_bytes(data[_LENGTH_BYTES : 2 * _LENGTH_BYTES], "big"):
+            return _value(get, data)
+    start = _record_start(broker, log, get)
+    if isinstance(start, Deferred):
+        return start.addCallbacks(partial(_from_start, broker, get, data), partial(_gone, broker, log, get))
+    return _from_start(broker, get, data, start)
+
+
+def _from_start(broker: Broker, get: Get, data: Buffer, start: int) -> Bytes:
+    if start == get.offset:
+        return _value(get, data)
+    broker.metrics.get_missed(get.topic)
+    return encode_result(Status.MOVED, str(start), get.opaque)
+
+
+def _value(get: Get, data: Buffer) -> Bytes:
+    return [encode_value_line(len(data), get.opaque), data]
+
+
+class _Filtered(NamedTuple):
+    """A `get` of a group that has, or had, a filter. found: what its offset stands for."""
+
+    broker: Broker
+    log: PartitionLog
+    get: Get
+    connection: object
+    key: Key
+    found: Found
+
+    def move(self, offset: int) -> bytes:
+        """The answer that sends the client to `offset`."""
+        self.broker.places.moved(self.connection, self.key, self.found, offset)
+        self.broker.metrics.get_missed(self.get.topic)
+        return encode_result(Status.MOVED, str(offset), self.get.opaque)
+
+    def miss(self) -> bytes:
+        """The answer where nothing can be read."""
+        stored, first = self.found.stored, self.log.first_offset
+        if self.found.gap or stored < first:
+            return self.move(max(stored, first))
+        return _miss(self.broker, self.log, self.get)
+
+
+def _of_filtered_group(request: _Filtered, filter_: Filter | None) -> Bytes | Deferred[Bytes]:
+    broker, log, get, found = request.broker, request.log, request.get, request.found
+    if not log.first_offset <= found.stored < log.visible_end:
+        return request.miss()
+    if filter_ is None or _must_be_put_right(broker, found):
+        return request.move(found.stored)
+    broker.places.claim(request.connection, request.key)
+    if found.answers:
+        return _choose(request, filter_)
+    start = _record_start(broker, log, get)
+    if isinstance(start, Deferred):
+        return start.addCallbacks(partial(_begin, request, filter_), partial(_gone, broker, log, get))
+    return _begin(request, filter_, start)
+
+
+def _must_be_put_right(broker: Broker, found: Found) -> bool:
+    since = found.behind_since
+    overdue = since is not None and broker.reactor.seconds() - since >= PUT_RIGHT_SECONDS
+    return found.gap > 0 and (overdue or found.gap >= MAX_GAP_BYTES)
+
+
+def _record_start(broker: Broker, log: PartitionLog, get: Get) -> int | Deferred[int]:
+    """Where the record begins that has the byte at the request's offset."""
+    if log.is_indexed(get.offset):
+        return broker.cold_reads.look_up(partial(log.record_start, get.offset), get.group)
+    return broker.cold_reads.run(get.group, partial(log.walk_to_record, get.offset))
+
+
+def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
+    """Answer an offset of which nothing is known, where the record at it begins at `start`."""
+    if start != request.get.offset:
+        return request.move(start)
+    return _choose(request, filter_)
+
+
+def _choose(request: _Filtered, filter_: Filter) -> Deferred[Bytes]:
+    broker, log, get, found = request.broker, request.log, request.get, request.found
+    judge = Judge(filter_, get.group, get.topic, get.partition)
+    size = min(get.max_size, broker.config.max_transfer_size)
+    gap = MAX_GAP_BYTES - found.gap
+    choose = partial(choose_records, judge, log.read_blocking, found.stored, size, get.max_size, gap)
+    chosen = broker.in_filter_thread(choose)
+    return chosen.addCallbacks(partial(_chosen, request), partial(_passed_by, request))
+
+
+def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
+    broker, get, found = request.broker, request.get, request.found
+    if request.connection is None:
+        return _only_leading(request, chosen)
+    if not chosen.data:
+        return request.miss() if chosen.next_offset == found.stored else request.move(chosen.next_offset)
+    whole = len(chosen.client_ends) > 0
+    size = len(chosen.data) if whole else 0  # a cut or damaged record takes the client no further
+    behind = chosen.next_offset - get.offset > size
+    since = found.behind_since if found.gap else broker.reactor.seconds() if behind else None
+    ends = chosen.client_ends, chosen.stored_ends
+    answer = Answered(get.offset, size, found.stored, chosen.next_offset, *ends, since)
+    broker.places.answered(request.connection, request.key, found, answer)
+    return _value(get, chosen.data)
+
+
+def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
+    """For a client of a single request: accepted records without a gap, or where the first one begins."""
+    stored = request.found.stored
+    if leading := chosen.leading:
+        return _value(request.get, chosen.data[:leading])
+    if len(chosen.client_ends):
+        return request.move(stored + int(chosen.stored_ends[0]) - int(chosen.client_ends[0]))
+    return request.miss() if chosen.next_offset == stored else request.move(chosen.next_offset)
+
+
+def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
+    failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
+    return request.miss()
+
+
+def _failed(broker: Broker, get: Get, error: FilterUnavailable) -> bytes:
+    """1.x's words for whatever a get fails with: those of a put."""
+    prefix = f"Put message to [broker '{broker.url}'] [partition '{get.topic}-{get.partition}'] failed."
+    return encode_result(error.status, f"{prefix}Detail:{error}", get.opaque)
+
+
+def _gone(broker: Broker, log: PartitionLog, get: Get, failure: Failure) -> Bytes:
+    failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
+    return _miss(broker, log, get)
+
+
+def _miss(broker: Broker, log: PartitionLog, get: Get) -> bytes:
+    broker.metrics.get_missed(get.topic)
+    if get.offset < log.first_offset:
+        return encode_result(Status.MOVED, str(log.first_offset), get.opaque)
+    beyond = get.offset > log.visible_end
+    if beyond and (broker.config.move_consumers_past_end or get.offset == INT64_MAX):
+        return encode_result(Status.MOVED, str(log.visible_end), get.opaque)
+    return encode_result(Status.NOT_FOUND, f"Could not find message at position {get.offset}", get.opaque)

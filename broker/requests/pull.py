@@ -1,0 +1,345 @@
+"""PULL: whole records from an offset on, filtered by tag and by the group's filter, and what to do without any yet.
+
+A `Pull` is advanced by `step` until it has an answer. What `step` says decides who calls it again: the session parks a
+pull that WAITs, and comes back at once, after other work, to one that must go on (AGAIN).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import OffsetOutOfRange
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
+from metaq.protocol.record import Buffer, tag_hash
+from metaq.protocol.statuses import ResponseCode
+
+from ..broker import Broker
+from ..filters.judge import Judge
+from ..filters.table import Filter
+from ..store.damage import Damaged, Place, Sound
+from ..store.files import NotCached
+from ..store.index import UnitArray
+from ..store.partition_log import PartitionLog
+from .answers import Bytes, answer_frame
+
+__all__ = ["Loading", "Pull", "Step"]
+
+_SCAN_BYTES = 64 << 20
+_SCAN_RECORDS = 1 << 16
+"""Records of one answer, or looked at in one step of a filtered pull: less than a millisecond."""
+_MAX_LOADS = 64
+"""Pieces of an index that one pull has loaded before it waits for the disk itself; a search takes a dozen."""
+_MAX_RUNS = 4096
+_MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
+"""Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
+_TABLE_RECORDS = 16
+"""An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
+_SPAN_BYTES = 1 << 20
+"""Runs that lie this close together are read at once."""
+
+
+class Step(Enum):
+    """Why a step gave no answer."""
+
+    WAIT = "wait"
+    """Nothing to give before the partition shows more data."""
+    AGAIN = "again"
+    """Records were looked at and did not match; there are more."""
+
+
+class Loading(NamedTuple):
+    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
+
+    done: Deferred[None]
+
+
+class _Span(NamedTuple):
+    """Bytes [start, end) of a partition."""
+
+    start: int
+    end: int
+
+
+class Pull:
+    """One PULL under way. Lives on the reactor thread."""
+
+    __slots__ = ("_broker", "_hashes", "_loads", "_offset", "_place", "_request", "deadline", "key", "opaque")
+
+    def __init__(self, broker: Broker, frame: Frame) -> None:
+        """Raises RemoteProtocolError for a frame that is no PULL."""
+        request = PullRequest.from_ext(frame.ext)
+        self._broker = broker
+        self._request = request
+        self.opaque = frame.opaque
+        self._loads = 0
+        self._place: Place | BaseException | None = None  # what lies at the offset, once that was asked
+        self._offset = request.offset  # everything before it was looked at
+        self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        self.key = request.topic, request.partition
+        self.deadline = broker.reactor.seconds() + request.wait_ms / 1000
+        broker.metrics.get(request.topic)
+
+    @property
+    def expired(self) -> bool:
+        """Whether it may not wait any longer."""
+        return self._broker.reactor.seconds() >= self.deadline
+
+    @property
+    def max_bytes(self) -> int:
+        """How much data an answer may carry; one record may be larger."""
+        return min(self._request.max_bytes, self._broker.max_pull_bytes, _MOST_BYTES)
+
+    def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
+        """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
+        try:
+            with self._broker.store.cached_only:
+                return self._step()
+        except NotCached as missing:
+            self._loads += 1
+            if self._loads > _MAX_LOADS:  # out of the cache again and again: there is no memory
+                return self._step()
+            return Loading(self._broker.cold_reads.run(self._request.group, missing.load))
+
+    def _step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
+        log = self._broker.partitions.find(*self.key)
+        if log is None:
+            return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
+        if not log.first_offset <= self._offset <= log.visible_end:
+            return self._out_of_range(log)
+        if self._offset == log.visible_end:
+            return Step.WAIT
+        if isinstance(self._place, BaseException):
+            raise self._place
+        damaged = log.damage.at(self._offset) if len(log.damage) else None
+        if damaged is None and isinstance(self._place, Damaged) and self._place.start <= self._offset < self._place.end:
+            damaged = self._place  # looked at for this pull, and not remembered: there are too many ranges
+        if damaged is not None:
+            return self._damaged(log, damaged)
+        if self._request.verify and self._place is None:
+            return self._examine(log)
+        group = self._request.group
+        if len(self._broker.places):
+            self._broker.places.forget((*self.key, group))  # what is asked for here is committed by this client
+        filter_ = self._broker.filters.find(self._request.topic, group)
+        if self._hashes is None and filter_ is None:
+            return self._step_all(log)
+        return self._step_filtered(log, filter_)
+
+    def nothing(self) -> Bytes:
+        """The answer when the wait has ended without data; what was looked at need not be looked at again."""
+        self._broker.metrics.get_missed(self._request.topic)
+        log = self._broker.partitions.find(*self.key)
+        if log is None:
+            return self._reply(ResponseCode.PULL_NOT_FOUND, PullReply(self._offset, 0, 0, 0))
+        return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, self._offset))
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _reply(self, code: ResponseCode, reply: PullReply, body_bytes: int = 0) -> bytes:
+        ext = reply._replace(sequence=self._request.sequence).to_ext()
+        return answer_frame(self.opaque, ext, code, body=body_bytes)
+
+    @staticmethod
+    def _progress(log: PartitionLog, next_offset: int, runs: int = 0) -> PullReply:
+        behind = log.messages_behind(next_offset)
+        return PullReply(next_offset, log.first_offset, log.visible_end, behind, runs=runs)
+
+    def _moved(self, next_offset: int, first: int, end: int, behind: int) -> Bytes:
+        self._broker.metrics.get_missed(self._request.topic)
+        return self._reply(ResponseCode.PULL_OFFSET_MOVED, PullReply(next_offset, first, end, behind))
+
+    def _out_of_range(self, log: PartitionLog) -> Bytes:
+        bound = log.first_offset if self._offset < log.first_offset else log.visible_end
+        progress = self._progress(log, bound)
+        return self._moved(bound, progress.min_offset, progress.max_offset, progress.behind)
+
+    def _moved_to(self, log: PartitionLog, offset: int, damaged_from: int = NOT_DAMAGED) -> Bytes:
+        self._broker.metrics.get_missed(self._request.topic)
+        progress = self._progress(log, offset)._replace(damaged_from=damaged_from)
+        return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
+
+    def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
+        """The client goes on behind the damage, and learns what it has missed."""
+        return self._moved_to(log, damaged.end, damaged.start)
+
+    def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
+        """No unit begins at the offset: it lies inside a record, or in damage, or no unit describes its record yet."""
+        place = self._place
+        if not isinstance(place, Sound):
+            return self._examine(log)
+        if place.start != self._offset:
+            return self._moved_to(log, place.start)
+        span = _Span(place.start, place.start + place.size)
+        data = self._broker.cold_reads.run(self._request.group, partial(log.read_blocking, span.start, place.size))
+        return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
+
+    def _examine(self, log: PartitionLog) -> Loading:
+        """The step is taken again when a worker has found out what lies at the offset."""
+        question = log.examination(self._offset)
+        found = self._broker.examinations.examine(log, self._request.group, self._offset, question)
+        return Loading(found.addCallback(self._examined))
+
+    def _examined(self, place: Place | BaseException) -> None:
+        self._place = place
+
+    def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
+        """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
+        units = log.units(self._offset, max_bytes, _SCAN_RECORDS)
+        if not len(units) or units[0]["offset"] != self._offset:
+            return units[:0]
+        return log.damage.in_front(units) if len(log.damage) else units  # an older index has units of damage
+
+    # --- without a filter ---------------------------------------------------------------------------------------------
+
+    def _step_all(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
+        units = self._units(log, self.max_bytes)
+        if not len(units):
+            return self._not_a_record(log)
+        sizes = units["size"]
+        span = _Span(self._offset, self._offset + int(sizes.sum()))
+        table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
+        data = self._broker.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
+        if isinstance(data, Deferred):
+            return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
+        return self._slice(log, span, table, data)
+
+    def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: Buffer) -> Bytes:
+        progress = self._progress(log, span.end)._replace(records=len(table) // 4)
+        return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
+
+    def _gone(self, failure: Failure) -> Bytes:
+        failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
+        log = self._broker.partitions.for_read(*self.key)
+        return self._out_of_range(log)
+
+    # --- with a filter ------------------------------------------------------------------------------------------------
+
+    def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
+        units = self._units(log, _SCAN_BYTES)
+        if not len(units):
+            return self._not_a_record(log)
+        found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
+        if not len(found):
+            self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
+            self._place = None
+            return Step.WAIT if self._offset == log.visible_end else Step.AGAIN
+        runs, next_offset = _choose_runs(units, found, self.max_bytes)
+        if filter_ is not None:
+            judge = Judge(filter_, self._request.group, *self.key)
+            accepted = self._broker.in_filter_thread(partial(_read_accepted, judge, log, runs, next_offset))
+            return accepted.addCallbacks(partial(self._accepted, log), self._gone)
+        parts = _read_cached(log, runs)
+        if parts is None:
+            cold = self._broker.cold_reads.run(self._request.group, partial(_read_blocking, log, runs))
+            return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
+        return self._runs(log, runs, next_offset, parts)
+
+    def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
+        """What the group's filter has left; if nothing, the client asks for what comes next."""
+        runs, parts, next_offset, damaged = accepted
+        if damaged and not runs:
+            found = self._broker.examinations.examine(log, self._request.group, next_offset)
+            answer: Deferred[Bytes] = found.addCallback(partial(self._after_filter, log, next_offset))
+            answer.addErrback(self._gone)
+            return answer
+        if not runs:
+            return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
+        return self._runs(log, runs, next_offset, parts)
+
+    def _after_filter(self, log: PartitionLog, offset: int, place: Place | BaseException) -> Bytes:
+        """The filter came to a record that fails its check."""
+        if isinstance(place, BaseException):
+            raise place
+        if isinstance(place, Damaged):
+            return self._damaged(log, place)
+        # it was read wrongly, or is no record: the next pull looks again
+        return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
+
+    def _runs(self, log: PartitionLog, runs: list[_Span], next_offset: int, parts: list[Buffer]) -> Bytes:
+        table = encode_runs([(run.start, run.end - run.start) for run in runs])
+        progress = self._progress(log, next_offset, runs=len(runs))
+        size = len(table) + sum(map(len, parts))
+        return [self._reply(ResponseCode.SUCCESS, progress, size) + table, *parts]
+
+
+class _Accepted(NamedTuple):
+    """Runs that a filter has left, their bytes, and where to go on: at a record that fails its check if `damaged`."""
+
+    runs: list[_Span]
+    parts: list[Buffer]
+    next_offset: int
+    damaged: bool = False
+
+
+def _read_accepted(judge: Judge, log: PartitionLog, runs: list[_Span], next_offset: int) -> _Accepted:
+    """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
+    accepted: list[_Span] = []
+    parts: list[Buffer] = []
+    for run, data in zip(runs, _read_blocking(log, runs), strict=True):
+        judged = 0
+        for verdict in judge.verdicts(memoryview(data), run.start):
+            judged = verdict.end
+            if verdict.accepted:
+                _extend(accepted, parts, run.start + verdict.start, data[verdict.start : verdict.end])
+        if judged < len(data):  # the time is over, or a record is damaged
+            return _Accepted(accepted, parts, run.start + judged, damaged=not judge.out_of_time)
+    return _Accepted(accepted, parts, next_offset)
+
+
+def _extend(runs: list[_Span], parts: list[Buffer], start: int, data: Buffer) -> None:
+    """Add a record to the last run if it follows it, or as a new run."""
+    parts.append(data)
+    if runs and runs[-1].end == start:
+        runs[-1] = _Span(runs[-1].start, start + len(data))
+    else:
+        runs.append(_Span(start, start + len(data)))
+
+
+def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[_Span], int]:
+    """Which of the found records fit (the first one always), as runs of adjacent ones, and where to go on.
+
+    units: all that were looked at, without gaps.
+    """
+    starts = found["offset"]
+    ends = starts + found["size"]
+    count = max(1, int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), max_bytes, "right")))
+    breaks = np.flatnonzero(starts[1:count] != ends[: count - 1]) + 1
+    if len(breaks) >= _MAX_RUNS:
+        count = int(breaks[_MAX_RUNS - 1])
+        breaks = breaks[: _MAX_RUNS - 1]
+    firsts = [0, *breaks.tolist()]
+    lasts = [*(breaks - 1).tolist(), count - 1]
+    runs = [_Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
+    if count < len(found):
+        return runs, int(starts[count])
+    return runs, int(units[-1]["offset"]) + int(units[-1]["size"])
+
+
+def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
+    """The bytes of the runs if all are in the page cache."""
+    start, end = runs[0].start, runs[-1].end
+    if end - start <= _SPAN_BYTES:
+        data = log.read(start, end - start)
+        if data is None:
+            return None
+        view = memoryview(data)
+        return [view[run.start - start : run.end - start] for run in runs]
+    parts: list[Buffer] = []
+    for run in runs:
+        part = log.read(run.start, run.end - run.start)
+        if part is None:
+            return None
+        parts.append(part)
+    return parts
+
+
+def _read_blocking(log: PartitionLog, runs: list[_Span]) -> list[Buffer]:
+    return [log.read_blocking(run.start, run.end - run.start) for run in runs]

@@ -1,0 +1,175 @@
+"""`stats` and STATS: the broker's figures in 1.x's words (wire.md §4)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+
+from metaq.protocol.frames import Frame
+from metaq.protocol.record import Buffer
+from metaq.protocol.remoting import StatsRequest
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Stats
+
+from ..broker import Broker
+from ..metrics import KINDS
+from ..store.partition_log import PartitionLog
+from .answers import Bytes, answer_frame
+from .replication import replication_status
+
+__all__ = ["answer_stats", "answer_stats_frame", "stats_text"]
+
+_HELP = (
+    "*EMPTY* Returns broker info.",
+    "help Returns help menu.",
+    "topics Returns topics statistics detail info.",
+    "offsets Returns partitions detail info.",
+    "realtime Returns realtime statistics detail info.",
+    "config Returns broker's config file content.",
+)
+_MAX_NAMED = 100
+"""Read-only partitions that `journal` names with the cause."""
+
+_HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
+
+
+def answer_stats(broker: Broker, stats: Stats) -> bytes:
+    body = stats_text(broker, stats.item)
+    # not encode_result: the configuration file may be in any encoding
+    return b"result %d %d %d\r\n%b" % (Status.SUCCESS, len(body), stats.opaque, body)
+
+
+def answer_stats_frame(broker: Broker, frame: Frame) -> Bytes:
+    body = stats_text(broker, StatsRequest.from_ext(frame.ext).item)
+    parts: list[Buffer] = [answer_frame(frame.opaque, {}, body=len(body)), body]
+    return parts
+
+
+def stats_text(broker: Broker, item: str) -> bytes:
+    """The body of an answer. What is no item is taken as a topic."""
+    if item == "config":
+        return broker.config.source
+    make = _ITEMS.get(item)
+    lines = _topic_lines(broker, item) if make is None else make(broker)
+    return "".join(f"{line}\r\n" for line in ("STATS", *lines, "END")).encode("utf-8", "surrogateescape")
+
+
+def _system_lines(broker: Broker) -> Iterator[str]:
+    metrics = broker.metrics
+    yield f"pid {os.getpid()}"
+    yield f"broker_id {broker.config.broker_id}"
+    yield f"port {broker.port}"
+    yield f"uptime {metrics.uptime_seconds}"
+    yield f"version {broker.version}"
+    yield f"slave {_java(not broker.partitions.takes_puts)}"
+    yield f"curr_connections {broker.connections}"
+    yield f"threads {threading.active_count()}"
+    yield f"cmd_put {metrics.cmd_put}"
+    yield f"cmd_get {metrics.cmd_get}"
+    yield f"cmd_offset {metrics.cmd_offset}"
+    yield f"tx_begin {metrics.tx_begin}"
+    yield f"tx_xa_begin {metrics.tx_xa_begin}"
+    yield f"tx_commit {metrics.tx_commit}"
+    yield f"tx_rollback {metrics.tx_rollback}"
+    yield f"get_miss {metrics.get_miss}"
+    yield f"put_failed {metrics.put_failed}"
+    yield f"total_messages {sum(log.message_count for log in broker.store.logs())}"
+    yield f"topics {len(broker.partitions.stored_topics().keys() | broker.config.topics.keys())}"
+    yield f"config_checksum {broker.config.checksum}"
+
+
+def _help_lines(broker: Broker) -> Iterator[str]:
+    yield from _HELP
+
+
+def _topics_lines(broker: Broker) -> Iterator[str]:
+    stored = broker.partitions.stored_topics()
+    logs = _logs_by_topic(broker)
+    for name, config in stored.items():
+        partitions = logs[name]
+        yield (
+            f"{name} partitions {len(partitions)} message_count {sum(log.message_count for log in partitions)} "
+            f"message_bytes {sum(log.size_bytes for log in partitions)} "
+            f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
+        )
+    yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
+
+
+def _offsets_lines(broker: Broker) -> Iterator[str]:
+    for log in sorted(broker.store.logs(), key=lambda log: (log.topic, log.partition)):
+        yield f"{log.topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
+
+
+def _realtime_lines(broker: Broker) -> Iterator[str]:
+    for kind in KINDS:
+        yield f"realtime_{kind} {broker.metrics.realtime(kind)}"
+
+
+def _reset_lines(broker: Broker) -> Iterator[str]:
+    broker.metrics.reset()
+    yield "reset ok"
+
+
+def _replication_lines(broker: Broker) -> Iterator[str]:
+    """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
+    yield from replication_status(broker).lines()
+
+
+def _disk_lines(broker: Broker) -> Iterator[str]:
+    """Of each data directory. An item of ours."""
+    for room in broker.store.space.rooms():
+        yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
+
+
+def _journal_lines(broker: Broker) -> Iterator[str]:
+    """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
+    status = broker.store.journal_status()
+    yield f"state {'failed' if status.cause else 'ok'}"
+    if status.cause:
+        yield f"cause {status.cause}"
+    yield f"partitions {sum(log.waits for log in broker.store.logs())}"
+    yield f"files {status.files}"
+    yield f"bytes {status.size_bytes}"
+    yield f"waiting_appends {status.waiting}"
+    yield f"waiting_bytes {status.waiting_bytes}"
+    closed = sorted((log.topic, log.partition, log.read_only) for log in broker.store.logs() if log.read_only)
+    yield f"read_only_partitions {len(closed)}"
+    for topic, partition, cause in closed[:_MAX_NAMED]:
+        yield f"read_only:{topic}-{partition} {cause}"
+
+
+def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
+    logs = _logs_by_topic(broker)[topic]
+    yield topic
+    yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
+    yield f"partitions {len(logs)}"
+    yield f"message_count {sum(log.message_count for log in logs)}"
+    yield f"bytes {sum(log.size_bytes for log in logs)}"
+    for kind in KINDS:
+        yield f"topic_realtime_{kind} {broker.metrics.realtime(kind, topic)}"
+
+
+def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
+    logs: defaultdict[str, list[PartitionLog]] = defaultdict(list)
+    for log in broker.store.logs():
+        logs[log.topic].append(log)
+    return logs
+
+
+def _java(value: bool) -> str:
+    return "true" if value else "false"
+
+
+_ITEMS = {
+    "": _system_lines,
+    "help": _help_lines,
+    "topics": _topics_lines,
+    "offsets": _offsets_lines,
+    "realtime": _realtime_lines,
+    "reset": _reset_lines,
+    "replication": _replication_lines,
+    "disk": _disk_lines,
+    "journal": _journal_lines,
+}

@@ -1,0 +1,64 @@
+"""Threads that do not keep the process from ending: one for the journal, and pools for what may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from twisted.python.threadpool import ThreadPool
+
+from .reactor import Reactor
+
+__all__ = ["DaemonThreads", "DiskThread"]
+
+
+class _Daemon(Thread):
+    """Does not keep the process from ending, whatever it waits for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, daemon=True, **kwargs)
+
+
+class DaemonThreads(ThreadPool):
+    """A pool for users' filters, or for reads behind the page cache, apart from the threads that sync.
+
+    At most `limit` threads, started when they are needed first and never stopped.
+    """
+
+    threadFactory = _Daemon  # noqa: N815
+
+    def __init__(self, name: str, limit: int) -> None:
+        super().__init__(0, limit, name)
+
+
+class DiskThread:
+    """A `RunInThread` (store/flush.py) for the journal alone: an acknowledgement never waits for other disk work.
+    It does one call after the other, with less work per call than a pool has.
+
+    Started at the first call. A caller that needs the result of the last call waits for it before the process ends.
+    """
+
+    def __init__(self, reactor: Reactor, name: str) -> None:
+        self._reactor = reactor
+        self._name = name
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Reactor thread: run `function` in the thread, then `done(its result or exception)` on the reactor's."""
+        self._calls.put((function, done))
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            function, done = self._calls.get()
+            try:
+                result = function()
+            except BaseException as error:  # handed on: the caller decides
+                result = error
+            self._reactor.callFromThread(done, result)
+            del function, done, result  # nothing is kept until the next call

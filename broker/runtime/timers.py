@@ -1,0 +1,88 @@
+"""What a broker does by the clock: the store's syncs and checkpoints, and retention on its schedules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, cast
+
+from twisted.internet.task import LoopingCall
+from twisted.python.failure import Failure
+
+from ..configuration.schedule import Schedule
+from .reactor import ReactorTime, Timer
+
+__all__ = ["ScheduledCalls", "repeat"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_SLEEP_SECONDS = 3600.0
+"""The wall clock is looked at again after this long: it may have been set."""
+
+
+def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
+    """Call `function` every `seconds` until the returned call is stopped; what it raises is logged and it goes on."""
+
+    def guarded() -> None:
+        try:
+            function()
+        except Exception:
+            _log.exception("%s failed", name)
+
+    call = LoopingCall(guarded)
+    call.clock = cast(Any, reactor)
+    call.start(seconds, now=False).addErrback(_report, name)
+    return call
+
+
+def _report(failure: Failure, name: str) -> None:
+    _log.error("%s has ended: %s", name, failure.getErrorMessage())
+
+
+class ScheduledCalls:
+    """Calls a function whenever one of several schedules comes due, with that schedule. Reactor thread."""
+
+    def __init__(
+        self,
+        schedules: Iterable[Schedule],
+        function: Callable[[Schedule], object],
+        reactor: ReactorTime,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """now: local time."""
+        self._function = function
+        self._reactor = reactor
+        self._now = now
+        self._timers: dict[Schedule, Timer] = {}
+        self.replace(schedules)
+
+    def replace(self, schedules: Iterable[Schedule]) -> None:
+        """Follow these schedules from now on; those that were followed before keep their next time."""
+        wanted = dict.fromkeys(schedules)
+        for schedule in self._timers.keys() - wanted.keys():
+            self._timers.pop(schedule).cancel()
+        for schedule in wanted.keys() - self._timers.keys():
+            self._sleep(schedule, schedule.after(self._now()))
+
+    def stop(self) -> None:
+        """Cancel what is to come."""
+        timers, self._timers = self._timers, {}
+        for timer in timers.values():
+            timer.cancel()
+
+    def _sleep(self, schedule: Schedule, due: datetime | None) -> None:
+        self._timers.pop(schedule, None)
+        if due is None:
+            _log.warning("the schedule %s never comes due", schedule.text)
+            return
+        delay = min(_LONGEST_SLEEP_SECONDS, max(0.0, (due - self._now()).total_seconds()))
+        self._timers[schedule] = self._reactor.callLater(delay, self._wake, schedule, due)
+
+    def _wake(self, schedule: Schedule, due: datetime) -> None:
+        if self._now() >= due:
+            try:
+                self._function(schedule)
+            except Exception:
+                _log.exception("what is scheduled for %s failed", schedule.text)
+        self._sleep(schedule, schedule.after(self._now()))
