@@ -1,22 +1,20 @@
-"""What all requests of one broker share; handed to every handler."""
+"""The parts of one running broker, put together. The verbs get those that they need (requests/verbs.py)."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
-from metaq.protocol.errors import ConfigError, FiltersBusy, MetaqError
-from metaq.protocol.limits import MAX_PULL_BYTES
-from metaq.protocol.record import Buffer
+from metaq.protocol.errors import ConfigError
 from metaq.version import __version__
 
 from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
 from .configuration.reload_plan import ReloadReport
-from .filters.places import Places
 from .filters.table import FilterTable
 from .message_ids import MessageIds
 from .metrics import Metrics
@@ -24,8 +22,10 @@ from .network.long_poll import ParkedPulls
 from .network.pending_puts import PendingPuts
 from .partitions import Partitions
 from .replication.status import ReplicationStatus
-from .requests.cold_reads import ColdReads, Examinations
-from .requests.searches import Searches
+from .requests.admin import AdminFrom, Replication
+from .requests.cold_reads import ColdReads
+from .requests.reading import Reading
+from .requests.search import Searches
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
 from .store.flush import RunInThread
@@ -33,11 +33,9 @@ from .store.partition_log import PartitionLog
 from .store.store import Store
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
+from .writing import Writing
 
-__all__ = ["AdminFrom", "Broker"]
-
-AdminFrom = Literal["loopback", "any"]
-"""Where admin requests are taken from: this machine, or every address that reaches the port."""
+__all__ = ["Broker"]
 
 T = TypeVar("T")
 
@@ -47,39 +45,6 @@ class Reloads(Protocol):
 
     def reload(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
-
-
-class SyncSlaveLink(Protocol):
-    """What handlers ask of a synchronous master's way to its slave (replication/sync_master.py)."""
-
-    def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection."""
-
-    def replicate(
-        self, log: PartitionLog, puts: Sequence[tuple[int, int, Buffer]], ids: Sequence[int], done: SyncDone
-    ) -> None:
-        """Have the slave store (flag, checksum, body) with these ids, in order; `done` when all are answered."""
-
-
-SyncDone = Callable[[Sequence[MetaqError | None]], None]
-"""done(per message: None if the slave has it, else why not)."""
-
-
-class Replication(Protocol):
-    """What handlers may ask of replication/."""
-
-    def status(self) -> ReplicationStatus: ...
-    def restart(self) -> None: ...
-
-
-MAX_UNSENT_BYTES = 64 << 20
-"""Answers waiting in full transports above which further ones are small: a thousand stalled consumers cost 130 MB."""
-
-SCARCE_ANSWER_BYTES = 64 << 10
-"""Data of an answer then; one record may be larger."""
-
-MAX_FILTER_CALLS = 256
-"""Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
 
 
 class Broker:
@@ -115,16 +80,10 @@ class Broker:
         self.port = config.port
         """The port listened on; set by the server if the configured one is 0."""
         self.connections = 0
-        self.unsent_bytes = 0
-        """Answers that wait in full transports, for consumers that do not take them; kept by the sessions."""
         self.reloader: Reloads | None = None
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
         """This broker's part in replication; None for a plain master."""
-        self.sync_slave: SyncSlaveLink | None = None
-        """For a synchronous master: every put goes there too."""
-        self.stores_syncs = False
-        """Whether this is a synchronous slave."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.pending_puts = PendingPuts(max_pending_put_bytes, reactor)
@@ -137,12 +96,20 @@ class Broker:
             reactor,
             Pace(reactor, lambda: self.metrics.put_bytes),
         )
-        self.examinations = Examinations(self.cold_reads)
+        self.reading = Reading(
+            self.partitions,
+            self.cold_reads,
+            filters or FilterTable(),
+            partial(_deferred, run_filter or run_in_thread),
+            self.metrics,
+            reactor,
+            config,
+            lambda: self.url,
+        )
+        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics)
         for log in store.logs():
             for damaged in log.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
-        self.filters = filters or FilterTable()
-        self.places = Places()
         self.transactions = Transactions(
             config.transactions,
             TransactionLog(
@@ -151,6 +118,7 @@ class Broker:
                 run_in_thread=run_in_thread,
                 seconds=reactor.seconds,
                 now_ms=self.now_ms,
+                writing=self.writing,
                 files=store.files,
             ),
             self.partitions,
@@ -161,9 +129,7 @@ class Broker:
         )
         """To be opened before anything is served, and closed before the store."""
         self._run_in_thread = run_in_thread
-        self._run_filter = run_filter or run_in_thread
-        self._filter_calls = 0
-        self.searches = Searches(store, self.partitions, self.in_thread)
+        self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)
@@ -181,7 +147,7 @@ class Broker:
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
         """Go on with another configuration, whose topics and filters alone may differ."""
         self.config = config
-        self.filters = filters
+        self.reading.filters = filters
         self.partitions.reconfigure(config)
         self.store.reconfigure()
 
@@ -191,23 +157,9 @@ class Broker:
             return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
         return self.reloader.reload()
 
-    @property
-    def max_answer_bytes(self) -> int:
-        """Data of one answer: maxTransferSize, less while consumers that do not read hold too much of the memory."""
-        return self._answer_bytes(self.config.max_transfer_size)
-
-    @property
-    def max_pull_bytes(self) -> int:
-        """The same for a PULL, of which bulk readers may ask for more."""
-        return self._answer_bytes(max(self.config.max_transfer_size, MAX_PULL_BYTES))
-
-    def _answer_bytes(self, limit: int) -> int:
-        return limit if self.unsent_bytes <= MAX_UNSENT_BYTES else min(limit, SCARCE_ANSWER_BYTES)
-
-    @property
-    def has_transactions(self) -> bool:
-        """False for both sides of synchronous replication, as in 1.x."""
-        return self.sync_slave is None and not self.stores_syncs
+    def replication_status(self) -> ReplicationStatus:
+        """Of this moment; a broker without a part in replication is a plain master."""
+        return ReplicationStatus("master") if self.replication is None else self.replication.status()
 
     def now_ms(self) -> int:
         """Wall clock, Unix milliseconds."""
@@ -216,17 +168,6 @@ class Broker:
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
         """The result of a function that may wait for the disk."""
         return _deferred(self._run_in_thread, function)
-
-    def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """The result of a function that calls a filter. Fails with FiltersBusy when too many wait already."""
-        if self._filter_calls >= MAX_FILTER_CALLS:
-            return fail(FiltersBusy(f"{self._filter_calls} requests wait for their filters"))
-        self._filter_calls += 1
-        return _deferred(self._run_filter, function).addBoth(self._filtered)
-
-    def _filtered(self, result: Any) -> Any:
-        self._filter_calls -= 1
-        return result
 
 
 def _deferred(run: RunInThread, function: Callable[[], T]) -> Deferred[T]:

@@ -21,7 +21,7 @@ from twisted.python.threadpool import ThreadPool
 
 from metaq.protocol.errors import MetaqError
 
-from .broker import AdminFrom, Broker
+from .broker import Broker
 from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
 from .configuration.reload import Reloader
 from .configuration.schedule import Schedule
@@ -30,6 +30,7 @@ from .filters.table import load_filters
 from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
+from .requests.admin import AdminFrom
 from .requests.cold_reads import MAX_COLD_READS
 from .runtime.heap import set_up_heap
 from .runtime.threads import DaemonThreads, DiskThread

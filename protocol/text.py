@@ -34,7 +34,9 @@ __all__ = [
     "encode_get",
     "encode_offset",
     "encode_put",
+    "encode_put_result",
     "encode_result",
+    "encode_result_line",
     "encode_stats",
     "encode_sync_line",
     "encode_transaction",
@@ -364,7 +366,18 @@ _PARSERS = {
 def encode_result(code: int, text: str, opaque: int) -> bytes:
     """A whole `result` frame."""
     body = text.encode("utf-8")
-    return b"result %d %d %d\r\n%b" % (code, len(body), opaque, body)
+    return encode_result_line(code, len(body), opaque) + body
+
+
+def encode_result_line(code: int, length: int, opaque: int) -> bytes:
+    """The header line of a `result` frame, CR LF included; `length` bytes of text follow it."""
+    return b"result %d %d %d\r\n" % (code, length, opaque)
+
+
+def encode_put_result(opaque: int, message_id: int, partition: int, offset: int) -> bytes:
+    """A whole `result` frame for a put that is stored."""
+    body = b"%d %d %d" % (message_id, partition, offset)
+    return b"result 200 %d %d\r\n%b" % (len(body), opaque, body)
 
 
 def encode_value_line(length: int, opaque: int) -> bytes:

@@ -72,7 +72,7 @@ class Reloader:
     async def _change(self, config: BrokerConfig) -> None:
         """What may fail first, on other threads; then all at once."""
         broker, store = self._broker, self._broker.store
-        filters = await broker.in_thread(partial(load_filters, config, broker.filters))
+        filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))
         new_paths = store.unknown_paths(config.data_paths)
         locks = await broker.in_thread(partial(store.lock_empty_paths, new_paths))
         store.adopt_paths(locks)

@@ -22,7 +22,7 @@ from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put
 
 from ..network.pending_puts import PendingPuts
 from ..requests.answers import Answer, Bytes
-from ..requests.dispatch import Dispatcher
+from ..requests.gate import Gate
 
 __all__ = ["Gateway"]
 
@@ -36,9 +36,10 @@ class Gateway(Resource):
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, gate: Gate, pending_puts: PendingPuts) -> None:
         super().__init__()
-        self._dispatcher = dispatcher
+        self._gate = gate
+        self._pending_puts = pending_puts
         self._commands = {b"g": self._get, b"p": self._put, b"o": self._offset}
 
     def render(self, request: Request) -> bytes | int:
@@ -59,12 +60,15 @@ class Gateway(Resource):
     def _get(self, request: Request) -> Answer:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         partition, offset = _integer(request, "partition"), _integer(request, "offset", limit=INT64_MAX)
-        return self._dispatcher.text(Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
+        return self._ask(Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
 
     def _offset(self, request: Request) -> Answer:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         offset = _integer(request, "offset", limit=INT64_MAX)
-        return self._dispatcher.text(OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
+        return self._ask(OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
+
+    def _ask(self, command: Get | OffsetQuery) -> Answer:
+        return cast(Answer, self._gate.serve(self._gate.verb(command), command, None))
 
     def _put(self, request: Request) -> Answer:
         content = request.content
@@ -81,11 +85,11 @@ class Gateway(Resource):
             _OPAQUE,
             body,
         )
-        pending = self._dispatcher.broker.pending_puts
+        pending = self._pending_puts
         if pending.full:  # a request here is one put, so there is nothing to stop reading
             busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
             return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
-        group = self._dispatcher.put_group()
+        group = self._gate.new_group()
         group.add(put)
         answer = group.commit()
         if isinstance(answer, Deferred):

@@ -80,7 +80,7 @@ class _BrokerCollector(Collector):
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])
-        for each in self._broker.filters.filters():
+        for each in self._broker.reading.filters.filters():
             failures.add_metric([each.name], each.failures)
         return failures
 

@@ -12,7 +12,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
-from ..requests.dispatch import Dispatcher
+from ..requests.verbs import make_gate
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
 from .site import listen_http
@@ -57,7 +57,7 @@ class HttpPorts:
                 except ConfigError as error:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
-                gateway = Gateway(Dispatcher(broker))
+                gateway = Gateway(make_gate(broker), broker.pending_puts)
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()

@@ -27,7 +27,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.record import Buffer
 
 from ..broker import Broker
-from ..requests.dispatch import Dispatcher
+from ..requests.verbs import make_gate
 from .session import Session
 
 __all__ = ["IDLE_SECONDS", "Connection", "SessionFactory", "listen"]
@@ -172,7 +172,7 @@ class SessionFactory(Factory):
 
     def __init__(self, broker: Broker, max_connections: int) -> None:
         self._broker = broker
-        self._dispatcher = Dispatcher(broker)
+        self._gate = make_gate(broker)
         self._max_connections = max_connections
         self._sessions: set[Session] = set()
         self._refused = 0
@@ -191,7 +191,7 @@ class SessionFactory(Factory):
         if len(self._sessions) >= self._max_connections:
             self._refused += 1
             return None
-        session = Session(self._dispatcher, self._broker.reactor.seconds, self._lost)
+        session = Session(self._gate, self._broker, self._lost)
         self._sessions.add(session)
         self._broker.connections = len(self._sessions)
         return session

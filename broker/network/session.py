@@ -1,4 +1,4 @@
-"""One connection: requests in, answers out, memory bounded. No business logic, no ports: see dispatch.py, server.py.
+"""One connection: requests in, answers out, memory bounded. No business logic, no ports: requests/gate.py, server.py.
 
 - All requests that one read brought are served together; their answers go out in one write.
 - Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import wraps
 from typing import Concatenate, ParamSpec, cast
+from typing import Protocol as Interface
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol, connectionDone
@@ -26,17 +27,16 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
-from metaq.protocol.send_many import announced_parts
-from metaq.protocol.sends import TX_KEY
-from metaq.protocol.statuses import RequestCode
-from metaq.protocol.text import Get, Put, Quit, Sync
+from metaq.protocol.text import Put, Quit
 
 from ..requests.answers import Answer, Bytes, Work
-from ..requests.dispatch import Dispatcher
+from ..requests.gate import Gate, Verb
 from ..requests.pull import Loading, Pull, Step
 from ..requests.put import PutGroup
-from ..runtime.reactor import Transport
-from .pending_puts import PUT_OVERHEAD_BYTES
+from ..requests.reading import Reading
+from ..runtime.reactor import ReactorTime, Transport
+from .long_poll import ParkedPulls
+from .pending_puts import PendingPuts
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 
@@ -58,7 +58,13 @@ _WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 
 
-_PUT_CODES = frozenset((RequestCode.SEND_BATCH, RequestCode.SEND_MANY))
+class Shared(Interface):
+    """What all connections of a broker share."""
+
+    reactor: ReactorTime
+    parked: ParkedPulls
+    pending_puts: PendingPuts
+    reading: Reading
 
 
 class _Slot:
@@ -71,13 +77,6 @@ class _Slot:
         self.answer = answer
         self.held = held
         self.put = put
-
-
-def _brings_puts(request: Request | Pull) -> bool:
-    """Whether it is, or has, puts without a transaction, of which those in groups are looked at before."""
-    if isinstance(request, Frame):
-        return request.code in _PUT_CODES and TX_KEY not in request.ext
-    return isinstance(request, (PutRun, Sync))
 
 
 def _size(answer: Bytes) -> int:
@@ -103,18 +102,17 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 class Session(Protocol):
     """Twisted's protocol of one connection, and the producer of what is written to it."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        seconds: Callable[[], float],
-        on_lost: Callable[[Session], None] = lambda session: None,
-    ) -> None:
-        """seconds: the reactor's clock, for `last_active`."""
-        self.last_active = seconds()
-        self._dispatcher = dispatcher
-        self._broker = dispatcher.broker
-        self._pending_puts = dispatcher.broker.pending_puts
-        self._seconds = seconds
+    def __init__(self, gate: Gate, shared: Shared, on_lost: Callable[[Session], None] = lambda session: None) -> None:
+        self.host = "?"
+        """Numeric address of the other end."""
+        self.last_active = shared.reactor.seconds()
+        """By the reactor's clock."""
+        self._gate = gate
+        self._reactor = shared.reactor
+        self._all_parked = shared.parked
+        self._pending_puts = shared.pending_puts
+        self._reading_parts = shared.reading
+        self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
         self._reader = RequestReader()
         self._queue: deque[Request | Pull] = deque()
@@ -127,7 +125,7 @@ class Session(Protocol):
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
-        self._work: tuple[Frame, Work] | None = None  # under way, slice by slice; then `_yielding` too
+        self._work: tuple[Verb, Request, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
         self._reading = True
         self._closing = False  # no more requests are taken
@@ -139,7 +137,7 @@ class Session(Protocol):
     def connectionMade(self) -> None:  # noqa: N802
         self._transport = cast(Transport, self.transport)
         self._transport.registerProducer(self, True)
-        self._host: str = getattr(self._transport.getPeer(), "host", "?")
+        self.host = getattr(self._transport.getPeer(), "host", "?")
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = self._seconds()
@@ -169,11 +167,10 @@ class Session(Protocol):
         self._queue.clear()
         self._count_unsent(-self._unsent)
         for pull in self._parked:
-            self._broker.parked.drop(pull)
+            self._all_parked.drop(pull)
         self._parked.clear()
         self._pending_puts.drop(self)
-        self._broker.transactions.connection_lost(self)
-        self._broker.places.connection_lost(self)
+        self._gate.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
@@ -205,29 +202,14 @@ class Session(Protocol):
         requests = iter(requests)
         for request in requests:
             kind = type(request)
-            if kind is Put and request.tx_key is None:  # type: ignore[union-attr]
+            verb = None if kind is Pull or kind is Quit else self._gate.verb(cast(Request, request))
+            if verb is not None and verb.gathers:
                 if group is None:
                     if self._pending_puts.full:
                         self._hold_back(request, requests)
                         return
-                    group = self._dispatcher.put_group()
-                group.add(cast(Put, request))
-                continue
-            if (
-                kind is Frame
-                and cast(Frame, request).code == RequestCode.SEND
-                and TX_KEY not in cast(Frame, request).ext
-            ):
-                if group is None and self._pending_puts.full:
-                    self._hold_back(request, requests)
-                    return
-                send = self._dispatcher.send(cast(Frame, request))
-                if isinstance(send, bytes):
-                    self._write(send)
-                    continue
-                if group is None:
-                    group = self._dispatcher.put_group()
-                group.add(send)
+                    group = self._gate.new_group()
+                group.add(cast("Put | Frame", request))
                 continue
             if group is not None:  # what follows must see the puts
                 self._commit(group)
@@ -241,7 +223,7 @@ class Session(Protocol):
             if kind is Quit:
                 self._close()
                 return
-            if self._pending_puts.full and _brings_puts(request):
+            if verb is not None and verb.stores and self._pending_puts.full:
                 self._hold_back(request, requests)
                 return
             if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
@@ -251,9 +233,9 @@ class Session(Protocol):
                     self._queue.extend(requests)
                     return
                 served_run = True
-                self._serve_one(request)
+                self._serve_one(verb, request)
                 continue
-            self._serve_one(request)
+            self._serve_one(verb, request)
             if self._work is not None:  # what follows comes after it
                 self._queue.extend(requests)
                 return
@@ -279,87 +261,81 @@ class Session(Protocol):
 
     def _yield_turn(self) -> None:
         self._yielding = True
-        self._broker.reactor.callLater(0, self._go_on)
+        self._reactor.callLater(0, self._go_on)
 
     @_or_close
     def _go_on(self) -> None:
         """The others had their turn."""
         self._yielding = False
         if self._work is not None:
-            frame, work = self._work
+            verb, request, work = self._work
             self._work = None
             self._pending -= 1
-            self._work_off(frame, work)
+            self._work_off(verb, request, work)
         if not self._lost and not self._yielding:
             self._resume()
 
-    def _work_off(self, frame: Frame, work: Work) -> None:
+    def _work_off(self, verb: Verb, request: Request, work: Work) -> None:
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
         turn_end = self._seconds() + _TURN_SECONDS
         while True:
             try:
                 next(work)
             except StopIteration as done:
-                self._answer_frame(frame, done.value, put=True)
+                self._answer(verb, request, done.value)
                 return
             if self._seconds() >= turn_end:
                 break
-        self._work = frame, work
+        self._work = verb, request, work
         self._pending += 1
         self._yield_turn()
 
-    def _serve_one(self, request: Request | Pull) -> None:
-        if isinstance(request, Pull):
-            self._serve_pull(request)
-        elif isinstance(request, PutRun):
-            cost = request.body_bytes + PUT_OVERHEAD_BYTES * len(request.bodies)
-            self._answer(self._dispatcher.put_run(request), cost, put=True)
-        elif isinstance(request, Sync):
-            self._answer(self._dispatcher.text(request, self), len(request.body) + PUT_OVERHEAD_BYTES, put=True)
-        elif not isinstance(request, Frame):
-            cost = request.max_size if isinstance(request, Get) else 0
-            self._answer(self._dispatcher.text(request, self), cost)
-        elif request.code == RequestCode.PULL:
-            pull = self._dispatcher.pull(request)
-            if isinstance(pull, Pull):
-                self._serve_pull(pull)
-            else:
-                self._write(pull)
-        elif (work := self._dispatcher.work(request)) is not None:
-            self._work_off(request, work)
+    def _serve_one(self, verb: Verb | None, request: Request | Pull) -> None:
+        if verb is None or isinstance(request, Pull):
+            self._serve_pull(cast(Pull, request))
+            return
+        served = self._gate.serve(verb, request, self)
+        if isinstance(served, Pull):
+            self._serve_pull(served)
+        elif isinstance(served, Generator):
+            self._work_off(verb, request, served)
         else:
-            self._answer_frame(request, self._dispatcher.frame(request, self._host, self))
+            self._answer(verb, request, served)
 
-    def _answer_frame(self, frame: Frame, answer: Answer, *, put: bool = False) -> None:
-        if frame.is_one_way:
-            answer = answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
-        cost = len(frame.body)
-        if frame.code == RequestCode.SEND_MANY:
-            cost += PUT_OVERHEAD_BYTES * announced_parts(frame.ext)
-        self._answer(answer, cost, ordered=False, put=put)
+    def _answer(self, verb: Verb, request: Request, answer: Answer) -> None:
+        if isinstance(answer, Deferred):
+            self._answer_later(answer, verb.held(request), ordered=type(request) is not Frame, put=verb.stores)
+        elif answer is not None:
+            self._answer_now(answer, ordered=type(request) is not Frame)
 
     def _commit(self, group: PutGroup) -> None:
-        self._answer(group.commit(), group.held_bytes, put=True)
+        answer = group.commit()
+        if isinstance(answer, Deferred):
+            self._answer_later(answer, group.held_bytes, ordered=True, put=True)
+        else:
+            self._answer_now(cast(Bytes, answer), ordered=True)
 
     def _serve_pull(self, pull: Pull) -> None:
-        answer = self._dispatcher.step(pull)
-        if not isinstance(answer, (Step, Loading)):
-            self._answer(answer, pull.max_bytes, ordered=False)
+        answer = self._gate.step(pull)
+        if isinstance(answer, Deferred):
+            self._answer_later(answer, pull.max_bytes, ordered=False)
+        elif not isinstance(answer, (Step, Loading)):
+            self._write(answer)
         elif isinstance(answer, Loading):
             self._parked.add(pull)
             answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
         elif pull.expired:
-            self._write(self._dispatcher.give_up(pull))
+            self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
-            self._write(self._dispatcher.too_many_pulls(pull, "on this connection"))
-        elif len(self._broker.parked) >= MAX_ALL_PARKED_PULLS:
-            self._write(self._dispatcher.too_many_pulls(pull, "on all connections together"))
+            self._write(self._gate.too_many_pulls(pull, "on this connection"))
+        elif len(self._all_parked) >= MAX_ALL_PARKED_PULLS:
+            self._write(self._gate.too_many_pulls(pull, "on all connections together"))
         else:
             self._parked.add(pull)
             if answer is Step.AGAIN:
-                self._broker.reactor.callLater(0, self._come_back, pull)
+                self._reactor.callLater(0, self._come_back, pull)
             else:
-                self._broker.parked.park(pull, lambda: self._come_back(pull))
+                self._all_parked.park(pull, lambda: self._come_back(pull))
 
     @_or_close
     def _come_back(self, pull: Pull) -> None:
@@ -375,23 +351,23 @@ class Session(Protocol):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, answer: Answer, cost: int, *, ordered: bool = True, put: bool = False) -> None:
-        """cost: bytes held while the answer is not there yet. put: they are a put's."""
-        if isinstance(answer, Deferred):
-            slot = _Slot(cost, put=cost if put else 0)
-            self._pending_puts.add(slot.put)
-            if ordered:
-                self._ordered.append(slot)
-            self._pending += 1
-            self._pending_bytes += cost
-            answer.addBoth(self._settled, slot, ordered)
-        elif answer is not None:
-            if ordered and self._ordered:
-                slot = _Slot(_size(answer), answer)
-                self._ordered.append(slot)
-                self._pending_bytes += slot.held
-            else:
-                self._write(answer)
+    def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
+        """held: bytes in memory while the answer is not there yet. put: they are a put's."""
+        slot = _Slot(held, put=held if put else 0)
+        self._pending_puts.add(slot.put)
+        if ordered:
+            self._ordered.append(slot)
+        self._pending += 1
+        self._pending_bytes += held
+        answer.addBoth(self._settled, slot, ordered)
+
+    def _answer_now(self, answer: Bytes, *, ordered: bool) -> None:
+        if ordered and self._ordered:
+            slot = _Slot(_size(answer), answer)
+            self._ordered.append(slot)
+            self._pending_bytes += slot.held
+        else:
+            self._write(answer)
 
     @_or_close
     def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
@@ -416,7 +392,7 @@ class Session(Protocol):
         """A bug: what the client should have been told is not known, and what it sent may be done or not. So its
         connection ends, as Twisted ends one whose requests raise when they come in.
         """
-        _log.error("a request of %s failed", self._host, exc_info=error)
+        _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
             self._closing = self._closed = True
             self._queue.clear()
@@ -449,7 +425,7 @@ class Session(Protocol):
 
     def _count_unsent(self, change: int) -> None:
         self._unsent += change
-        self._broker.unsent_bytes += change
+        self._reading_parts.unsent_bytes += change
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -499,7 +475,7 @@ class Session(Protocol):
         self._close()
 
     def _peer(self) -> str:
-        return f"{self._host}:{getattr(self._transport.getPeer(), 'port', '?')}"
+        return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 
     def abort(self, why: str) -> None:
         """Close at once, whatever is unsent."""

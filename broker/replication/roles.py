@@ -62,9 +62,9 @@ class Roles:
 
             # before the port listens: no message may miss the slave
             master = SyncMaster(broker, plugins.samsa, unregister=self._unregister, register=self._register_again)
-            self._sync_master = broker.sync_slave = broker.replication = master
+            self._sync_master = broker.writing.slave = broker.replication = master
         if plugins.gregor:
-            broker.stores_syncs = True
+            broker.writing.takes_copies = True
             broker.replication = SyncSlave()
 
     @property

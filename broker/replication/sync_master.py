@@ -15,12 +15,13 @@ from twisted.internet.task import deferLater
 
 from metaq.protocol.errors import MetaqError, PeerLost, ReplicationError, SlaveDisconnected, SyncFailed
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC
-from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, iter_headers
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_sync_line
 
-from ..broker import Broker, SyncDone
+from ..broker import Broker
 from ..store.partition_log import PartitionLog
+from ..writing import CopiesDone
 from .peer import Peer, Reply, connect
 from .plugins import SamsaPlugin
 from .status import ReplicationStatus
@@ -104,13 +105,13 @@ class SyncMaster:
         if self._peer is None:
             raise SlaveDisconnected
 
-    def replicate(
-        self, log: PartitionLog, puts: Sequence[tuple[int, int, Buffer]], ids: Sequence[int], done: SyncDone
-    ) -> None:
-        """Send (flag, checksum, body) with these ids; `done` once, when every answer or timeout is there."""
+    def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
+        """Send whole records with their ids; `done` once, when every answer or timeout is there."""
         topic, partition = log.topic, log.partition
-        errors: list[MetaqError | None] = [None] * len(puts)
-        missing = len(puts)
+        data = memoryview(records)
+        headers = list(iter_headers(data))
+        errors: list[MetaqError | None] = [None] * len(headers)
+        missing = len(headers)
 
         def answered(index: int, reply: Reply | None, error: Exception | None) -> None:
             nonlocal missing
@@ -121,9 +122,10 @@ class SyncMaster:
             if not missing:
                 done(errors)
 
-        self._sent += len(puts)
-        for index, (put, message_id) in enumerate(zip(puts, ids, strict=True)):
-            self._send(topic, partition, put, message_id, lambda *found, index=index: answered(index, *found))
+        self._sent += len(headers)
+        for index, header in enumerate(headers):
+            put = header.flag, header.checksum, data[header.start + HEADER_BYTES : header.end]
+            self._send(topic, partition, put, header.id, lambda *found, index=index: answered(index, *found))
 
     def _send(
         self,

@@ -1,31 +1,31 @@
-"""Requests for operators: who may make them, CLOSE_PARTITIONS, OPEN_PARTITIONS and RELOAD_CONFIG."""
+"""Requests for operators: who may make them; closing and opening partitions, reading server.ini again, replication."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, Literal, Protocol
 
-import simplejson
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.frames import Frame
-from metaq.protocol.record import Buffer
+from metaq.protocol.errors import NotReplicating
 from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
 
-from ..broker import AdminFrom, Broker
-from .answers import Answer, Bytes, answer_frame
+from ..configuration.reload_plan import ReloadReport
+from ..partitions import Partitions
+from ..replication.status import ReplicationStatus
 
-__all__ = [
-    "ADMIN_CODES",
-    "admits",
-    "answer_close_partitions",
-    "answer_json",
-    "answer_open_partitions",
-    "answer_reload_config",
-]
+__all__ = ["Admin", "AdminFrom", "Replication", "admits"]
 
-ADMIN_CODES = frozenset(range(1020, 1027))
-"""Request codes that are answered NO_PERMISSION to everybody else."""
+AdminFrom = Literal["loopback", "any"]
+"""Where admin requests are taken from: this machine, or every address that reaches the port."""
+
+
+class Replication(Protocol):
+    """A broker's part in replication/."""
+
+    def status(self) -> ReplicationStatus: ...
+    def restart(self) -> None: ...
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
@@ -44,28 +44,48 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     return address.is_loopback or (listen != "" and address == ip_address(listen))
 
 
-def answer_json(frame: Frame, value: Any) -> Bytes:
-    """A successful answer whose body is `value` as JSON (UTF-8)."""
-    body = simplejson.dumps(value).encode("utf-8")
-    parts: list[Buffer] = [answer_frame(frame.opaque, {}, body=len(body)), body]
-    return parts
+class Admin:
+    """What operators ask for. Each gives what becomes the JSON of the answer."""
 
+    def __init__(
+        self,
+        partitions: Partitions,
+        reload_config: Callable[[], Deferred[ReloadReport]],
+        replication: Callable[[], Replication | None],
+    ) -> None:
+        """replication: None for a plain master."""
+        self._partitions = partitions
+        self._reload_config = reload_config
+        self._replication = replication
 
-def answer_close_partitions(broker: Broker, frame: Frame) -> Answer:
-    """Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's count."""
-    topic, start, end = ClosePartitionsRequest.from_ext(frame.ext)
-    broker.partitions.close(topic, start, end)
-    return answer_json(frame, {"topic": topic, "closed": broker.partitions.closed(topic)})
+    def close_partitions(self, request: ClosePartitionsRequest) -> Any:
+        """Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's count."""
+        topic, start, end = request
+        self._partitions.close(topic, start, end)
+        return {"topic": topic, "closed": self._partitions.closed(topic)}
 
+    def open_partitions(self, request: OpenPartitionsRequest) -> Any:
+        """Opening what is not closed is no error."""
+        (topic,) = request
+        opened = self._partitions.closed(topic)
+        self._partitions.open(topic)
+        return {"topic": topic, "opened": opened}
 
-def answer_open_partitions(broker: Broker, frame: Frame) -> Answer:
-    """Opening what is not closed is no error."""
-    (topic,) = OpenPartitionsRequest.from_ext(frame.ext)
-    opened = broker.partitions.closed(topic)
-    broker.partitions.open(topic)
-    return answer_json(frame, {"topic": topic, "opened": opened})
+    def reload(self) -> Deferred[Any]:
+        """Read server.ini again; the answer says what that changed. Raises ConfigError, with nothing changed."""
+        return self._reload_config().addCallback(lambda report: report.to_json())
 
+    def replication_status(self) -> Any:
+        """Of this moment."""
+        replication = self._replication()
+        return (ReplicationStatus("master") if replication is None else replication.status()).to_json()
 
-def answer_reload_config(broker: Broker, frame: Frame) -> Deferred[Bytes]:
-    """Read server.ini again; the answer says what that changed. ConfigError if it cannot be loaded: nothing changed."""
-    return broker.reload_config().addCallback(lambda report: answer_json(frame, report.to_json()))
+    def restart_replication(self) -> Any:
+        """Connect anew and check everything again; the answer is the status at that moment. Raises NotReplicating."""
+        replication = self._replication()
+        if replication is None:
+            raise NotReplicating(
+                "this broker has no part in replication: start it with -Fmetaslave, -Fsamsa or -Fgregor"
+            )
+        replication.restart()
+        return self.replication_status()

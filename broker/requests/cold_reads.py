@@ -66,7 +66,7 @@ class ColdReads:
     ) -> None:
         """run_in_thread: for nothing but these reads, so that no sync waits behind them."""
         self._files = files
-        self._cached_only = cached_only
+        self.cached_only = cached_only
         self._pace = pace
         self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
@@ -128,7 +128,7 @@ class ColdReads:
             try:
                 if loaded and max(loaded.values()) > _MAX_LOADS:  # out of the cache again and again: there is no memory
                     return question()
-                with self._cached_only:
+                with self.cached_only:
                     return question()
             except NotCached as missing:
                 loaded[missing.place] = loaded.get(missing.place, 0) + 1

@@ -18,85 +18,85 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
 
-from ..broker import Broker
 from ..filters.judge import Chosen, Judge, choose_records
 from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, Found, Key
 from ..filters.table import Filter
 from ..store.partition_log import PartitionLog
-from .answers import Answer, Bytes
+from .answers import Answer, Bytes, put_failure
+from .reading import Reading
 
 __all__ = ["answer_get"]
 
 _LENGTH_BYTES = 4
 
 
-def answer_get(broker: Broker, get: Get, connection: object) -> Answer:
+def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
     """Data, or where to go on, or that there is none yet. Raises PartitionClosed, PartitionNotFound, StoreError.
 
     connection: what its client was answered before is remembered for it; None for a client of a single request.
     """
-    broker.metrics.get(get.topic)
+    reading.metrics.get(get.topic)
     try:
-        log = broker.partitions.for_read(get.topic, get.partition)
+        log = reading.partitions.for_read(get.topic, get.partition)
     except PartitionNotFound:
-        broker.metrics.get_missed(get.topic)
+        reading.metrics.get_missed(get.topic)
         raise
     if get.max_size <= 0:
         return encode_result(Status.BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}", get.opaque)
     readable = log.first_offset <= get.offset < log.visible_end
     try:
-        filter_ = broker.filters.find(get.topic, get.group)
+        filter_ = reading.filters.find(get.topic, get.group)
     except FilterUnavailable as error:
-        return _failed(broker, get, error) if readable else _miss(broker, log, get)
+        return _failed(reading, get, error) if readable else _miss(reading, log, get)
     if filter_ is not None:
-        broker.places.filtered.add((get.topic, get.group))
-    if filter_ is not None or len(broker.places):
+        reading.places.filtered.add((get.topic, get.group))
+    if filter_ is not None or len(reading.places):
         key = get.topic, get.partition, get.group
-        found = broker.places.find(connection, key, get.offset)
+        found = reading.places.find(connection, key, get.offset)
         if found.gap or filter_ is not None:
-            return _of_filtered_group(_Filtered(broker, log, get, connection, key, found), filter_)
+            return _of_filtered_group(_Filtered(reading, log, get, connection, key, found), filter_)
     if not readable:
-        return _miss(broker, log, get)
-    size = min(get.max_size, broker.max_answer_bytes)
-    data = broker.cold_reads.read(log, get.group, get.offset, size)
+        return _miss(reading, log, get)
+    size = min(get.max_size, reading.max_answer_bytes)
+    data = reading.cold_reads.read(log, get.group, get.offset, size)
     if isinstance(data, Deferred):
-        return data.addCallbacks(partial(_whole_record, broker, log, get, size), partial(_gone, broker, log, get))
-    return _whole_record(broker, log, get, size, data)
+        return data.addCallbacks(partial(_whole_record, reading, log, get, size), partial(_gone, reading, log, get))
+    return _whole_record(reading, log, get, size, data)
 
 
-def _whole_record(broker: Broker, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
+def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
     """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if size < end <= get.max_size:
-            whole = broker.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
-            return whole.addCallbacks(partial(_unfiltered, broker, log, get), partial(_gone, broker, log, get))
-    return _unfiltered(broker, log, get, data)
+            whole = reading.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
+            return whole.addCallbacks(partial(_unfiltered, reading, log, get), partial(_gone, reading, log, get))
+    return _unfiltered(reading, log, get, data)
 
 
-def _unfiltered(broker: Broker, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
+def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
     """The bytes as they are, from the midst of a record too, as 1.x gives them.
 
-    If the group had a filter since the broker's start, the answer is the way to the record's start: without it a Java
+    If the group had a filter since the reading's start, the answer is the way to the record's start: without it a Java
     client may wait for the end of what it takes for a record for ever. Damaged data are the client's to find.
     """
-    if (get.topic, get.group) not in broker.places.filtered:
+    if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
     end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
     if HEADER_BYTES <= end <= len(data):
         body = memoryview(data)[HEADER_BYTES:end]
         if checksum(body) == int.from_bytes(data[_LENGTH_BYTES : 2 * _LENGTH_BYTES], "big"):
             return _value(get, data)
-    start = _record_start(broker, log, get)
+    start = _record_start(reading, log, get)
     if isinstance(start, Deferred):
-        return start.addCallbacks(partial(_from_start, broker, get, data), partial(_gone, broker, log, get))
-    return _from_start(broker, get, data, start)
+        return start.addCallbacks(partial(_from_start, reading, get, data), partial(_gone, reading, log, get))
+    return _from_start(reading, get, data, start)
 
 
-def _from_start(broker: Broker, get: Get, data: Buffer, start: int) -> Bytes:
+def _from_start(reading: Reading, get: Get, data: Buffer, start: int) -> Bytes:
     if start == get.offset:
         return _value(get, data)
-    broker.metrics.get_missed(get.topic)
+    reading.metrics.get_missed(get.topic)
     return encode_result(Status.MOVED, str(start), get.opaque)
 
 
@@ -107,7 +107,7 @@ def _value(get: Get, data: Buffer) -> Bytes:
 class _Filtered(NamedTuple):
     """A `get` of a group that has, or had, a filter. found: what its offset stands for."""
 
-    broker: Broker
+    reading: Reading
     log: PartitionLog
     get: Get
     connection: object
@@ -116,8 +116,8 @@ class _Filtered(NamedTuple):
 
     def move(self, offset: int) -> bytes:
         """The answer that sends the client to `offset`."""
-        self.broker.places.moved(self.connection, self.key, self.found, offset)
-        self.broker.metrics.get_missed(self.get.topic)
+        self.reading.places.moved(self.connection, self.key, self.found, offset)
+        self.reading.metrics.get_missed(self.get.topic)
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
@@ -125,35 +125,35 @@ class _Filtered(NamedTuple):
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))
-        return _miss(self.broker, self.log, self.get)
+        return _miss(self.reading, self.log, self.get)
 
 
 def _of_filtered_group(request: _Filtered, filter_: Filter | None) -> Bytes | Deferred[Bytes]:
-    broker, log, get, found = request.broker, request.log, request.get, request.found
+    reading, log, get, found = request.reading, request.log, request.get, request.found
     if not log.first_offset <= found.stored < log.visible_end:
         return request.miss()
-    if filter_ is None or _must_be_put_right(broker, found):
+    if filter_ is None or _must_be_put_right(reading, found):
         return request.move(found.stored)
-    broker.places.claim(request.connection, request.key)
+    reading.places.claim(request.connection, request.key)
     if found.answers:
         return _choose(request, filter_)
-    start = _record_start(broker, log, get)
+    start = _record_start(reading, log, get)
     if isinstance(start, Deferred):
-        return start.addCallbacks(partial(_begin, request, filter_), partial(_gone, broker, log, get))
+        return start.addCallbacks(partial(_begin, request, filter_), partial(_gone, reading, log, get))
     return _begin(request, filter_, start)
 
 
-def _must_be_put_right(broker: Broker, found: Found) -> bool:
+def _must_be_put_right(reading: Reading, found: Found) -> bool:
     since = found.behind_since
-    overdue = since is not None and broker.reactor.seconds() - since >= PUT_RIGHT_SECONDS
+    overdue = since is not None and reading.seconds() - since >= PUT_RIGHT_SECONDS
     return found.gap > 0 and (overdue or found.gap >= MAX_GAP_BYTES)
 
 
-def _record_start(broker: Broker, log: PartitionLog, get: Get) -> int | Deferred[int]:
+def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferred[int]:
     """Where the record begins that has the byte at the request's offset."""
     if log.is_indexed(get.offset):
-        return broker.cold_reads.look_up(partial(log.record_start, get.offset), get.group)
-    return broker.cold_reads.run(get.group, partial(log.walk_to_record, get.offset))
+        return reading.cold_reads.look_up(partial(log.record_start, get.offset), get.group)
+    return reading.cold_reads.run(get.group, partial(log.walk_to_record, get.offset))
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
@@ -164,17 +164,17 @@ def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[
 
 
 def _choose(request: _Filtered, filter_: Filter) -> Deferred[Bytes]:
-    broker, log, get, found = request.broker, request.log, request.get, request.found
+    reading, log, get, found = request.reading, request.log, request.get, request.found
     judge = Judge(filter_, get.group, get.topic, get.partition)
-    size = min(get.max_size, broker.config.max_transfer_size)
+    size = min(get.max_size, reading.max_transfer_bytes)
     gap = MAX_GAP_BYTES - found.gap
     choose = partial(choose_records, judge, log.read_blocking, found.stored, size, get.max_size, gap)
-    chosen = broker.in_filter_thread(choose)
+    chosen = reading.in_filter_thread(choose)
     return chosen.addCallbacks(partial(_chosen, request), partial(_passed_by, request))
 
 
 def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
-    broker, get, found = request.broker, request.get, request.found
+    reading, get, found = request.reading, request.get, request.found
     if request.connection is None:
         return _only_leading(request, chosen)
     if not chosen.data:
@@ -182,10 +182,10 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
     whole = len(chosen.client_ends) > 0
     size = len(chosen.data) if whole else 0  # a cut or damaged record takes the client no further
     behind = chosen.next_offset - get.offset > size
-    since = found.behind_since if found.gap else broker.reactor.seconds() if behind else None
+    since = found.behind_since if found.gap else reading.seconds() if behind else None
     ends = chosen.client_ends, chosen.stored_ends
     answer = Answered(get.offset, size, found.stored, chosen.next_offset, *ends, since)
-    broker.places.answered(request.connection, request.key, found, answer)
+    reading.places.answered(request.connection, request.key, found, answer)
     return _value(get, chosen.data)
 
 
@@ -204,22 +204,22 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
     return request.miss()
 
 
-def _failed(broker: Broker, get: Get, error: FilterUnavailable) -> bytes:
+def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
     """1.x's words for whatever a get fails with: those of a put."""
-    prefix = f"Put message to [broker '{broker.url}'] [partition '{get.topic}-{get.partition}'] failed."
-    return encode_result(error.status, f"{prefix}Detail:{error}", get.opaque)
+    text = put_failure(reading.url(), get.topic, get.partition, error)
+    return encode_result(error.status, text, get.opaque)
 
 
-def _gone(broker: Broker, log: PartitionLog, get: Get, failure: Failure) -> Bytes:
+def _gone(reading: Reading, log: PartitionLog, get: Get, failure: Failure) -> Bytes:
     failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
-    return _miss(broker, log, get)
+    return _miss(reading, log, get)
 
 
-def _miss(broker: Broker, log: PartitionLog, get: Get) -> bytes:
-    broker.metrics.get_missed(get.topic)
+def _miss(reading: Reading, log: PartitionLog, get: Get) -> bytes:
+    reading.metrics.get_missed(get.topic)
     if get.offset < log.first_offset:
         return encode_result(Status.MOVED, str(log.first_offset), get.opaque)
     beyond = get.offset > log.visible_end
-    if beyond and (broker.config.move_consumers_past_end or get.offset == INT64_MAX):
+    if beyond and (reading.moves_past_end or get.offset == INT64_MAX):
         return encode_result(Status.MOVED, str(log.visible_end), get.opaque)
     return encode_result(Status.NOT_FOUND, f"Could not find message at position {get.offset}", get.opaque)

@@ -1,7 +1,6 @@
-"""Frames that ask where things are: MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS; and
-HEARTBEAT.
+"""Where things are: `offset`; MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS.
 
-A configured partition without data is one that begins and ends at 0.
+For a frame a configured partition without data is one that begins and ends at 0.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.frames import Frame
+from metaq.protocol.errors import PartitionNotFound
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -21,75 +20,74 @@ from metaq.protocol.remoting import (
     SearchByCountRequest,
     SearchByTimeRequest,
 )
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import OffsetQuery, encode_result
 
-from ..broker import Broker
+from ..filters.places import Found
 from ..store.partition_log import PartitionLog
-from .answers import Answer, answer_frame
+from .answers import then
+from .reading import Reading
 
-__all__ = [
-    "answer_counts",
-    "answer_heartbeat",
-    "answer_max_offset",
-    "answer_min_offset",
-    "answer_search_by_count",
-    "answer_search_by_time",
-]
+__all__ = ["Lookups"]
 
 T = TypeVar("T")
 
 
-def answer_min_offset(broker: Broker, frame: Frame) -> bytes:
-    request = PartitionRequest.from_ext(frame.ext)
-    log = broker.partitions.find(request.topic, request.partition)
-    return _offset(broker, frame, request.topic, 0 if log is None else log.first_offset)
+class Lookups:
+    """Each raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def min_offset(self, request: PartitionRequest) -> OffsetReply:
+        log = self._reading.partitions.find(request.topic, request.partition)
+        return self._offset(request.topic, 0 if log is None else log.first_offset)
+
+    def max_offset(self, request: PartitionRequest) -> OffsetReply:
+        log = self._reading.partitions.find(request.topic, request.partition)
+        return self._offset(request.topic, 0 if log is None else log.visible_end)
+
+    def by_time(self, request: SearchByTimeRequest) -> OffsetReply | Deferred[OffsetReply]:
+        return self._search(request, lambda log: log.offset_at_time(request.time_ms))
+
+    def by_count(self, request: SearchByCountRequest) -> OffsetReply | Deferred[OffsetReply]:
+        return self._search(request, lambda log: log.offset_after(request.offset, request.messages, request.max_bytes))
+
+    def _search(
+        self, request: SearchByTimeRequest | SearchByCountRequest, look_up: Callable[[PartitionLog], int]
+    ) -> OffsetReply | Deferred[OffsetReply]:
+        log = self._reading.partitions.find(request.topic, request.partition)
+        if log is None:
+            return self._offset(request.topic, 0)
+        return then(self._reading.cold_reads.look_up(partial(look_up, log)), partial(self._offset, request.topic))
+
+    def _offset(self, topic: str, offset: int) -> OffsetReply:
+        self._reading.metrics.offset(topic)
+        return OffsetReply(offset)
+
+    def counts(self, request: MessageCountsRequest) -> MessageCountsReply | Deferred[MessageCountsReply]:
+        log = self._reading.partitions.find(request.topic, request.partition)
+        if log is None:
+            return MessageCountsReply(0, 0, 0, 0)
+        found = self._reading.cold_reads.look_up(partial(log.count_before, request.offset))
+        return then(found, partial(_counts, log))
+
+    def nearest(self, query: OffsetQuery, connection: object) -> bytes:
+        """`offset`: the nearest earlier byte offset that surely begins a record, the segment's start (wire.md §4).
+
+        Closed partitions answer too. Raises PartitionNotFound.
+        """
+        reading = self._reading
+        reading.metrics.offset(query.topic)
+        log = reading.partitions.stored(query.topic, query.partition)
+        if log is None:
+            raise PartitionNotFound(query.topic, query.partition)
+        start = log.segment_start(query.offset)
+        if len(reading.places):  # the client goes there
+            key = query.topic, query.partition, query.group
+            reading.places.moved(connection, key, Found(start, start), start)
+        return encode_result(Status.SUCCESS, str(start), query.opaque)
 
 
-def answer_max_offset(broker: Broker, frame: Frame) -> bytes:
-    request = PartitionRequest.from_ext(frame.ext)
-    log = broker.partitions.find(request.topic, request.partition)
-    return _offset(broker, frame, request.topic, 0 if log is None else log.visible_end)
-
-
-def answer_search_by_time(broker: Broker, frame: Frame) -> Answer:
-    request = SearchByTimeRequest.from_ext(frame.ext)
-    log = broker.partitions.find(request.topic, request.partition)
-    if log is None:
-        return _offset(broker, frame, request.topic, 0)
-    found = broker.cold_reads.look_up(partial(log.offset_at_time, request.time_ms))
-    return _then(found, partial(_offset, broker, frame, request.topic))
-
-
-def answer_search_by_count(broker: Broker, frame: Frame) -> Answer:
-    request = SearchByCountRequest.from_ext(frame.ext)
-    log = broker.partitions.find(request.topic, request.partition)
-    if log is None:
-        return _offset(broker, frame, request.topic, 0)
-    look_up = partial(log.offset_after, request.offset, request.messages, request.max_bytes)
-    return _then(broker.cold_reads.look_up(look_up), partial(_offset, broker, frame, request.topic))
-
-
-def _then(found: T | Deferred[T], answer: Callable[[T], bytes]) -> Answer:
-    return found.addCallback(answer) if isinstance(found, Deferred) else answer(found)
-
-
-def _offset(broker: Broker, frame: Frame, topic: str, offset: int) -> bytes:
-    broker.metrics.offset(topic)
-    return answer_frame(frame.opaque, OffsetReply(offset).to_ext())
-
-
-def answer_counts(broker: Broker, frame: Frame) -> Answer:
-    request = MessageCountsRequest.from_ext(frame.ext)
-    log = broker.partitions.find(request.topic, request.partition)
-    if log is None:
-        return answer_frame(frame.opaque, MessageCountsReply(0, 0, 0, 0).to_ext())
-    found = broker.cold_reads.look_up(partial(log.count_before, request.offset))
-    return _then(found, partial(_counts, frame, log))
-
-
-def _counts(frame: Frame, log: PartitionLog, before: int) -> bytes:
-    reply = MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)
-    return answer_frame(frame.opaque, reply.to_ext())
-
-
-def answer_heartbeat(broker: Broker, frame: Frame) -> bytes:
-    return answer_frame(frame.opaque, {})
+def _counts(log: PartitionLog, before: int) -> MessageCountsReply:
+    return MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)

@@ -21,7 +21,6 @@ from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_run
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
-from ..broker import Broker
 from ..filters.judge import Judge
 from ..filters.table import Filter
 from ..store.damage import Damaged, Place, Sound
@@ -29,6 +28,7 @@ from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from .answers import Bytes, answer_frame
+from .reading import Reading
 
 __all__ = ["Loading", "Pull", "Step"]
 
@@ -71,12 +71,12 @@ class _Span(NamedTuple):
 class Pull:
     """One PULL under way. Lives on the reactor thread."""
 
-    __slots__ = ("_broker", "_hashes", "_loads", "_offset", "_place", "_request", "deadline", "key", "opaque")
+    __slots__ = ("_hashes", "_loads", "_offset", "_place", "_reading", "_request", "deadline", "key", "opaque")
 
-    def __init__(self, broker: Broker, frame: Frame) -> None:
+    def __init__(self, reading: Reading, frame: Frame) -> None:
         """Raises RemoteProtocolError for a frame that is no PULL."""
         request = PullRequest.from_ext(frame.ext)
-        self._broker = broker
+        self._reading = reading
         self._request = request
         self.opaque = frame.opaque
         self._loads = 0
@@ -84,32 +84,32 @@ class Pull:
         self._offset = request.offset  # everything before it was looked at
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self.key = request.topic, request.partition
-        self.deadline = broker.reactor.seconds() + request.wait_ms / 1000
-        broker.metrics.get(request.topic)
+        self.deadline = reading.seconds() + request.wait_ms / 1000
+        reading.metrics.get(request.topic)
 
     @property
     def expired(self) -> bool:
         """Whether it may not wait any longer."""
-        return self._broker.reactor.seconds() >= self.deadline
+        return self._reading.seconds() >= self.deadline
 
     @property
     def max_bytes(self) -> int:
         """How much data an answer may carry; one record may be larger."""
-        return min(self._request.max_bytes, self._broker.max_pull_bytes, _MOST_BYTES)
+        return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
         try:
-            with self._broker.store.cached_only:
+            with self._reading.cold_reads.cached_only:
                 return self._step()
         except NotCached as missing:
             self._loads += 1
             if self._loads > _MAX_LOADS:  # out of the cache again and again: there is no memory
                 return self._step()
-            return Loading(self._broker.cold_reads.run(self._request.group, missing.load))
+            return Loading(self._reading.cold_reads.run(self._request.group, missing.load))
 
     def _step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        log = self._broker.partitions.find(*self.key)
+        log = self._reading.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
         if not log.first_offset <= self._offset <= log.visible_end:
@@ -126,17 +126,17 @@ class Pull:
         if self._request.verify and self._place is None:
             return self._examine(log)
         group = self._request.group
-        if len(self._broker.places):
-            self._broker.places.forget((*self.key, group))  # what is asked for here is committed by this client
-        filter_ = self._broker.filters.find(self._request.topic, group)
+        if len(self._reading.places):
+            self._reading.places.forget((*self.key, group))  # what is asked for here is committed by this client
+        filter_ = self._reading.filters.find(self._request.topic, group)
         if self._hashes is None and filter_ is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)
 
     def nothing(self) -> Bytes:
         """The answer when the wait has ended without data; what was looked at need not be looked at again."""
-        self._broker.metrics.get_missed(self._request.topic)
-        log = self._broker.partitions.find(*self.key)
+        self._reading.metrics.get_missed(self._request.topic)
+        log = self._reading.partitions.find(*self.key)
         if log is None:
             return self._reply(ResponseCode.PULL_NOT_FOUND, PullReply(self._offset, 0, 0, 0))
         return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, self._offset))
@@ -153,7 +153,7 @@ class Pull:
         return PullReply(next_offset, log.first_offset, log.visible_end, behind, runs=runs)
 
     def _moved(self, next_offset: int, first: int, end: int, behind: int) -> Bytes:
-        self._broker.metrics.get_missed(self._request.topic)
+        self._reading.metrics.get_missed(self._request.topic)
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, PullReply(next_offset, first, end, behind))
 
     def _out_of_range(self, log: PartitionLog) -> Bytes:
@@ -162,7 +162,7 @@ class Pull:
         return self._moved(bound, progress.min_offset, progress.max_offset, progress.behind)
 
     def _moved_to(self, log: PartitionLog, offset: int, damaged_from: int = NOT_DAMAGED) -> Bytes:
-        self._broker.metrics.get_missed(self._request.topic)
+        self._reading.metrics.get_missed(self._request.topic)
         progress = self._progress(log, offset)._replace(damaged_from=damaged_from)
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
@@ -178,13 +178,13 @@ class Pull:
         if place.start != self._offset:
             return self._moved_to(log, place.start)
         span = _Span(place.start, place.start + place.size)
-        data = self._broker.cold_reads.run(self._request.group, partial(log.read_blocking, span.start, place.size))
+        data = self._reading.cold_reads.run(self._request.group, partial(log.read_blocking, span.start, place.size))
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
         """The step is taken again when a worker has found out what lies at the offset."""
         question = log.examination(self._offset)
-        found = self._broker.examinations.examine(log, self._request.group, self._offset, question)
+        found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
 
     def _examined(self, place: Place | BaseException) -> None:
@@ -206,7 +206,7 @@ class Pull:
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
-        data = self._broker.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
+        data = self._reading.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
         if isinstance(data, Deferred):
             return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
         return self._slice(log, span, table, data)
@@ -217,7 +217,7 @@ class Pull:
 
     def _gone(self, failure: Failure) -> Bytes:
         failure.trap(OffsetOutOfRange)  # type: ignore[no-untyped-call]  # retention was faster than the read
-        log = self._broker.partitions.for_read(*self.key)
+        log = self._reading.partitions.for_read(*self.key)
         return self._out_of_range(log)
 
     # --- with a filter ------------------------------------------------------------------------------------------------
@@ -234,11 +234,11 @@ class Pull:
         runs, next_offset = _choose_runs(units, found, self.max_bytes)
         if filter_ is not None:
             judge = Judge(filter_, self._request.group, *self.key)
-            accepted = self._broker.in_filter_thread(partial(_read_accepted, judge, log, runs, next_offset))
+            accepted = self._reading.in_filter_thread(partial(_read_accepted, judge, log, runs, next_offset))
             return accepted.addCallbacks(partial(self._accepted, log), self._gone)
         parts = _read_cached(log, runs)
         if parts is None:
-            cold = self._broker.cold_reads.run(self._request.group, partial(_read_blocking, log, runs))
+            cold = self._reading.cold_reads.run(self._request.group, partial(_read_blocking, log, runs))
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
         return self._runs(log, runs, next_offset, parts)
 
@@ -246,7 +246,7 @@ class Pull:
         """What the group's filter has left; if nothing, the client asks for what comes next."""
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
-            found = self._broker.examinations.examine(log, self._request.group, next_offset)
+            found = self._reading.examinations.examine(log, self._request.group, next_offset)
             answer: Deferred[Bytes] = found.addCallback(partial(self._after_filter, log, next_offset))
             answer.addErrback(self._gone)
             return answer

@@ -1,15 +1,21 @@
-"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one partition or all of a topic."""
+"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one partition or all of a topic.
+
+A bounded number of searches runs at once, in steps, in worker threads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred
 
-from metaq.protocol.frames import Frame
+from metaq.protocol.errors import PartitionClosed, SearchesBusy
 from metaq.protocol.limits import MAX_FOUND_MESSAGES, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.record import Buffer
 from metaq.protocol.searches import (
+    ALL_PARTITIONS,
     FOUND_ROW_BYTES,
     FoundReply,
     FoundRow,
@@ -19,40 +25,153 @@ from metaq.protocol.searches import (
 )
 from metaq.protocol.statuses import ResponseCode
 
-from ..broker import Broker
-from ..store.search_values import KeyQuery
+from ..partitions import Partitions
+from ..store.files import Files
+from ..store.partition_log import PartitionLog
+from ..store.search import find_id, find_key, read_matches
+from ..store.search_values import Budget, Found, KeyQuery, LogView, Match
+from ..store.store import Store
 from .answers import Bytes, answer_frame
-from .searches import SearchResult
 
-__all__ = ["answer_query_message", "answer_view_message"]
+__all__ = ["MAX_RUNNING_SEARCHES", "MAX_WAITING_SEARCHES", "SearchResult", "Searches", "found_frame"]
+
+MAX_RUNNING_SEARCHES = 2
+"""Each keeps a worker thread busy and reads up to MAX_SEARCH_BYTES."""
+
+MAX_WAITING_SEARCHES = 64
+"""Further ones are refused."""
+
+_LOGS_PER_STEP = 64
+"""So many partitions' views are made at once on the reactor thread."""
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
+"""Records of one answer, whatever maxTransferSize says."""
+
+_SAME_ID = 8
+"""Messages that are given for one id. Ids of ours are unique; those of Java brokers need not be."""
+
+Search = Callable[[Files, Sequence[LogView], Budget], Found]
 
 
-def answer_view_message(broker: Broker, frame: Frame) -> Deferred[Bytes]:
-    """Raises what Searches.by_id raises."""
-    request = ViewMessageRequest.from_ext(frame.ext)
-    found = broker.searches.by_id(request.topic, request.partition, request.message_id, _max_bytes(broker))
-    return found.addCallback(partial(_answer, frame))
+class SearchResult(NamedTuple):
+    """Matches with their records. unsearched: bytes that were not looked at. more: there are further matches."""
+
+    records: list[tuple[Match, bytes]]
+    unsearched: int
+    more: bool
 
 
-def answer_query_message(broker: Broker, frame: Frame) -> Deferred[Bytes]:
-    """Raises what Searches.by_key raises."""
-    request = QueryMessageRequest.from_ext(frame.ext)
-    query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
-    found = broker.searches.by_key(request.topic, request.partition, query, _max_bytes(broker))
-    return found.addCallback(partial(_answer, frame))
+class Searches:
+    """All searches of one broker. Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        partitions: Partitions,
+        in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
+        max_transfer_bytes: int,
+    ) -> None:
+        """max_transfer_bytes: of the records of one answer, of which the first comes whole."""
+        self._store = store
+        self._max_bytes = min(max_transfer_bytes, _MOST_BYTES)
+        self._partitions = partitions
+        self._in_thread = in_thread
+        self._running = DeferredSemaphore(MAX_RUNNING_SEARCHES)
+
+    def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
+        """The message with an id.
+
+        Raises SearchesBusy, TopicNotAccepted, InvalidName, WrongPartition, PartitionClosed.
+        """
+
+        def search(files: Files, views: Sequence[LogView], budget: Budget) -> Found:
+            return find_id(files, views, request.message_id, _SAME_ID, budget)
+
+        unique = request.message_id > 0
+        choice = partial(_Choice, 1 if unique else _SAME_ID, True, unique)
+        return self._start(request.topic, request.partition, search, choice)
+
+    def by_key(self, request: QueryMessageRequest) -> Deferred[SearchResult]:
+        """The messages with a key, as `by_id`; the newest or oldest come first, whatever their partitions."""
+        query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
+
+        def search(files: Files, views: Sequence[LogView], budget: Budget) -> Found:
+            return find_key(files, views, query, budget)
+
+        choice = partial(_Choice, query.limit, query.oldest_first, False)
+        return self._start(request.topic, request.partition, search, choice)
+
+    def _start(
+        self, topic: str, partition: int, search: Search, choice: Callable[[], _Choice]
+    ) -> Deferred[SearchResult]:
+        logs, closed_bytes = self._logs(topic, partition)
+        if len(self._running.waiting) >= MAX_WAITING_SEARCHES:
+            raise SearchesBusy(f"{MAX_WAITING_SEARCHES} searches wait already")
+        return self._running.run(lambda: ensureDeferred(self._search(logs, search, choice(), closed_bytes)))
+
+    def _logs(self, topic: str, partition: int) -> tuple[list[PartitionLog], int]:
+        """What is to be searched, and the bytes of closed partitions, which nobody may read."""
+        if partition != ALL_PARTITIONS:
+            log = self._partitions.find(topic, partition)
+            return [] if log is None else [log], 0
+        logs, closed_bytes = [], 0
+        for log in self._store.logs():
+            if log.topic != topic:
+                continue
+            try:
+                logs.append(self._partitions.for_read(topic, log.partition))
+            except PartitionClosed:
+                closed_bytes += log.size_bytes
+        if not logs:
+            self._partitions.topic(topic)
+        return logs, closed_bytes
+
+    async def _search(
+        self, logs: Sequence[PartitionLog], search: Search, choice: _Choice, unsearched: int
+    ) -> SearchResult:
+        searching, budget = self._store.searching, Budget()
+        for start in range(0, len(logs), _LOGS_PER_STEP):
+            chosen = logs[start : start + _LOGS_PER_STEP]
+            views = [searching.view(log) for log in chosen]
+            found: Found = await self._in_thread(partial(search, self._store.files, views, budget))
+            searching.take_in(found, chosen)
+            unsearched += found.unsearched
+            if choice.add(found):
+                unsearched = 0
+                break
+        matches = choice.matches
+        records = await self._in_thread(partial(read_matches, self._store.files, matches, self._max_bytes))
+        return SearchResult(records, unsearched, choice.more or len(records) < len(matches))
 
 
-def _max_bytes(broker: Broker) -> int:
-    return min(broker.config.max_transfer_size, _MOST_BYTES)
+class _Choice:
+    """The `limit` matches that count of all that were found."""
+
+    def __init__(self, limit: int, oldest_first: bool, unique: bool) -> None:
+        self.matches: list[Match] = []
+        self.more = False
+        self._limit = limit
+        self._oldest_first = oldest_first
+        self._unique = unique
+
+    def add(self, found: Found) -> bool:
+        """Whether there can be no better ones."""
+        matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
+        self.more |= found.more or len(matches) > self._limit
+        self.matches = matches[: self._limit]
+        return self._unique and bool(matches)
 
 
-def _answer(frame: Frame, result: SearchResult) -> Bytes:
+def _order(match: Match) -> tuple[int, int, int]:
+    return abs(match.time_ms), match.partition, match.offset
+
+
+def found_frame(opaque: int, result: SearchResult) -> Bytes:
+    """The answer to both."""
     rows = [FoundRow(match.partition, match.offset, match.time_ms, match.size) for match, _ in result.records]
     table = encode_found(rows)
     reply = FoundReply(len(rows), result.unsearched, result.more)
     code = ResponseCode.SUCCESS if rows else ResponseCode.QUERY_NOT_FOUND
     size = len(table) + sum(row.size for row in rows)
-    parts: list[Buffer] = [answer_frame(frame.opaque, reply.to_ext(), code, body=size), table]
+    parts: list[Buffer] = [answer_frame(opaque, reply.to_ext(), code, body=size), table]
     return [*parts, *(data for _, data in result.records)]

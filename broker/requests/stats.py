@@ -1,4 +1,4 @@
-"""`stats` and STATS: the broker's figures in 1.x's words (wire.md §4)."""
+"""What `stats` and STATS answer: the broker's figures in 1.x's words (wire.md §4)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 
-from metaq.protocol.frames import Frame
-from metaq.protocol.record import Buffer
-from metaq.protocol.remoting import StatsRequest
-from metaq.protocol.statuses import Status
-from metaq.protocol.text import Stats
-
 from ..broker import Broker
 from ..metrics import KINDS
 from ..store.partition_log import PartitionLog
-from .answers import Bytes, answer_frame
-from .replication import replication_status
 
-__all__ = ["answer_stats", "answer_stats_frame", "stats_text"]
+__all__ = ["stats_text"]
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -33,18 +25,6 @@ _MAX_NAMED = 100
 """Read-only partitions that `journal` names with the cause."""
 
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
-
-
-def answer_stats(broker: Broker, stats: Stats) -> bytes:
-    body = stats_text(broker, stats.item)
-    # not encode_result: the configuration file may be in any encoding
-    return b"result %d %d %d\r\n%b" % (Status.SUCCESS, len(body), stats.opaque, body)
-
-
-def answer_stats_frame(broker: Broker, frame: Frame) -> Bytes:
-    body = stats_text(broker, StatsRequest.from_ext(frame.ext).item)
-    parts: list[Buffer] = [answer_frame(frame.opaque, {}, body=len(body)), body]
-    return parts
 
 
 def stats_text(broker: Broker, item: str) -> bytes:
@@ -114,7 +94,7 @@ def _reset_lines(broker: Broker) -> Iterator[str]:
 
 def _replication_lines(broker: Broker) -> Iterator[str]:
     """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
-    yield from replication_status(broker).lines()
+    yield from broker.replication_status().lines()
 
 
 def _disk_lines(broker: Broker) -> Iterator[str]:

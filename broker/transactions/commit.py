@@ -12,7 +12,7 @@ records then, so that a crash leaves messages of a transaction that nobody commi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from metaq.protocol.record import Buffer
 from ..store.batch import encode_puts
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
+from ..writing import Write, Writing
 from .commands import Operation, OperationType
 from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
 from .transaction import Block, Transaction
@@ -37,22 +38,17 @@ Settled = Callable[[str | None, MetaqError | None], None]
 """settled(writer failure, first partition's failure); both None: the messages are there for everybody."""
 
 
-class EncodedBlock:
+class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
-    __slots__ = ("base", "checksum", "data", "log", "size", "store", "units")
+    __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        self.log = block.log
+        data, units = encode_puts(block.puts, base, block.ids, now_ms)
+        super().__init__(block.log, data, units, base, block.size)
         self.store = block.store
         self.size = block.size
-        self.base = base
-        self.data, self.units = encode_puts(block.puts, base, block.ids, now_ms)
-        self.checksum = block_checksum(self.data)
-
-    @property
-    def end(self) -> int:
-        return self.base + self.size
+        self.checksum = block_checksum(data)
 
     @property
     def location(self) -> Location:
@@ -64,6 +60,7 @@ class EncodedBlock:
         units["offset"] += base - self.base
         self.units = units.tobytes()
         self.base = base
+        self.end = base + self.size
 
 
 def block_checksum(data: Iterable[Buffer]) -> int:
@@ -78,10 +75,15 @@ class Committer:
     """Runs the commits of one broker. Lives on the reactor thread."""
 
     def __init__(
-        self, writer: RedoWriter, now_ms: Callable[[], int], on_settled: Callable[[Transaction], None]
+        self,
+        writer: RedoWriter,
+        writing: Writing,
+        now_ms: Callable[[], int],
+        on_settled: Callable[[Transaction], None],
     ) -> None:
         """on_settled: called when all messages of a committed transaction are on the disk of their partitions."""
         self._writer = writer
+        self._writing = writing
         self._now_ms = now_ms
         self._on_settled = on_settled
         self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of commits not yet appended
@@ -119,19 +121,17 @@ class Committer:
             settled(failure, None)
             return
         predicted = [part.base for part in parts]
-        error = None
-        for part in parts:
-            error = _append(part) or error
+        waiting = self._writing.append(_placed(parts))
         if [part.base for part in parts] != predicted:
             assert transaction.file is not None
             attachment = encode_locations([part.location for part in parts])
             self._writer.patch(transaction.file, *attachment_patch(record_end, attachment, sealed=True))
             self._writer.flush()
-        if error is not None:  # stays unsettled: the next start appends what is missing
+        if (error := _failure(parts)) is not None:  # stays unsettled: the next start appends what is missing
             settled(None, error)
             return
         self._unsynced[transaction] = [(part.log, part.end) for part in parts]
-        _WhenVisible(parts, partial(settled, None))
+        self._writing.when_safe(waiting, lambda: settled(None, _failure(parts)))
 
     def settle(self) -> None:
         """Find out which committed transactions are on the disk by now; the oldest ones first, not all at once."""
@@ -156,28 +156,12 @@ class Committer:
         self._unsynced[transaction] = ends
 
 
-def _append(part: EncodedBlock) -> MetaqError | None:
-    if part.log.end_offset != part.base:
-        part.move(part.log.end_offset)
-    try:
-        part.log.append(part.data, part.units)
-    except MetaqError as error:
-        return error
-    return None
+def _placed(parts: list[EncodedBlock]) -> Iterator[EncodedBlock]:
+    for part in parts:
+        if part.log.end_offset != part.base:  # something came in between
+            part.move(part.log.end_offset)
+        yield part
 
 
-class _WhenVisible:
-    """Calls back once, when every part is visible or its partition has failed."""
-
-    def __init__(self, parts: list[EncodedBlock], done: Callable[[MetaqError | None], None]) -> None:
-        self._done = done
-        self._missing = len(parts)
-        self._error: MetaqError | None = None
-        for part in parts:
-            part.log.when_visible(part.end, self._visible)
-
-    def _visible(self, error: MetaqError | None) -> None:
-        self._error = self._error or error
-        self._missing -= 1
-        if not self._missing:
-            self._done(self._error)
+def _failure(parts: list[EncodedBlock]) -> MetaqError | None:
+    return next((part.error for part in parts if part.error is not None), None)

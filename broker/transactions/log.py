@@ -15,6 +15,7 @@ from metaq.protocol.errors import ConfigError, StoreError, TransactionRefused
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
 from ..store.flush import RunInThread
+from ..writing import Writing
 from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, write_state
 from .commands import Operation, StoredPut
 from .commit import Committer, Settled
@@ -50,6 +51,7 @@ class TransactionLog:
         run_in_thread: RunInThread,
         seconds: Callable[[], float],
         now_ms: Callable[[], int],
+        writing: Writing,
         files: Files = REAL_FILES,
     ) -> None:
         """data_paths: those the store has locked already. seconds: a monotonic clock. now_ms: Unix milliseconds."""
@@ -60,6 +62,7 @@ class TransactionLog:
         self._seconds = seconds
         self._now_ms = now_ms
         self._files = files
+        self._writing = writing
         self._heuristics: dict[str, Heuristic] = {}
         self._lock: int | None = None
         self._saved = RedoPosition(0, 0)
@@ -106,7 +109,7 @@ class TransactionLog:
             # Java ignores files below its last checkpoint's
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
         )
-        self._committer = Committer(self._writer, self._now_ms, self.settle)
+        self._committer = Committer(self._writer, self._writing, self._now_ms, self.settle)
         for transaction, ends in replayed.committed.items():
             self._committer.wait_for_disk(transaction, ends)
         self._saved = saved or self._writer.replay_from

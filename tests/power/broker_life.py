@@ -14,7 +14,7 @@ from metaq.broker.broker import Broker
 from metaq.broker.configuration.config import parse_config
 from metaq.broker.configuration.sources import Sources
 from metaq.broker.network.session import Session
-from metaq.broker.requests.dispatch import Dispatcher
+from metaq.broker.requests.verbs import make_gate
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.transactions import log as log_module
 from metaq.broker.transactions import writer as writer_module
@@ -178,7 +178,7 @@ class BrokerLife:
             rng=random.Random(1),
         )
         self.broker.transactions.open()
-        self._dispatcher = Dispatcher(self.broker)
+        self._gate = make_gate(self.broker)
         self._shim.mark(kind="opened")
 
     def check(self, history: History) -> None:
@@ -232,7 +232,7 @@ class BrokerLife:
                 self._talkers[number] = self._talker(self._rng.random() < 0.6)
 
     def _peer(self) -> Peer:
-        return Peer(Session(self._dispatcher, self.reactor.seconds))
+        return Peer(Session(self._gate, self.broker))
 
     def _talker(self, transaction: bool) -> _Talker:
         says = self._conversations

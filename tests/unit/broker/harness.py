@@ -20,7 +20,7 @@ from metaq.broker.configuration.reload import Reloader
 from metaq.broker.configuration.sources import Sources
 from metaq.broker.filters.table import load_filters
 from metaq.broker.network.session import Session
-from metaq.broker.requests.dispatch import Dispatcher
+from metaq.broker.requests.verbs import make_gate
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, FrameReader, encode_frame
@@ -174,14 +174,14 @@ class Harness:
         )
         self.broker.reloader = Reloader("server.ini", self.broker, self._read, self._use, self._publish)
         self.broker.transactions.open()
-        self.dispatcher = Dispatcher(self.broker)
+        self.gate = make_gate(self.broker)
 
     def store_config(self, name: str) -> TopicStoreConfig:
         topic = self.config.topic(name) or self.config.system
         return TopicStoreConfig(self.config.max_segment_size, topic.unflush_threshold, topic.unflush_interval_ms)
 
     def connect(self, host: str = "127.0.0.1") -> Peer:
-        return Peer(Session(self.dispatcher, self.reactor.seconds), host)
+        return Peer(Session(self.gate, self.broker), host)
 
     def _read(self) -> Deferred[Sources]:
         return succeed(Sources(self.ini.encode(), self.filters_ini.encode()))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from metaq.broker.requests.admin import ADMIN_CODES, admits
+from metaq.broker.requests.admin import admits
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse
@@ -28,6 +28,9 @@ def reload(harness, peer):
     harness.threads.run()
     (frame,) = peer.frames()
     return json.loads(bytes(frame.body)) if frame.code == ResponseCode.SUCCESS else frame
+
+
+ADMIN_CODES = sorted(code for code in RequestCode if 1020 <= code <= 1026)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_the_only_address_that_is_listened_on_is_this_machine(listen, host, admi
     assert admits("loopback", host, listen) is admitted
 
 
-@pytest.mark.parametrize("code", sorted(ADMIN_CODES & set(RequestCode)))
+@pytest.mark.parametrize("code", ADMIN_CODES)
 def test_every_admin_request_from_elsewhere_is_refused(harness, code):
     stranger = harness.connect("192.168.1.9")
     assert stranger.ask_frame(request(code)).code == ResponseCode.NO_PERMISSION

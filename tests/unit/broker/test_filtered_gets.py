@@ -332,9 +332,9 @@ def test_the_memory_of_a_connection_ends_with_it(harness):
     fill(harness, "Ls" * 100)
     client = JavaClient(harness)
     client.fetch()
-    assert len(harness.broker.places) == 1
+    assert len(harness.broker.reading.places) == 1
     client.peer.lose()
-    assert len(harness.broker.places) == 0
+    assert len(harness.broker.reading.places) == 0
 
 
 def test_a_connection_that_is_lost_while_its_filter_runs_leaves_nothing(harness):
@@ -343,7 +343,7 @@ def test_a_connection_that_is_lost_while_its_filter_runs_leaves_nothing(harness)
     client.peer.send(encode_get("orders", "large", 0, 0, 1000, 1))
     client.peer.lose()
     harness.threads.run()
-    assert len(harness.broker.places) == 0
+    assert len(harness.broker.reading.places) == 0
 
 
 def test_of_a_consumer_that_goes_on_only_the_last_answer_is_remembered(harness):
@@ -352,7 +352,7 @@ def test_of_a_consumer_that_goes_on_only_the_last_answer_is_remembered(harness):
     for _ in range(4):
         client.fetch()
         client.fetch(0)
-    found = harness.broker.places.find(client.peer.session, ("orders", 0, "large"), client.offset)
+    found = harness.broker.reading.places.find(client.peer.session, ("orders", 0, "large"), client.offset)
     assert len(found.answers) == 1
 
 
@@ -374,12 +374,12 @@ def test_places_are_bounded(harness, monkeypatch):
     for number in range(5):
         client = JavaClient(harness)
         client.peer.send(encode_get("orders", f"large{number}", 0, 0, 1000, 1))
-        harness.broker.places.claim(client.peer.session, ("orders", 0, f"large{number}"))
+        harness.broker.reading.places.claim(client.peer.session, ("orders", 0, f"large{number}"))
         clients.append(client)
-    assert len(harness.broker.places) == 3
+    assert len(harness.broker.reading.places) == 3
     for client in clients:
         client.peer.lose()
-    assert len(harness.broker.places) == 0
+    assert len(harness.broker.reading.places) == 0
 
 
 # --- other ways of the client -----------------------------------------------------------------------------------------
@@ -535,7 +535,8 @@ def test_a_client_of_single_requests_gets_no_gap(harness):
 
     def get(offset: int) -> tuple[int, bytes]:
         answers: list[Any] = []
-        deferred = harness.dispatcher.text(Get("orders", "large", 0, offset, 1000, 1))
+        command = Get("orders", "large", 0, offset, 1000, 1)
+        deferred: Any = harness.gate.serve(harness.gate.verb(command), command, None)
         deferred.addCallback(answers.append)
         harness.threads.run()
         data = b"".join(answers[0]) if isinstance(answers[0], list) else answers[0]

@@ -99,7 +99,7 @@ def test_a_record_that_is_larger_than_the_broker_gives_at_once_is_judged_whole(h
 def test_a_slow_filter_is_answered_with_what_is_decided_after_its_time(harness, peer):
     fill(peer, "LLLLss")
     log = harness.store.get("orders", 0)
-    filter_ = harness.broker.filters.find("orders", "large")
+    filter_ = harness.broker.reading.filters.find("orders", "large")
 
     def run(offset):
         now = itertools.count(0, judge_module.BUDGET_SECONDS * 0.4)
@@ -127,7 +127,7 @@ def test_a_filter_that_raises_accepts_nothing_and_is_logged_once(harness, peer, 
         assert get(harness, peer, "broken", 0).text == str(3 * RECORD)
         get(harness, peer, "broken", 0)
     assert len([record for record in caplog.records if "my_filters:broken" in record.getMessage()]) == 1
-    assert harness.broker.filters.find("orders", "broken").failures == 6
+    assert harness.broker.reading.filters.find("orders", "broken").failures == 6
 
 
 def test_a_java_class_without_a_callable_stops_its_group_only(harness, peer):
@@ -142,7 +142,7 @@ def test_a_java_class_without_a_callable_stops_its_group_only(harness, peer):
 
 
 def test_too_many_waiting_filter_calls_are_refused_not_queued(harness, peer, monkeypatch):
-    monkeypatch.setattr("metaq.broker.broker.MAX_FILTER_CALLS", 1)
+    monkeypatch.setattr("metaq.broker.requests.reading.MAX_FILTER_CALLS", 1)
     fill(peer, "L")
     peer.send(encode_get("orders", "large", 0, 0, 100, 1) + encode_get("orders", "large", 0, 0, 100, 2))
     harness.threads.run()
@@ -248,16 +248,16 @@ def reload(harness):
 
 def test_a_reload_brings_new_filters_and_keeps_those_that_run(harness, peer):
     fill(peer, "sL")
-    kept = harness.broker.filters.find("orders", "large")
+    kept = harness.broker.reading.filters.find("orders", "large")
     harness.filters_ini += "com.acme.NotThere = my_filters:large\n"
     assert reload(harness).changed
     assert len(get(harness, peer, "lost", 0).data) == RECORD
-    assert harness.broker.filters.find("orders", "large") is kept
+    assert harness.broker.reading.filters.find("orders", "large") is kept
 
 
 def test_a_reload_with_a_bad_filter_changes_nothing(harness, peer):
-    before = harness.broker.filters
+    before = harness.broker.reading.filters
     harness.filters_ini += "com.acme.NotThere = nowhere:f\n"
     with pytest.raises(ConfigError, match="nowhere:f"):
         reload(harness)
-    assert harness.broker.filters is before
+    assert harness.broker.reading.filters is before

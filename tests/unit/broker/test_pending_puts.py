@@ -8,7 +8,9 @@ from twisted.internet.task import Clock
 
 from metaq.broker.network import session
 from metaq.broker.network.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
-from metaq.broker.requests import put_run, send_many, sync
+from metaq.broker.requests import copies
+from metaq.broker.requests import put as put_module
+from metaq.broker.requests import send as send_module
 from metaq.broker.requests.pull import Loading, Pull
 from metaq.broker.requests.put import PutGroup
 from metaq.broker.store.testing import FaultyFiles
@@ -114,11 +116,11 @@ def broken(*_):
 
 
 BUGS = {
-    "put": (PutGroup, "_answers"),
-    "run": (put_run._Appending, "_answers"),
-    "send": (PutGroup, "_answers"),
-    "many": (send_many._ManyParts, "_answer"),
-    "sync": (sync, "_refuse"),
+    "put": (PutGroup, "_encoded"),
+    "run": (put_module._Run, "_encoded"),
+    "send": (PutGroup, "_encoded"),
+    "many": (send_module._ManyParts, "_encoded"),
+    "sync": (copies.Copies, "_refused"),
 }
 
 
@@ -129,7 +131,7 @@ def test_an_answer_that_cannot_be_made_gives_its_bytes_back(tmp_path, monkeypatc
     files = FaultyFiles()
     harness = Harness(tmp_path, files=files)
     pending = harness.broker.pending_puts
-    harness.broker.stores_syncs = True
+    harness.broker.writing.takes_copies = True
     peer = harness.connect()
     master = f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY
     with monkeypatch.context() as bug:
@@ -156,7 +158,7 @@ def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, ca
     peer = harness.connect()
     peer.send(put("safe", 0, BODY) + b"version 2\r\n")
     assert not reading(peer)
-    monkeypatch.setattr(harness.dispatcher, "text", broken)
+    monkeypatch.setattr(harness.gate, "serve", broken)
     harness.threads.run()
     assert [answer.code for answer in peer.answers()] == [200]
     assert peer.transport.aborted
@@ -228,7 +230,7 @@ def test_the_rest_of_a_large_frame_is_not_read_while_too_much_waits(small):
 
 
 def test_a_masters_copies_are_counted_too(small):
-    small.broker.stores_syncs = True
+    small.broker.writing.takes_copies = True
     peer = small.connect()
     peer.send(f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY)
     assert small.broker.pending_puts.bytes == len(BODY) + PUT_OVERHEAD_BYTES

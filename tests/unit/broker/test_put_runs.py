@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from metaq.broker.requests.dispatch import Dispatcher
+from metaq.broker.requests import put as put_module
+from metaq.broker.requests import verbs
 from metaq.protocol.errors import DiskFull, SlaveDisconnected
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS
@@ -20,13 +21,12 @@ COUNT = 4 * LEAST_PUTS
 def runs(monkeypatch):
     """The runs that were served; a test that wants none sees that there are none."""
     found = []
-    put_run = Dispatcher.put_run
 
-    def counted(dispatcher, run):
+    def counted(writing, answers, run):
         found.append(run)
-        return put_run(dispatcher, run)
+        return put_module.answer_run(writing, answers, run)
 
-    monkeypatch.setattr(Dispatcher, "put_run", counted)
+    monkeypatch.setattr(verbs, "answer_run", counted)
     return found
 
 
@@ -166,11 +166,12 @@ def test_a_synchronous_master_sends_each_put_to_its_slave(peer, harness, runs):
         def check(self):
             pass
 
-        def replicate(self, log, puts, ids, done):
-            self.got.extend((log.partition, bytes(body)) for _, _, body in puts)
-            done([SlaveDisconnected() if log.partition == 1 else None for _ in puts])
+        def replicate(self, log, records, done):
+            found = list(iter_headers(records))
+            self.got.extend((log.partition, bytes(records[each.start + HEADER_BYTES : each.end])) for each in found)
+            done([SlaveDisconnected() if log.partition == 1 else None for _ in found])
 
-    harness.broker.sync_slave = Slave()
+    harness.broker.writing.slave = Slave()
     peer.send(b"".join(put("t", number % 2, b"%d" % number, opaque=number) for number in range(COUNT)))
     assert [(answer.opaque, answer.code == 200) for answer in peer.answers()] == [
         (number, number % 2 == 0) for number in range(COUNT)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.requests import searches as broker_searches
+from metaq.broker.requests import search as broker_searches
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers

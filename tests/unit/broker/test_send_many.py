@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.record import encode_record
+from metaq.protocol.record import HEADER_BYTES, encode_record, iter_headers
 from metaq.protocol.send_many import (
     SendManyRequest,
     decode_rows,
@@ -153,13 +153,15 @@ class Slave:
     def check(self):
         pass
 
-    def replicate(self, log, puts, ids, done):
-        self.got.append((log.partition, [bytes(body) for _, _, body in puts], list(ids)))
-        done([SlaveDisconnected() if log.partition == 1 else None for _ in puts])
+    def replicate(self, log, records, done):
+        found = list(iter_headers(records))
+        bodies = [bytes(records[header.start + HEADER_BYTES : header.end]) for header in found]
+        self.got.append((log.partition, bodies, [header.id for header in found]))
+        done([SlaveDisconnected() if log.partition == 1 else None for _ in found])
 
 
 def test_a_synchronous_master_answers_when_its_slave_has_every_part(peer, harness):
-    slave = harness.broker.sync_slave = Slave()
+    slave = harness.broker.writing.slave = Slave()
     found = rows(peer.ask_frame(many([("t", 0, [record(b"a"), record(b"b")]), ("t", 1, [record(b"c")])])))
     assert [row.code for row in found] == [OK, ResponseCode.SERVICE_NOT_AVAILABLE]
     first = found[0].message_id

@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaq.broker import broker as broker_module
 from metaq.broker.network import session as session_module
+from metaq.broker.requests import reading as reading_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Value, encode_get
@@ -180,8 +180,8 @@ def test_what_comes_while_a_connection_waits_for_its_turn_stays_in_order(peer, h
 
 
 def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full, harness, monkeypatch):
-    monkeypatch.setattr(broker_module, "MAX_UNSENT_BYTES", 100)
-    monkeypatch.setattr(broker_module, "SCARCE_ANSWER_BYTES", 30)
+    monkeypatch.setattr(reading_module, "MAX_UNSENT_BYTES", 100)
+    monkeypatch.setattr(reading_module, "SCARCE_ANSWER_BYTES", 30)
     monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
     healthy = harness.connect()
     for _ in range(4):
@@ -192,21 +192,21 @@ def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full,
 
     assert pulled() == 5 * 25
     full.send(pull("t", 0, 0))
-    assert harness.broker.unsent_bytes > 125
+    assert harness.broker.reading.unsent_bytes > 125
     assert pulled() == 25
     healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
     assert [len(answer.data) for answer in healthy.answers()] == [30]
     full.session.resumeProducing()
-    assert harness.broker.unsent_bytes == 0
+    assert harness.broker.reading.unsent_bytes == 0
     assert pulled() == 5 * 25
     full.send(pull("t", 0, 0))
     full.lose()
-    assert harness.broker.unsent_bytes == 0
+    assert harness.broker.reading.unsent_bytes == 0
 
 
 def test_a_record_larger_than_a_small_answer_is_given_whole(full, harness, monkeypatch):
-    monkeypatch.setattr(broker_module, "MAX_UNSENT_BYTES", -1)
-    monkeypatch.setattr(broker_module, "SCARCE_ANSWER_BYTES", 10)
+    monkeypatch.setattr(reading_module, "MAX_UNSENT_BYTES", -1)
+    monkeypatch.setattr(reading_module, "SCARCE_ANSWER_BYTES", 10)
     healthy = harness.connect()
     healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
     harness.threads.run()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from metaq.broker import broker as broker_module
 from metaq.broker.network.session import MAX_PARKED_PULLS
 from metaq.broker.requests import pull as pull_module
+from metaq.broker.requests import reading as reading_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import iter_headers
@@ -74,7 +74,7 @@ def test_a_pull_gives_what_bulk_readers_ask_for_up_to_a_limit(peer, monkeypatch)
     peer.send(b"".join(put("t", 0, b"x" * 80) for _ in range(50)))
     peer.received()
     assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 5000  # max_transfer_size is 1000
-    monkeypatch.setattr(broker_module, "MAX_PULL_BYTES", 2000)
+    monkeypatch.setattr(reading_module, "MAX_PULL_BYTES", 2000)
     assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 2000
 
 

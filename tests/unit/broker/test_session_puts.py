@@ -198,6 +198,7 @@ def test_a_log_that_takes_no_writes_refuses_puts_and_batches(peer, harness):
 
 def test_a_bug_in_a_handler_is_answered_and_logged(peer, harness, monkeypatch, caplog):
     monkeypatch.setattr(harness.store, "get", lambda *_: 1 / 0)
+    monkeypatch.setattr(harness.store, "find", lambda *_: 1 / 0)
     assert peer.ask(b"offset t g 0 0 5\r\n").text == "internal error: ZeroDivisionError"
     assert peer.ask_frame(encode_frame(RequestCode.MIN_OFFSET, 1, {"topic": "t", "partition": 0})).code == 1
     assert "ZeroDivisionError" in caplog.text

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from metaq.broker.network import session as session_module
-from metaq.broker.requests import send_batch as send_batch_module
-from metaq.broker.requests import send_many as send_many_module
+from metaq.broker.requests import send as send_module
 from metaq.broker.store import batch as batch_module
 from metaq.broker.store.testing import check_invariants
 from metaq.client.producer import lanes as lanes_module
@@ -26,10 +25,10 @@ from tests.unit.broker.test_send_many import many, record, rows
 def slices(monkeypatch):
     """A slice is one record or part, and a turn one slice."""
     monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
-    monkeypatch.setattr(send_many_module, "_SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(send_many_module, "_CHUNK_PARTS", 1)
+    monkeypatch.setattr(send_module, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(send_module, "_CHUNK_PARTS", 1)
     monkeypatch.setattr(batch_module, "SLICE_RECORDS", 1)
-    monkeypatch.setattr(send_batch_module, "SLICE_RECORDS", 1)
+    monkeypatch.setattr(send_module, "SLICE_RECORDS", 1)
 
 
 def stored(harness, partition, topic="t"):
@@ -176,7 +175,7 @@ def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends)
         time += 0.001
         return time
 
-    monkeypatch.setattr(send_many_module, "_CHUNK_PARTS", 2)
+    monkeypatch.setattr(send_module, "_CHUNK_PARTS", 2)
     monkeypatch.setattr(harness.reactor, "seconds", seconds)
     peer.session._seconds = seconds
     counts = []

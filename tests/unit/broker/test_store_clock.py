@@ -66,7 +66,7 @@ def test_the_clock_steps_back_between_two_puts(harness, peer, way):
     peer.ask(put("t", 0))
     harness.time = NOW - 600
     if way == "sync":
-        harness.broker.stores_syncs = True
+        harness.broker.writing.takes_copies = True
     if way == "transaction":
         harness.broker.transactions.begin(peer.session, XID, 0)
     for data in WAYS[way][way == "transaction" :]:

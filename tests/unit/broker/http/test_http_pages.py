@@ -50,7 +50,7 @@ class Browser:
 
 @pytest.fixture
 def gateway(harness):
-    return Browser(Gateway(harness.dispatcher))
+    return Browser(Gateway(harness.gate, harness.broker.pending_puts))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_put_whose_answer_cannot_be_made_is_answered_500_and_counts_no_longer(
         raise RuntimeError("a bug")
 
     fields = "topic=safe&partition=1&flag=0&length=5"
-    monkeypatch.setattr(PutGroup, "_answers", broken)
+    monkeypatch.setattr(PutGroup, "_encoded", broken)
     transport = gateway.send("POST", f"/put/0?{fields}", b"hello")
     assert harness.broker.pending_puts.bytes > 0
     harness.threads.run()

@@ -56,7 +56,7 @@ def without_version(answers: bytes) -> bytes:
 def test_a_java_synchronous_master_is_answered_as_it_was(orders: Harness):
     plugins = Plugins(gregor=True)
     orders.config = config_for(plugins, orders.config)
-    orders.broker.reconfigure(orders.config, orders.broker.filters)
+    orders.broker.reconfigure(orders.config, orders.broker.reading.filters)
     Roles(plugins, orders.broker, orders.config, None)
     (connection,) = recording("java-master-to-our-slave")["connections"]
     sent = RequestReader().receive(said(connection, "java"))

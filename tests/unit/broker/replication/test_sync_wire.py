@@ -1,19 +1,18 @@
 """`sync`, and puts on a synchronous master: the answers that 1.x was recorded giving, and what reaches the slave."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import simplejson
 
-from metaq.broker.broker import SyncDone
 from metaq.broker.replication.plugins import Plugins
 from metaq.broker.replication.roles import Roles, config_for
 from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.writing import CopiesDone
 from metaq.protocol.errors import MetaqError, SlaveDisconnected, SyncFailed
-from metaq.protocol.record import Buffer, encode_record
+from metaq.protocol.record import HEADER_BYTES, Buffer, encode_record, iter_headers
 from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import ResponseCode
 from tests.unit.broker.harness import Harness, batch, put
@@ -30,17 +29,17 @@ class Slave:
     def __init__(self) -> None:
         self.connected = True
         self.got: list[tuple[str, int, int, bytes]] = []
-        self.waiting: list[tuple[int, SyncDone]] = []
+        self.waiting: list[tuple[int, CopiesDone]] = []
 
     def check(self) -> None:
         if not self.connected:
             raise SlaveDisconnected
 
-    def replicate(
-        self, log: PartitionLog, puts: Sequence[tuple[int, int, Buffer]], ids: Sequence[int], done: SyncDone
-    ) -> None:
-        self.got += [(log.topic, log.partition, i, bytes(body)) for (_, _, body), i in zip(puts, ids, strict=True)]
-        self.waiting.append((len(puts), done))
+    def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
+        found = list(iter_headers(records))
+        bodies = [bytes(records[header.start + HEADER_BYTES : header.end]) for header in found]
+        self.got += [(log.topic, log.partition, each.id, body) for each, body in zip(found, bodies, strict=True)]
+        self.waiting.append((len(found), done))
 
     def answer(self, *failed: int) -> None:
         waiting, self.waiting = self.waiting, []
@@ -53,14 +52,14 @@ class Slave:
 @pytest.fixture
 def slave(harness: Harness) -> Slave:
     link = Slave()
-    harness.broker.sync_slave = link
+    harness.broker.writing.slave = link
     return link
 
 
 def as_sync_slave(harness: Harness) -> None:
     plugins = Plugins(gregor=True)
     harness.config = config_for(plugins, harness.config)
-    harness.broker.reconfigure(harness.config, harness.broker.filters)
+    harness.broker.reconfigure(harness.config, harness.broker.reading.filters)
     Roles(plugins, harness.broker, harness.config, None)
 
 
@@ -69,7 +68,7 @@ def test_the_answers_are_those_of_1x(tmp_path: Path, recorded: dict[str, str]):
     harness = Harness(tmp_path, topics="[topic=orders]\nnumPartitions=3\n")
     link = Slave()
     if "samsa" in recorded["setup"]:
-        harness.broker.sync_slave = link
+        harness.broker.writing.slave = link
     else:
         harness.config = replace(harness.config, port=28324)
         as_sync_slave(harness)

@@ -1,0 +1,163 @@
+"""The gate: every request of every connection passes it once, on its way to the verb that answers it.
+
+It finds the verb, permits it, and makes an answer of whatever goes wrong. verbs.py has the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.frames import Frame
+from metaq.protocol.requests import Request
+from metaq.protocol.sends import TX_KEY
+from metaq.protocol.statuses import ResponseCode, Status
+from metaq.protocol.text import NO_OPAQUE, Put, encode_result
+
+from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
+from .pull import Loading, Pull, Step
+from .put import PutGroup
+
+__all__ = ["Caller", "Gate", "Verb"]
+
+_log = logging.getLogger(__name__)
+
+_ADMIN_ONLY = "admin requests are taken from the broker's own machine only, unless it runs with --admin-from any"
+
+
+class Caller(Protocol):
+    """Who asks: the same object for all requests of a connection. Local transactions belong to it."""
+
+    @property
+    def host(self) -> str:
+        """Numeric address of the connection's other end; `?` if it has none."""
+
+
+Served: TypeAlias = Answer | Work | Pull
+"""An answer, work to be done in slices, or a pull to be stepped."""
+
+
+class Verb(NamedTuple):
+    """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate has to know."""
+
+    serve: Callable[[Any, Caller | None], Served]
+    """serve(request, caller). Raises MetaqError, also later. caller: None for a client of a single request."""
+    held: Callable[[Any], int] = lambda request: 0
+    """Bytes that a request keeps in memory until it is answered."""
+    stores: bool = False
+    """It brings messages: it is not served while too many of them wait for the disk."""
+    gathers: bool = False
+    """It is served with its neighbours, in a PutGroup."""
+    admin: bool = False
+    """It is for operators."""
+    in_transaction: Verb | None = None
+    """What serves it instead if it has the key of a transaction."""
+
+
+class Gate:
+    """Never raises: what goes wrong becomes an answer. Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        texts: Mapping[type, Verb],
+        frames: Mapping[int, Verb],
+        new_group: Callable[[], PutGroup],
+        admits: Callable[[str], bool],
+        connection_lost: Callable[[Caller], None],
+    ) -> None:
+        """texts: by the type of the command. frames: by their code. admits(host): whether operators' requests are taken
+        from there. connection_lost: forgets what belongs to a caller."""
+        self._texts = texts
+        self._frames = frames
+        self._admits = admits
+        self._unknown = Verb(_unknown_code)
+        self.new_group = new_group
+        self.connection_lost = connection_lost
+
+    def verb(self, request: Request) -> Verb:
+        """The verb of any request but `quit`."""
+        if type(request) is Frame:
+            verb = self._frames.get(request.code, self._unknown)
+            if verb.in_transaction is not None and TX_KEY in request.ext:
+                return verb.in_transaction
+            return verb
+        verb = self._texts[type(request)]
+        if verb.in_transaction is not None and cast(Put, request).tx_key is not None:
+            return verb.in_transaction
+        return verb
+
+    def serve(self, verb: Verb, request: Request, caller: Caller | None) -> Served:
+        """What a request is answered."""
+        if verb.admin and not (caller is not None and self._admits(caller.host)):
+            frame = cast(Frame, request)
+            return _unless_one_way(frame, answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY))
+        try:
+            served = verb.serve(request, caller)
+        except Exception as error:
+            return _unless_one_way(request, _failed(request, error))
+        if isinstance(served, Pull):
+            return served
+        if served is None or isinstance(served, bytes | list | Deferred):
+            return self._answer(request, served)
+        return self._work(request, served)
+
+    def _answer(self, request: Request, answer: Answer) -> Answer:
+        if isinstance(answer, Deferred):
+            answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
+        return _unless_one_way(request, answer)
+
+    def _work(self, request: Request, work: Work) -> Work:
+        try:
+            answer = yield from work
+        except Exception as error:
+            answer = _failed(request, error)
+        return self._answer(request, answer)
+
+    def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step | Loading:
+        """Advance a pull; whether it may wait is for the caller to decide."""
+        try:
+            answer = pull.step()
+        except Exception as error:
+            return _failed(pull, error)
+        if isinstance(answer, Deferred):
+            return answer.addErrback(lambda failure: _failed(pull, cast(BaseException, failure.value)))
+        return answer
+
+    def give_up(self, pull: Pull) -> Bytes:
+        """The answer to a pull whose wait has ended."""
+        try:
+            return pull.nothing()
+        except MetaqError as error:
+            return _failed(pull, error)
+
+    def too_many_pulls(self, pull: Pull, where: str) -> Bytes:
+        """The answer to a pull that would have to wait where too many do already."""
+        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
+
+
+def _unless_one_way(request: Request, answer: Answer) -> Answer:
+    if type(request) is not Frame or not request.is_one_way:
+        return answer
+    return answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
+
+
+def _unknown_code(frame: Frame, caller: Caller | None) -> Bytes:
+    text = f"no request has the code {frame.code}"
+    return answer_frame(frame.opaque, {}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+
+
+def _failed(request: Request | Pull, error: BaseException) -> bytes:
+    """The answer to a request that failed. Any but a MetaqError is a bug: the log gets it, the client its name."""
+    framed = isinstance(request, Frame | Pull)
+    opaque: int = getattr(request, "opaque", NO_OPAQUE)
+    if isinstance(error, MetaqError):
+        return error_frame(opaque, error) if framed else error_result(opaque, error)
+    _log.error("request %.200r failed", opaque if framed else request, exc_info=error)
+    text = f"internal error: {type(error).__name__}"
+    if framed:
+        return answer_frame(opaque, {}, ResponseCode.SYSTEM_ERROR, text)
+    return encode_result(Status.ERROR, text, opaque)

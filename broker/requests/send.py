@@ -1,0 +1,190 @@
+"""SEND_BATCH and SEND_MANY: records that a client has encoded, for one partition or for many, in one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.errors import ChecksumMismatch, MetaqError
+from metaq.protocol.frames import Frame
+from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.send_many import Parts, SendManyReply, SendManyRequest, encode_rows, split_many
+from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
+from metaq.protocol.statuses import ResponseCode
+
+from ..runtime.reactor import ReactorTime
+from ..store.batch import SLICE_RECORDS, StampedRecords, stamp_in_slices
+from ..store.index import UNIT_BYTES
+from ..store.partition_log import PartitionLog
+from ..writing import Write, Writing
+from .answers import Bytes, Work, answer_frame, reply_frame, response_code
+
+__all__ = ["answer_send_batch", "answer_send_many"]
+
+_CHUNK_PARTS = 64
+"""Parts that are prepared together."""
+_SLICE_SECONDS = 0.003
+"""Appending goes on for so long before others may be served: a part is a write of its own."""
+
+
+def answer_send_batch(writing: Writing, frame: Frame) -> Work:
+    """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
+    request = SendBatchRequest.from_ext(frame.ext)
+    topic, asked, count, _ = request
+    sizes, records = split_batch(frame.body, count)
+    writing.metrics.put(topic, count, len(records) - count * HEADER_BYTES)
+    try:
+        partition = writing.choose(topic, asked)
+        log = writing.log(topic, partition, asked)
+        first_id = writing.message_ids.next(count)
+        stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
+        if not stamped.intact.all():
+            raise ChecksumMismatch
+        if count > SLICE_RECORDS:  # others were served meanwhile
+            log = writing.log(topic, partition, asked)
+    except MetaqError as error:
+        writing.refused(topic, error, count)
+        raise
+    data, units, base = stamped.data, stamped.units, log.end_offset
+    units["offset"] += base
+    write = Write(log, (data,), units.view(np.uint8).data, base, len(data))
+
+    def encode() -> Bytes:
+        if (error := write.failure) is not None:
+            writing.refused(topic, error, count)
+            raise error
+        return reply_frame(frame.opaque, SendReply(first_id, partition, base))
+
+    return writing.answer(writing.append((write,)), encode)
+
+
+def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame) -> Work:
+    """Each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that is not what it says."""
+    request = SendManyRequest.from_ext(frame.ext)
+    parts = split_many(frame.body, request)
+    ids = message_ids_from(writing.message_ids.next(request.records), request.records)
+    stamped = yield from stamp_in_slices(parts.records, parts.sizes, ids)
+    return (yield from _ManyParts(writing, frame.opaque, request, parts, stamped).work(reactor.seconds))
+
+
+class _ManyParts:
+    """One frame's parts. Lives until they are answered."""
+
+    def __init__(
+        self, writing: Writing, opaque: int, request: SendManyRequest, parts: Parts, stamped: StampedRecords
+    ) -> None:
+        self._writing = writing
+        self._opaque = opaque
+        self._count = request.parts
+        self._topics = [request.topics[number] for number in parts.topics]
+        self._partitions = parts.partitions
+        self._stamped = stamped
+        self._ends: npt.NDArray[np.int64] = np.cumsum(parts.counts)  # numbers of records, as are _starts
+        self._starts = self._ends - parts.counts
+        self._byte_starts = stamped.starts[self._starts]
+        self._byte_ends = stamped.ends[self._ends - 1]
+        self._damaged = self._damaged_parts()
+        self._next = 0
+        self._writes: dict[int, Write] = {}  # by the number of the part
+        self._errors: dict[int, MetaqError] = {}  # of the parts for which there is none
+
+    def _damaged_parts(self) -> set[int]:
+        """The parts with a record whose checksum is wrong."""
+        if self._stamped.intact.all():
+            return set()
+        return set(np.searchsorted(self._ends, np.flatnonzero(~self._stamped.intact), "right").tolist())
+
+    def work(self, seconds: Callable[[], float]) -> Work:
+        """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
+        waiting: list[Write] = []
+        while self._next < self._count:
+            if self._next:
+                yield
+            # a slave gets its copies when all is appended, and nothing of others may come in between
+            until = seconds() + _SLICE_SECONDS if self._writing.slave is None else float("inf")
+            waiting += self._writing.append(self._written(seconds, until))
+        first_ids = self._stamped.units["id"][self._starts]
+        del self._stamped  # an answer that waits for the disk needs no more
+        return self._writing.answer(waiting, lambda: self._encoded(first_ids))
+
+    def _written(self, seconds: Callable[[], float], until: float) -> Iterator[Write]:
+        """What can be appended until then, and a chunk at least."""
+        data = self._stamped.data
+        while self._next < self._count:
+            first, last = self._next, min(self._next + _CHUNK_PARTS, self._count)
+            starts, ends = self._starts[first:last].tolist(), self._ends[first:last].tolist()
+            byte_starts, byte_ends = self._byte_starts[first:last], self._byte_ends[first:last]
+            sizes = (byte_ends - byte_starts).tolist()
+            self._count_puts(first, starts, ends, sizes)
+            logs, bases = self._places(first, sizes)
+            units = self._stamped.units[starts[0] : ends[-1]]
+            counts = self._ends[first:last] - self._starts[first:last]
+            units["offset"] += np.repeat(np.array(bases) - byte_starts, counts)
+            packed = units.view(np.uint8).data
+            places = zip(logs, bases, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
+            for number, (log, base, start, end, byte_start, byte_end) in enumerate(places, first):
+                if log is not None:
+                    cut = slice((start - starts[0]) * UNIT_BYTES, (end - starts[0]) * UNIT_BYTES)
+                    write = Write(log, (data[byte_start:byte_end],), packed[cut], base, byte_end - byte_start)
+                    self._writes[number] = write
+                    yield write
+            self._next = last
+            if seconds() >= until:
+                return
+
+    def _count_puts(self, first: int, starts: list[int], ends: list[int], sizes: list[int]) -> None:
+        asked: dict[str, tuple[int, int]] = {}
+        topics = self._topics[first : first + len(sizes)]
+        for topic, start, end, size in zip(topics, starts, ends, sizes, strict=True):
+            count, body_bytes = asked.get(topic, (0, 0))
+            asked[topic] = count + end - start, body_bytes + size - (end - start) * HEADER_BYTES
+        for topic, (count, body_bytes) in asked.items():
+            self._writing.metrics.put(topic, count, body_bytes)
+
+    def _places(self, first: int, sizes: list[int]) -> tuple[list[PartitionLog | None], list[int]]:
+        """Where each of a chunk's parts goes, and the offset it will have there; a log may be named twice."""
+        logs: list[PartitionLog | None] = []
+        bases: list[int] = []
+        expected: dict[PartitionLog, int] = {}
+        refused = {write.log: write.error for write in self._writes.values() if write.error is not None}
+        for number, size in enumerate(sizes, first):
+            try:
+                if number in self._damaged:
+                    raise ChecksumMismatch
+                log = self._log(number)
+                if (error := refused.get(log)) is not None:  # what follows a refused part in its partition is refused
+                    raise error
+            except MetaqError as error:
+                self._errors[number] = error
+                logs.append(None)
+                bases.append(0)
+                continue
+            base = expected.get(log, log.end_offset)
+            expected[log] = base + size
+            logs.append(log)
+            bases.append(base)
+        return logs, bases
+
+    def _log(self, number: int) -> PartitionLog:
+        topic, asked = self._topics[number], self._partitions[number]
+        partition = self._partitions[number] = self._writing.choose(topic, asked)
+        return self._writing.log(topic, partition, asked)
+
+    def _encoded(self, first_ids: npt.NDArray[np.int64]) -> Bytes:
+        codes = [int(ResponseCode.SUCCESS)] * self._count
+        offsets = [0] * self._count
+        errors = dict(self._errors)
+        for number, write in self._writes.items():
+            offsets[number] = write.base
+            if (failure := write.failure) is not None:
+                errors[number] = failure
+        for number, error in errors.items():
+            codes[number] = int(response_code(error))
+            self._writing.refused(self._topics[number], error, int(self._ends[number] - self._starts[number]))
+        remark = str(errors[min(errors)]) if errors else ""
+        rows = encode_rows(first_ids, offsets, self._partitions, codes)
+        ext = SendManyReply(self._count).to_ext()
+        return answer_frame(self._opaque, ext, remark=remark, body=len(rows)) + rows

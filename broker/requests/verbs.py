@@ -1,0 +1,205 @@
+"""The table of all verbs: of both protocols, of clients and of operators.
+
+A verb is a decoder (protocol/), an action that is given what it needs, an encoder (answers.py) and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from metaq.protocol.fields import Ext
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
+from metaq.protocol.put_run import PutRun
+from metaq.protocol.remoting import (
+    ClosePartitionsRequest,
+    CompleteTransactionRequest,
+    MessageCountsRequest,
+    OpenPartitionsRequest,
+    PartitionRequest,
+    SearchByCountRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+    TransactionRequest,
+)
+from metaq.protocol.searches import QueryMessageRequest, ViewMessageRequest
+from metaq.protocol.send_many import announced_parts
+from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.text import (
+    Get,
+    IgnoredAnswer,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TooLargePut,
+    Transaction,
+    Version,
+    encode_result,
+    encode_result_line,
+)
+
+from ..broker import Broker
+from ..network.pending_puts import PUT_OVERHEAD_BYTES
+from .admin import Admin, admits
+from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
+from .copies import Copies
+from .gate import Caller, Gate, Verb
+from .get import answer_get
+from .lookup import Lookups
+from .pull import Pull
+from .put import PutAnswers, PutGroup, answer_run
+from .search import found_frame
+from .send import answer_send_batch, answer_send_many
+from .stats import stats_text
+from .transaction import TransactionVerbs
+
+__all__ = ["make_gate"]
+
+
+def make_gate(broker: Broker) -> Gate:
+    """The gate of a broker."""
+    writing, reading = broker.writing, broker.reading
+    answers = PutAnswers(writing, lambda: broker.url)
+    lookups = Lookups(reading)
+    searches = broker.searches
+    admin = Admin(broker.partitions, broker.reload_config, lambda: broker.replication)
+    transactions = TransactionVerbs(broker.transactions, writing)
+    copies = Copies(writing, lambda: broker.url, broker.now_ms)
+
+    def new_group() -> PutGroup:
+        return PutGroup(writing, answers)
+
+    def put_with_key(put: Put, caller: Caller | None) -> Answer:
+        if writing.has_transactions:
+            return transactions.put(put, caller)
+        group = new_group()  # 1.x stores it at once, ignoring the key
+        group.add(put._replace(tx_key=None))
+        return group.commit()
+
+    def stats(stats: Stats, caller: Caller | None) -> Bytes:
+        body = stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
+        return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
+
+    def version(version: Version, caller: Caller | None) -> Bytes:
+        return encode_result(Status.SUCCESS, f"{broker.version} {MANY_MARK} {FRAMES_MARK}", version.opaque)
+
+    def connection_lost(caller: Caller) -> None:
+        broker.transactions.connection_lost(caller)
+        reading.places.connection_lost(caller)
+
+    texts: Mapping[type, Verb] = {
+        Put: Verb(_gathered, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
+        PutRun: Verb(lambda run, caller: answer_run(writing, answers, run), _run_bytes, stores=True),
+        TooLargePut: Verb(lambda put, caller: answers.too_large(put)),
+        Sync: Verb(lambda sync, caller: copies.store(sync), _sync_bytes, stores=True),
+        Get: Verb(lambda get, caller: answer_get(reading, get, caller), lambda get: get.max_size),
+        OffsetQuery: Verb(lookups.nearest),
+        Transaction: Verb(transactions.text),
+        Stats: Verb(stats),
+        Version: Verb(version),
+        IgnoredAnswer: Verb(lambda answer, caller: None),
+    }
+    frames: Mapping[int, Verb] = {
+        RequestCode.SEND: Verb(
+            _gathered, stores=True, gathers=True, in_transaction=Verb(transactions.send, _body_bytes)
+        ),
+        RequestCode.SEND_BATCH: Verb(
+            lambda frame, caller: answer_send_batch(writing, frame),
+            _body_bytes,
+            stores=True,
+            in_transaction=Verb(transactions.send_batch, _body_bytes),
+        ),
+        RequestCode.SEND_MANY: Verb(
+            lambda frame, caller: answer_send_many(writing, broker.reactor, frame), _many_bytes, stores=True
+        ),
+        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame)),
+        RequestCode.MIN_OFFSET: _framed(PartitionRequest.from_ext, lookups.min_offset),
+        RequestCode.MAX_OFFSET: _framed(PartitionRequest.from_ext, lookups.max_offset),
+        RequestCode.SEARCH_OFFSET_BY_TIME: _framed(SearchByTimeRequest.from_ext, lookups.by_time),
+        RequestCode.SEARCH_OFFSET_BY_COUNT: _framed(SearchByCountRequest.from_ext, lookups.by_count),
+        RequestCode.MESSAGE_COUNTS: _framed(MessageCountsRequest.from_ext, lookups.counts),
+        RequestCode.VIEW_MESSAGE_BY_ID: _framed(ViewMessageRequest.from_ext, searches.by_id, found_frame),
+        RequestCode.QUERY_MESSAGE: _framed(QueryMessageRequest.from_ext, searches.by_key, found_frame),
+        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame),
+        RequestCode.STATS: _framed(StatsRequest.from_ext, lambda request: stats_text(broker, request.item), body_frame),
+        RequestCode.TRANSACTION: Verb(
+            lambda frame, caller: _answer(
+                frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
+            )
+        ),
+        RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload()),
+        RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
+        RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),
+        RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status()),
+        RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication()),
+        RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
+        RequestCode.COMPLETE_TRANSACTION: _admin(
+            CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
+        ),
+    }
+    return Gate(
+        texts,
+        frames,
+        new_group,
+        lambda host: admits(broker.admin_from, host, broker.config.listen),
+        connection_lost,
+    )
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+Encoder = Callable[[int, Any], Bytes]
+"""encoder(opaque, what the action gave)."""
+
+
+def _framed(
+    decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame, *, admin: bool = False
+) -> Verb:
+    """A frame whose request is all in its extFields. What `act` gives may come later."""
+    return Verb(lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode), _body_bytes, admin=admin)
+
+
+def _admin(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = json_frame) -> Verb:
+    return _framed(decode, act, encode, admin=True)
+
+
+def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
+    answer: Answer = then(result, lambda result: encode(frame.opaque, result))
+    return answer
+
+
+def _gathered(request: Put | Frame, caller: Caller | None) -> Answer:
+    raise AssertionError("a put is served in a PutGroup")
+
+
+def _nothing(_: Ext) -> None:
+    """The decoder of a request that says nothing."""
+
+
+def _empty_frame(opaque: int, _: None) -> Bytes:
+    return answer_frame(opaque, {})
+
+
+def _text_frame(opaque: int, text: str) -> Bytes:
+    return body_frame(opaque, text.encode("utf-8"))
+
+
+# --- bytes held until the answer --------------------------------------------------------------------------------------
+
+
+def _body_bytes(frame: Frame) -> int:
+    return len(frame.body)
+
+
+def _many_bytes(frame: Frame) -> int:
+    return len(frame.body) + PUT_OVERHEAD_BYTES * announced_parts(frame.ext)
+
+
+def _run_bytes(run: PutRun) -> int:
+    return run.body_bytes + PUT_OVERHEAD_BYTES * len(run.bodies)
+
+
+def _sync_bytes(sync: Sync) -> int:
+    return len(sync.body) + PUT_OVERHEAD_BYTES

@@ -1,0 +1,162 @@
+"""The one way to store messages: a request becomes `Write`s, which are appended, made safe, and then answered.
+
+Decoders: requests/put.py (one put, and the puts of one read), requests/send.py (batches for one partition or many),
+requests/copies.py (what a synchronous master sends) and transactions/commit.py. Encoders of the answers: beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, PartitionClosed
+from metaq.protocol.record import Buffer
+
+from .message_ids import MessageIds
+from .metrics import Metrics
+from .partitions import ANY, Partitions
+from .store.partition_log import PartitionLog
+from .store.store import Store
+
+__all__ = ["CopiesDone", "SlaveLink", "Write", "Writing"]
+
+T = TypeVar("T")
+
+CopiesDone = Callable[[Sequence[MetaqError | None]], None]
+"""done(for each record None if the slave has it, else why not)."""
+
+
+class SlaveLink(Protocol):
+    """The way of a synchronous master to its slave (replication/sync_master.py)."""
+
+    def check(self) -> None:
+        """Raise SlaveDisconnected if there is no connection."""
+
+    def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
+        """Have the slave store whole records with their ids, in order. `done` is called once, when all are answered."""
+
+
+class Write:
+    """Whole records for one partition, and what became of them. It lives until its request is answered."""
+
+    __slots__ = ("base", "copy_errors", "data", "end", "error", "log", "units")
+
+    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, base: int, size: int) -> None:
+        """data: the records' `size` bytes, in buffers cut anywhere. units: their packed index units. base: the byte
+        offset that the units are made for, where the log will end when this is appended."""
+        self.log = log
+        self.data = data
+        self.units = units
+        self.base = base
+        self.end = base + size
+        self.error: MetaqError | None = None
+        """Why the records are not stored, or not safe."""
+        self.copy_errors: Sequence[MetaqError | None] = ()
+        """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
+
+    @property
+    def failure(self) -> MetaqError | None:
+        """Why not all records are safe; None if they are."""
+        return self.error or next((error for error in self.copy_errors if error is not None), None)
+
+
+class Writing:
+    """What every decoder needs to store messages. Lives on the reactor thread."""
+
+    def __init__(self, store: Store, partitions: Partitions, message_ids: MessageIds, metrics: Metrics) -> None:
+        self.partitions = partitions
+        self.message_ids = message_ids
+        self.metrics = metrics
+        self.slave: SlaveLink | None = None
+        """Of a synchronous master: every record goes there, too. To be set before the first request."""
+        self.takes_copies = False
+        """Whether this is a synchronous slave. To be set before the first request."""
+        self._store = store
+
+    @property
+    def has_transactions(self) -> bool:
+        """False for both sides of synchronous replication, as in 1.x."""
+        return self.slave is None and not self.takes_copies
+
+    def choose(self, topic: str, partition: int) -> int:
+        """The partition that a message goes to: the one that was asked for, or any."""
+        return self.partitions.choose(topic) if partition == ANY else partition
+
+    def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
+        """Where to append. asked: the partition of the request, ANY if `partition` was chosen for it.
+
+        Raises what Partitions.for_put raises, SlaveDisconnected.
+        """
+        log = self.partitions.for_put(topic, partition, chosen=asked == ANY)
+        if self.slave is not None:
+            self.slave.check()
+        return log
+
+    def append(self, writes: Iterable[Write]) -> list[Write]:
+        """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.
+
+        A Write that cannot be appended gets its `error`, and so do those that follow it in its partition. Returns those
+        that are appended and not safe yet, for `when_safe`.
+        """
+        taken: list[Write] = []
+        errors = self._store.append_many(_noting(writes, taken))
+        waiting = []
+        for write, error in zip(taken, errors, strict=True):
+            if error is not None:
+                write.error = error
+            elif self.slave is not None:
+                waiting.append(write)
+                continue
+            elif write.log.visible_end < write.end:
+                waiting.append(write)
+            write.data, write.units = (), b""  # an answer that waits for the disk needs no more
+        return waiting
+
+    def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
+        """Call `done` once each of these is visible, and a slave has answered for its records, or it has its errors."""
+        slave = self.slave
+        missing = 1 if slave is None else 1 + len(waiting)
+
+        def arrived() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                done()
+
+        def visible(errors: Sequence[MetaqError | None]) -> None:
+            for write, error in zip(waiting, errors, strict=True):
+                write.error = error
+            arrived()
+
+        def copied(write: Write, errors: Sequence[MetaqError | None]) -> None:
+            write.copy_errors = errors
+            arrived()
+
+        if slave is not None:
+            for write in waiting:
+                data = write.data[0] if len(write.data) == 1 else b"".join(write.data)
+                slave.replicate(write.log, data, partial(copied, write))
+                write.data, write.units = (), b""
+        self._store.when_all_visible([(write.log, write.end) for write in waiting], visible)
+
+    def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
+        """What `encode` gives once these are safe; it fails with what `encode` raises."""
+        if not waiting:
+            return encode()
+        settled: Deferred[None] = Deferred()
+        self.when_safe(waiting, partial(settled.callback, None))
+        return settled.addCallback(lambda _: encode())
+
+    def refused(self, topic: str, error: MetaqError, count: int = 1) -> None:
+        """Count messages that are not stored; a closed partition is no failure (1.x)."""
+        if not isinstance(error, PartitionClosed):
+            self.metrics.put_refused(topic, count)
+
+
+def _noting(writes: Iterable[Write], taken: list[Write]) -> Iterator[tuple[PartitionLog, Sequence[Buffer], Buffer]]:
+    for write in writes:
+        taken.append(write)
+        yield write.log, write.data, write.units
