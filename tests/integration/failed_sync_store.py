@@ -13,9 +13,9 @@ import sys
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.store import Store, TopicStoreConfig
-from metaq.broker.store.testing import run_inline
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers
+from tests.doubles.store import run_inline
 
 PARTITIONS = 6
 ROUNDS = 40

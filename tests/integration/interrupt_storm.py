@@ -33,10 +33,10 @@ from metaq import (
 from metaq.client.cluster import Cluster
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import open_connection
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually
 
 _PATIENCE = 20.0

@@ -15,7 +15,7 @@ import pytest
 
 from metaq import Consumer, LocalMessageStore, Message, Producer, ProducerConfig, TopicPartition
 from metaq.client.cluster import Cluster
-from metaq.client.testing import FakeBroker, FakeCluster
+from metaq.testing import FakeBroker, FakeCluster
 from tests.integration.alarms import Alarm
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.waiting import DEADLINE, eventually

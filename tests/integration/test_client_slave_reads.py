@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from metaq import Consumer, ConsumerConfig
-from metaq.client.testing import FakeBroker
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
+from metaq.testing import FakeBroker
 from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.waiting import eventually
 

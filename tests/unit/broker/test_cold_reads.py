@@ -3,12 +3,12 @@
 import pytest
 
 from metaq.broker.requests import cold_reads as module
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.remoting import MessageCountsRequest, SearchByTimeRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, batch, pull
 
 RECORD = 120

@@ -2,12 +2,12 @@
 
 import pytest
 
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.errors import DiskFull
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, batch, pull, put
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from metaq.broker.http.metrics import exposition
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
 from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 
 PARTITIONS = 3

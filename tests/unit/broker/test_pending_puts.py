@@ -13,12 +13,12 @@ from metaq.broker.requests import put as put_module
 from metaq.broker.requests import send as send_module
 from metaq.broker.requests.pull import Loading, Pull
 from metaq.broker.requests.put import PutGroup
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
 from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, batch, pull, put
 from tests.unit.broker.test_send_many import many, record
 

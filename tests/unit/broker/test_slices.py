@@ -8,7 +8,6 @@ import pytest
 from metaq.broker.network import session as session_module
 from metaq.broker.requests import send as send_module
 from metaq.broker.store import batch as batch_module
-from metaq.broker.store.testing import check_invariants
 from metaq.client.producer import lanes as lanes_module
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import encode_frame
@@ -17,6 +16,7 @@ from metaq.protocol.record import encode_record, iter_headers
 from metaq.protocol.send_many import SendManyRequest, encode_parts
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
+from tests.doubles.store import check_invariants
 from tests.unit.broker.harness import batch, put, raw_batch
 from tests.unit.broker.test_send_many import many, record, rows
 

@@ -7,9 +7,9 @@ import pytest
 from twisted.internet.defer import ensureDeferred
 
 from metaq.broker.replication.partition_copy import PartitionCopy
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.record import checksum, encode_record
+from tests.doubles.store import check_invariants
 from tests.unit.broker.harness import NOW, Harness, batch, put
 from tests.unit.broker.replication.test_partition_copy import Master
 from tests.unit.broker.test_send_many import many, record

@@ -9,7 +9,6 @@ import pytest
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
 from metaq.broker.transactions.checkpoints import SavedState, write_state
@@ -23,6 +22,7 @@ from metaq.broker.transactions.redo import (
 from metaq.broker.transactions.redo_file import RedoPosition
 from metaq.cli.app import run
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record
+from tests.doubles.store_harness import StoreHarness
 
 SEGMENT = "00000000000000000000.meta"
 JAVA_ID = -5_468_000_000_000_000_000

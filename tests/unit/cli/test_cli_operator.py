@@ -7,14 +7,14 @@ import pytest
 from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus
 from metaq.cli.app import run
 from metaq.cli.stats import named_figures, stats_rows
-from metaq.client import testing
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.testing import FakeBroker
 
 
 @pytest.fixture
 def broker():
-    with testing.FakeBroker({"trades": 2}) as broker:
+    with FakeBroker({"trades": 2}) as broker:
         yield broker
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
-from metaq.client.testing import FakeBroker
 from metaq.client.waiting import Waiter
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Result, encode_stats
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()

@@ -5,8 +5,8 @@ import pytest
 from metaq import Producer, TopicPartition
 from metaq.client.connection import Endpoint
 from metaq.client.direct import parse_address
-from metaq.client.testing import FakeBroker
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE
 
 

@@ -14,7 +14,6 @@ from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.inquiry import lag_behind, max_offset, messages_before, min_offset, offset_at_time, partition_bounds
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
-from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
 from metaq.client.values import Lag, TopicPartition
 from metaq.coordination.backoff import Backoff
@@ -22,6 +21,7 @@ from metaq.protocol.errors import CorruptRecord, RequestRefused
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, assert_within
 
 HERE = TopicPartition("t", 0, 0)

@@ -12,11 +12,11 @@ from metaq import LocalMessageStore, OrderedProducer, PartitionReader, Producer,
 from metaq.client.connection import Call
 from metaq.client.producer import futures
 from metaq.client.producer.futures import SendFuture
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import Znodes
 from metaq.protocol.errors import ClientError, MetaqError
+from metaq.testing import FakeBroker, FakeCluster
 from tests.child import in_child
 
 HERE = TopicPartition("t", 0, 0)

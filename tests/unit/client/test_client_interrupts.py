@@ -50,7 +50,6 @@ from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.sending import Sender
 from metaq.client.reply_reader import SentReply
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.client.values import SendResult, TopicPartition
 from metaq.coordination import interrupts as interrupts_module
 from metaq.coordination.backoff import Backoff
@@ -58,6 +57,7 @@ from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOu
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
+from metaq.testing import FakeBroker, FakeCluster
 from tests.unit.client.test_client_fetcher import Reader
 from tests.unit.client.test_client_listener import Running
 from tests.waiting import DEADLINE, assert_within, eventually

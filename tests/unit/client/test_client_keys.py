@@ -7,8 +7,8 @@ import pytest
 
 from metaq import LocalMessageStore, Message, OrderedProducer, Producer, TopicPartition
 from metaq.client.producer import partition_for_key
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import LocalProtocolError
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
 WAYS = ["send", "send_async", "send_batch", "send_batch_async", "tx_send", "tx_send_batch", "ordered"]

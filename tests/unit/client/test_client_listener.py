@@ -18,10 +18,10 @@ from metaq.client.consumer.notices import Notice, Notices
 from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
-from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
 
 FAST = ConsumerConfig(

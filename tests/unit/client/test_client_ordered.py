@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from metaq import LocalMessageStore, OrderedProducer, ProducerConfig, StoredMessage, TopicPartition
 from metaq.client.config import ConnectionConfig
 from metaq.client.producer import partition_for_key
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -25,6 +24,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Put
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually
 
 FAST = ProducerConfig(

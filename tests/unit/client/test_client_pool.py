@@ -8,12 +8,12 @@ import pytest
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.pool import ConnectionPool
-from metaq.client.testing import FakeBroker
 from metaq.client.timers import Timers
 from metaq.client.waiting import Waiter
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
 
 HERE = Endpoint("127.0.0.1", 1)

@@ -18,7 +18,6 @@ from metaq import (
 )
 from metaq.client.connection import open_connection
 from metaq.client.producer import partition_for_key
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
@@ -33,6 +32,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import decode_attribute, encode_attributes, encode_body
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, assert_within, eventually
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)

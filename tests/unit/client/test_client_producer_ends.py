@@ -11,10 +11,10 @@ import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, SendResult, TopicPartition
 from metaq.client.producer.futures import SendFuture
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, assert_within, eventually
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)

@@ -8,9 +8,9 @@ import pytest
 from metaq.client.config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.reading import PartitionReader
-from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE
 
 HERE = TopicPartition("t", 0, 0)

@@ -6,10 +6,10 @@ from concurrent.futures import wait
 import pytest
 
 from metaq import Producer, ProducerConfig, TopicPartition
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import LocalProtocolError, PartitionClosed, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)

@@ -6,7 +6,6 @@ import pytest
 
 from metaq import Message, Producer, ProducerConfig, TopicPartition
 from metaq.client.config import ConnectionConfig
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
@@ -20,6 +19,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Transaction as TextTransaction
+from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
 FAST = ProducerConfig(

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from metaq import Producer, ProducerConfig
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.client.waiting import Waiter, finish_together
 from metaq.protocol.errors import RequestTimedOut
+from metaq.testing import FakeBroker, FakeCluster
 
 PATIENCE = 30.0
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from metaq import Producer, ProducerConfig, TopicPartition, XaCode, XaVote, Xid
 from metaq.client.config import ConnectionConfig
 from metaq.client.producer.xa import Recovered
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Transaction as TextTransaction
 from metaq.protocol.transactions import parse_key, qualifier_of
+from metaq.testing import FakeBroker, FakeCluster
 
 CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
 ONE = Xid(7, b"global\x00\xff", b"")

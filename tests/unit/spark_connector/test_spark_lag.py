@@ -10,12 +10,12 @@ import pytest
 from metaq.client.cluster import Source
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
-from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, partition_lag, positions_of
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)

@@ -6,13 +6,13 @@ import pytest
 
 from metaq import Producer
 from metaq.client.producer.partitioner import partition_for_key
-from metaq.client.testing import FakeBroker, FakeCluster
 from metaq.protocol.errors import NoPartition, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.spark_connector.columns import Rows
 from metaq.spark_connector.decisions import BatchWrite, broker_of, qualifier, xid_of
 from metaq.spark_connector.preparing import TaskTransactions
+from metaq.testing import FakeBroker, FakeCluster
 
 WRITE = BatchWrite("query", 3)
 KIB = 1024

@@ -9,7 +9,6 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from metaq.client.cluster import Source
-from metaq.client.testing import FakeBroker
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import HEADER_BYTES
@@ -19,6 +18,7 @@ from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.reader import FAILOVER_SECONDS, Failover, read_partition
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 from metaq.spark_connector.source import MetaqDataSource
+from metaq.testing import FakeBroker
 
 ZERO = TopicPartition("t", 0, 0)
 PAYLOADS = [f"{number:04d}".encode() * 100 for number in range(100)]

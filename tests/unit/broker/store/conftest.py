@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.store.harness import Answers, StoreHarness
+from tests.doubles.store_harness import Answers, StoreHarness
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.broker.store.damage import Damaged, DamagedRanges, Sound
-from metaq.broker.store.testing import ManualThreads
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
+from tests.doubles.store import ManualThreads
 
 BODIES = [b"%02d" % number * 15 for number in range(20)]
 SIZE = 50

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, replace_index, write_units
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
 from metaq.broker.store.search_values import Budget
-from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.broker.store.unit_reader import UnitReader
 from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.record import Buffer, checksum, encode_record
+from tests.doubles.store import FaultyFiles, check_invariants
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 RECORDS = 300
 """Of each segment: its index has two whole blocks and one that is not finished."""

@@ -8,10 +8,10 @@ import pytest
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
-from metaq.broker.store.harness import StoreHarness
-from metaq.broker.store.testing import FaultyFiles, ManualThreads, check_invariants
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import checksum
+from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
+from tests.doubles.store_harness import StoreHarness
 
 GIB = 1 << 30
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from metaq.broker.store.flush import AsyncFlush, GroupCommit, flush_policy
-from metaq.broker.store.harness import Answers, StoreHarness
 from metaq.broker.store.index import UNIT
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.testing import check_invariants, run_inline
 from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange
 from metaq.protocol.record import encode_record
+from tests.doubles.store import check_invariants, run_inline
+from tests.doubles.store_harness import Answers, StoreHarness
 
 
 def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import NOW_MS, Answers, StoreHarness
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import checksum, iter_headers
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
 
 
 def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:

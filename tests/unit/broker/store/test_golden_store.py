@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.record import RecordHeader, attribute_of, decode_attribute, iter_headers, payload_start
+from tests.doubles.store_harness import StoreHarness
 
 GOLDEN = Path(__file__).resolve().parents[3] / "data" / "golden" / "store"
 DESCRIPTION: dict[str, Any] = json.loads((GOLDEN / "store.json").read_text())

@@ -8,11 +8,11 @@ import pytest
 
 from metaq.broker.store import background_syncs
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.record import checksum
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 PARTITIONS = 5
 GROUP_CHANGES = 3 * PARTITIONS + 1

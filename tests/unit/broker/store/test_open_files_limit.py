@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.store.files import OpenFile, OpenFiles, default_open_limit
-from metaq.broker.store.testing import FaultyFiles
+from tests.doubles.store import FaultyFiles
 
 
 @pytest.fixture

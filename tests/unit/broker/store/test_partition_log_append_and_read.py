@@ -8,11 +8,11 @@ import pytest
 
 from metaq.broker.store import damage, partition_log
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import UNIT
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.record import checksum, tag_hash
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import StoreHarness
 
 RECORD = 20 + 10  # bytes of a record with a body of ten
 

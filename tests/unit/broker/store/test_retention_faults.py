@@ -11,10 +11,10 @@ import pytest
 
 from metaq.broker.store import discard as discard_module
 from metaq.broker.store.files import FileStatus
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.index import IndexDamaged
 from metaq.broker.store.retention import parse_delete_policy
-from metaq.broker.store.testing import FaultyFiles, check_invariants
+from tests.doubles.store import FaultyFiles, check_invariants
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 from tests.unit.broker.store.test_store_retention import HOUR, aged
 
 POLICIES = ["delete,10", "archive,10", "archive,10,true"]

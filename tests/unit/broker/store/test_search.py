@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.retention import Action, DeletePolicy
 from metaq.broker.store.search import find_id, find_key, read_matches
 from metaq.broker.store.search_values import Budget, Found, KeyQuery
 from metaq.protocol.record import encode_attributes, encode_body, iter_headers, key_hashes
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 FLAG = 3
 

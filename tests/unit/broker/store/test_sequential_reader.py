@@ -7,9 +7,9 @@ import os
 import pytest
 
 from metaq.broker.store import sequential
-from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.sequential import SequentialReader
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from tests.doubles.store_harness import StoreHarness
 
 PAGE = 4096
 RECORD = PAGE  # header included

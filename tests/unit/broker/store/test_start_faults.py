@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
-from metaq.broker.store.testing import BadSector
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import checksum
+from tests.doubles.store import BadSector
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 SEGMENT = "t-1/00000000000000000000.meta"
 JOURNAL = f"{JOURNAL_DIRECTORY}/00000000000000000000.journal"

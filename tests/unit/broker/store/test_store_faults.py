@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from metaq.broker.store.harness import Answers, StoreHarness
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import LogReadOnly, StoreError
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import Answers, StoreHarness
 
 BODIES = [b"message %d" % number for number in range(8)]
 CHANGES = {True: 30, False: 29}

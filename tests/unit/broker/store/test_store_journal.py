@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from metaq.broker.store import journal, opening
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
 from metaq.protocol.record import Buffer, checksum, encode_record, iter_headers
+from tests.doubles.store import FaultyFiles, check_invariants
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 PARTITIONS = 6
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.harness import NOW_MS, Answers, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.broker.store.scan import bound_java_times, find_record
-from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.message_id import EPOCH_MS, store_time_ms
 from metaq.protocol.record import HEADER, Buffer, encode_record
+from tests.doubles.store import FaultyFiles, check_invariants
+from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
 
 THREE = [b"first", b"the second", b"third!"]
 LAST = 25 + 30  # offset of the third record

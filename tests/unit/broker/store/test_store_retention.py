@@ -7,7 +7,6 @@ import zipfile
 
 import pytest
 
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.retention import (
     Action,
     DeletePolicy,
@@ -16,8 +15,9 @@ from metaq.broker.store.retention import (
     count_expired,
     parse_delete_policy,
 )
-from metaq.broker.store.testing import check_invariants
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 HOUR = 3600
 

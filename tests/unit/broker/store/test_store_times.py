@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.broker.store.harness import NOW_MS, StoreHarness
 from metaq.broker.store.index import UNIT_DTYPE, UnitArray
 from metaq.broker.store.scan import bound_java_times
 from metaq.broker.store.times import order_times
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_record
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 RECORD = 25
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from metaq.broker.store.testing import ManualThreads
 from metaq.broker.store.turns import Turns
+from tests.doubles.store import ManualThreads
 
 
 def test_keys_take_turns_however_many_calls_one_of_them_has() -> None:

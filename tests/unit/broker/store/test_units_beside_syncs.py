@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.store import background_syncs
-from metaq.broker.store.harness import StoreHarness
 from metaq.broker.store.index import HEADER_BYTES, UNIT, UNIT_BYTES, unpack_header
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.testing import FaultyFiles, check_invariants
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.record import Buffer
+from tests.doubles.store import FaultyFiles, check_invariants
+from tests.doubles.store_harness import StoreHarness
 
 LIMIT = 4
 """Units in memory above which they are written out, in these tests."""

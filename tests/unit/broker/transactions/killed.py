@@ -1,8 +1,8 @@
 """A broker that was killed after a commit, before it settled anything: what the next start is tested on."""
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.record import HEADER_BYTES
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from metaq.broker.store.testing import FaultyFiles
 from metaq.protocol.errors import MetaqError
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put
 

@@ -6,16 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.recovery import RecoveryReport
+from metaq.broker.store.retention import DeletePolicy
+from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers
-
-from .batch import encode_puts
-from .partition_log import PartitionLog
-from .recovery import RecoveryReport
-from .retention import DeletePolicy
-from .store import Store, TopicStoreConfig
-from .testing import FaultyFiles, ManualThreads, check_invariants
+from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
 
 __all__ = ["NOW_MS", "Answers", "StoreHarness"]
 

@@ -1,8 +1,4 @@
-"""Doubles for tests: a broker that keeps its log in memory, and a cluster without ZooKeeper.
-
-    with FakeBroker(topics={"trades": 4}) as broker:
-        cluster = FakeCluster([broker])
-        with Producer(metadata=cluster) as producer: ...
+"""A broker that keeps its log in memory, and a cluster without ZooKeeper.
 
 `FakeBroker` speaks both protocols through the real codecs on a loopback port, from a thread of its own. It keeps the
 promises a client relies on and no others: no files, no ZooKeeper, no retention.
@@ -23,6 +19,9 @@ from typing import Self
 
 import numpy as np
 
+from metaq.client.connection import Endpoint
+from metaq.client.metadata import TopicView
+from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
@@ -65,10 +64,7 @@ from metaq.protocol.text import (
     encode_value_line,
 )
 
-from .connection import Endpoint
-from .metadata import TopicView
-from .testing_transactions import FakeTransactions
-from .values import TopicPartition
+from .transactions import FakeTransactions
 
 __all__ = ["FakeBroker", "FakeCluster", "MemoryLog"]
 

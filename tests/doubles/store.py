@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from metaq.broker.store.files import FileStatus, RealFiles
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.record import Buffer
-
-from .files import FileStatus, RealFiles
-from .partition_log import PartitionLog
 
 __all__ = ["BadSector", "FaultyFiles", "ManualThreads", "check_invariants", "run_inline"]
 
