@@ -24,7 +24,7 @@ PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit integration demo bench proof histories clean types python java maven
+.PHONY: help venv wheel check test unit component integration demo bench proof histories clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,12 +58,16 @@ check: types ## formatting, lint and types
 	$(VENV)/bin/mypy -p metaq | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
 	$(VENV)/bin/mypy --explicit-package-bases --follow-imports=silent bench tests
 
-test: wheel java ## unit tests, then integration tests on real processes, with metaq installed from its wheel
-	$(VENV)/bin/python -m pytest $(PARALLEL) tests/unit
+test: wheel java ## unit and component tests, then integration tests on real processes and the installed wheel
+	$(VENV)/bin/python -m pytest -n auto tests/unit
+	$(VENV)/bin/python -m pytest $(PARALLEL) tests/component
 	$(RUN_INSTALLED) -m pytest $(PARALLEL) --override-ini=pythonpath= tests/integration
 
 unit: $(STAMP) ## unit tests only, on the checkout: no process, no port, seconds
-	$(VENV)/bin/python -m pytest tests/unit
+	$(VENV)/bin/python -m pytest -n auto tests/unit
+
+component: $(STAMP) ## component tests only, on the checkout: real sockets and threads against doubles, a minute
+	$(VENV)/bin/python -m pytest $(PARALLEL) tests/component
 
 integration: $(STAMP) java ## integration tests only, on the checkout
 	$(VENV)/bin/python -m pytest $(PARALLEL) tests/integration

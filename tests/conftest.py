@@ -1,4 +1,4 @@
-"""What unit and integration tests share."""
+"""What the tests of all kinds share."""
 
 import socket
 

@@ -134,7 +134,8 @@ def test_kafka_is_one_node_that_votes_for_itself():
     assert "log.dirs=/data" in lines
 
 
-def test_rocketmq_keeps_everything_below_its_directory():
+def test_rocketmq_keeps_everything_below_its_directory(monkeypatch):
+    monkeypatch.setattr("bench.peers.free_port", lambda: 9002)
     lines = rocketmq_properties("127.0.0.1:1", 9001, Path("/data"), False).splitlines()
     assert {"storePathRootDir=/data", "storePathCommitLog=/data/commitlog", "listenPort=9001"} <= set(lines)
     assert "flushDiskType=ASYNC_FLUSH" in lines

@@ -9,7 +9,6 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from metaq.broker.network.server import IDLE_SECONDS, Connection, SessionFactory
-from metaq.protocol.errors import ConfigError
 from tests.unit.broker.harness import Peer, put
 
 
@@ -171,29 +170,6 @@ def test_a_connection_without_traffic_is_cut_after_five_minutes(factory, harness
         busy.ask(put("t", 0))
     assert idle.transport.aborted
     assert not busy.transport.aborted
-
-
-def test_a_taken_port_is_named_with_its_remedy(harness):
-    from twisted.internet import reactor
-
-    from metaq.broker.network.server import listen
-
-    object.__setattr__(harness.broker.config, "listen", "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        object.__setattr__(harness.broker.config, "port", taken.getsockname()[1])
-        with pytest.raises(ConfigError, match=r"serverPort=\d+: cannot listen there .*in use.*serverPort"):
-            listen(harness.broker, SessionFactory(harness.broker, 1), reactor)
-
-
-def test_an_address_that_the_machine_does_not_have_is_named_with_its_remedy(harness):
-    from twisted.internet import reactor
-
-    from metaq.broker.network.server import listen
-
-    object.__setattr__(harness.broker.config, "port", 0)
-    object.__setattr__(harness.broker.config, "listen", "192.0.2.1")  # for documents only
-    with pytest.raises(ConfigError, match=r"--listen=192\.0\.2\.1: cannot listen there .*of this machine"):
-        listen(harness.broker, SessionFactory(harness.broker, 1), reactor)
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -17,7 +17,6 @@ from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
-from tests.waiting import DEADLINE, eventually
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -132,18 +131,6 @@ def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathere
     sent.outbox.landed(following, following.turns)
     sent.outbox.release(following, following.turns)
     assert (accumulator.lane.flights, sent.outbox.buffered_bytes) == (0, 0)
-
-
-def test_a_single_answer_needs_all_steps_while_somebody_waits_for_emptiness():
-    sent = Sent()
-    sent.add(message())
-    waiting = threading.Thread(target=sent.outbox.wait_until_empty, args=(100.0,))
-    waiting.start()
-    eventually(lambda: sent.outbox._changed.waiting)
-    assert sent.outbox.landed_alone(sent.flights[0]) is None
-    sent.finish()
-    waiting.join(DEADLINE)
-    assert not waiting.is_alive()
 
 
 def test_partitions_do_not_wait_for_each_other():

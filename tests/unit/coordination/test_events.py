@@ -8,7 +8,7 @@ import pytest
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.events import EventThread, PersistentTask
 from metaq.protocol.errors import CoordinationUnavailable
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import DEADLINE
 
 
 class NoPause(Backoff):
@@ -118,7 +118,10 @@ def test_a_task_at_rest_has_no_thread_and_is_started_again_by_a_trigger():
     for _ in range(2):
         task.trigger()
         assert runs.acquire(timeout=DEADLINE)
-        eventually(lambda: "metaq resting" not in {each.name for each in threading.enumerate()}, what="its end")
+        for each in threading.enumerate():
+            if each.name == "metaq resting":
+                each.join(DEADLINE)
+                assert not each.is_alive()
 
 
 def test_a_try_that_fails_because_of_the_end_is_not_logged(caplog: pytest.LogCaptureFixture):
@@ -132,11 +135,9 @@ def test_a_try_that_fails_because_of_the_end_is_not_logged(caplog: pytest.LogCap
     task = PersistentTask("test", attempt, Backoff(3600, 3600))
     task.trigger()
     assert started.wait(DEADLINE)
-    closing = threading.Thread(target=task.close, args=(DEADLINE,))
-    closing.start()
-    eventually(lambda: task._closed, what="closing")
+    task.close(0.0)
     go_on.set()
-    closing.join()
+    task.close(DEADLINE)
     assert caplog.text == ""
 
 

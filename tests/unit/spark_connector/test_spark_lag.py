@@ -8,14 +8,10 @@ from uuid import UUID
 import pytest
 
 from metaq.client.cluster import Source
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
+from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
-from metaq.protocol.message_id import store_time_ms
-from metaq.protocol.record import HEADER_BYTES
-from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, partition_lag, positions_of
-from metaq.testing import FakeBroker
+from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, positions_of
 from tests.waiting import DEADLINE
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
@@ -26,23 +22,6 @@ def test_positions_are_those_of_our_sources_only():
     kafka, rate = '{"events":{"0":23,"1":345}}', "17"
     ours = '{"t":{"0-0":40,"0-1":0}}'
     assert positions_of([kafka, ours, None, rate, "{]", '{"a":5}']) == {ZERO: 40, ONE: 0}
-
-
-def test_a_partition_s_lag_is_counted_from_the_position():
-    with FakeBroker(topics={"t": 1}) as broker:
-        for _ in range(3):
-            broker.append("t", 0, b"x" * 10)
-        stored = (store_time_ms(broker.log("t", 0).ids[0]) or 0) / 1000
-        connection = open_connection(broker.endpoint, ConnectionConfig(), "auto")
-        try:
-            size = HEADER_BYTES + 10
-            lag = partition_lag(connection, ZERO, 0, stored + 5)
-            assert lag[:5] == (ZERO, 0, 3 * size, 3 * size, 3)
-            assert lag.seconds == pytest.approx(5)
-            assert partition_lag(connection, ZERO, size, stored - 9)[1:] == (size, 3 * size, 2 * size, 2, 0.0)
-            assert partition_lag(connection, ZERO, 3 * size, stored + 5)[3:] == (0, 0, 0.0)
-        finally:
-            connection.close()
 
 
 def test_totals_are_unknown_if_one_partition_is():

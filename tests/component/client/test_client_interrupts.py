@@ -58,8 +58,8 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
-from tests.unit.client.test_client_fetcher import Reader
-from tests.unit.client.test_client_listener import Running
+from tests.component.client.test_client_fetcher import Reader
+from tests.component.client.test_client_listener import Running
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()

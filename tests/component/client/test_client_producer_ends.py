@@ -15,6 +15,7 @@ from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.testing import FakeBroker, FakeCluster
+from tests.unit.client.test_client_batching import Sent, message
 from tests.waiting import DEADLINE, assert_within, eventually
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
@@ -289,3 +290,15 @@ def test_a_callback_that_is_added_to_a_finished_future_may_wait(broker: FakeBrok
         results: list[SendResult] = []
         future.add_done_callback(lambda _: results.append(producer.send("t", b"second")))
         assert len(results) == 1
+
+
+def test_a_single_answer_needs_all_steps_while_somebody_waits_for_emptiness():
+    sent = Sent()
+    sent.add(message())
+    waiting = threading.Thread(target=sent.outbox.wait_until_empty, args=(100.0,))
+    waiting.start()
+    eventually(lambda: sent.outbox._changed.waiting)
+    assert sent.outbox.landed_alone(sent.flights[0]) is None
+    sent.finish()
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive()
