@@ -6,7 +6,7 @@ requests/copies.py (what a synchronous master sends) and transactions/commit.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
 from .store.partition_log import PartitionLog
-from .store.store import Store
+from .store.store import Append, Store
 
 __all__ = ["CopiesDone", "SlaveLink", "Write", "Writing"]
 
@@ -39,28 +39,29 @@ class SlaveLink(Protocol):
         """Have the slave store whole records with their ids, in order. `done` is called once, when all are answered."""
 
 
-class Write:
-    """Whole records for one partition, and what became of them. It lives until its request is answered."""
+class Write(Append):
+    """Whole records for one partition, and what became of them. It lives until its request is answered.
 
-    __slots__ = ("base", "copy_errors", "data", "end", "error", "log", "units")
+    error: why the records are not stored, or not safe.
+    """
+
+    __slots__ = ("base", "copy_errors", "end")
 
     def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, base: int, size: int) -> None:
         """data: the records' `size` bytes, in buffers cut anywhere. units: their packed index units. base: the byte
         offset that the units are made for, where the log will end when this is appended."""
-        self.log = log
-        self.data = data
-        self.units = units
+        super().__init__(log, data, units)
         self.base = base
         self.end = base + size
-        self.error: MetaqError | None = None
-        """Why the records are not stored, or not safe."""
         self.copy_errors: Sequence[MetaqError | None] = ()
         """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
 
     @property
     def failure(self) -> MetaqError | None:
         """Why not all records are safe; None if they are."""
-        return self.error or next((error for error in self.copy_errors if error is not None), None)
+        if self.error is not None or not self.copy_errors:
+            return self.error
+        return next((error for error in self.copy_errors if error is not None), None)
 
 
 class Writing:
@@ -101,18 +102,14 @@ class Writing:
         A Write that cannot be appended gets its `error`, and so do those that follow it in its partition. Returns those
         that are appended and not safe yet, for `when_safe`.
         """
-        taken: list[Write] = []
-        errors = self._store.append_many(_noting(writes, taken))
+        taken = self._store.append_many(writes)
+        if self.slave is not None:
+            return [write for write in taken if write.error is None]
         waiting = []
-        for write, error in zip(taken, errors, strict=True):
-            if error is not None:
-                write.error = error
-            elif self.slave is not None:
-                waiting.append(write)
-                continue
-            elif write.log.visible_end < write.end:
-                waiting.append(write)
+        for write in taken:
             write.data, write.units = (), b""  # an answer that waits for the disk needs no more
+            if write.log.visible_end < write.end and write.error is None:
+                waiting.append(write)
         return waiting
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
@@ -154,9 +151,3 @@ class Writing:
         """Count messages that are not stored; a closed partition is no failure (1.x)."""
         if not isinstance(error, PartitionClosed):
             self.metrics.put_refused(topic, count)
-
-
-def _noting(writes: Iterable[Write], taken: list[Write]) -> Iterator[tuple[PartitionLog, Sequence[Buffer], Buffer]]:
-    for write in writes:
-        taken.append(write)
-        yield write.log, write.data, write.units

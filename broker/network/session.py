@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec, cast
+from types import GeneratorType
+from typing import Any, Concatenate, ParamSpec, cast
 from typing import Protocol as Interface
 
 from twisted.internet.defer import Deferred
@@ -27,7 +28,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import Request, RequestReader
-from metaq.protocol.text import Put, Quit
+from metaq.protocol.text import Quit
 
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
@@ -197,19 +198,20 @@ class Session(Protocol):
     def _serve(self, requests: Iterable[Request | Pull]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
+        find: Callable[[Any], Verb] = self._gate.verb
         turn_end = self._seconds() + _TURN_SECONDS
         served_run = False
         requests = iter(requests)
         for request in requests:
             kind = type(request)
-            verb = None if kind is Pull or kind is Quit else self._gate.verb(cast(Request, request))
+            verb = None if kind is Pull or kind is Quit else find(request)
             if verb is not None and verb.gathers:
                 if group is None:
                     if self._pending_puts.full:
                         self._hold_back(request, requests)
                         return
                     group = self._gate.new_group()
-                group.add(cast("Put | Frame", request))
+                group.add(request)
                 continue
             if group is not None:  # what follows must see the puts
                 self._commit(group)
@@ -295,12 +297,13 @@ class Session(Protocol):
             self._serve_pull(cast(Pull, request))
             return
         served = self._gate.serve(verb, request, self)
-        if isinstance(served, Pull):
-            self._serve_pull(served)
-        elif isinstance(served, Generator):
-            self._work_off(verb, request, served)
+        kind = type(served)
+        if kind is Pull:
+            self._serve_pull(cast(Pull, served))
+        elif kind is GeneratorType:
+            self._work_off(verb, request, cast(Work, served))
         else:
-            self._answer(verb, request, served)
+            self._answer(verb, request, cast(Answer, served))
 
     def _answer(self, verb: Verb, request: Request, answer: Answer) -> None:
         if isinstance(answer, Deferred):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from twisted.internet.defer import Deferred
@@ -99,16 +100,17 @@ class Gate:
             served = verb.serve(request, caller)
         except Exception as error:
             return _unless_one_way(request, _failed(request, error))
-        if isinstance(served, Pull):
+        kind = type(served)
+        if kind is Pull:
             return served
-        if served is None or isinstance(served, bytes | list | Deferred):
-            return self._answer(request, served)
-        return self._work(request, served)
+        if kind is GeneratorType:
+            return self._work(request, cast(Work, served))
+        return self._answer(request, cast(Answer, served))
 
     def _answer(self, request: Request, answer: Answer) -> Answer:
-        if isinstance(answer, Deferred):
+        if type(answer) is Deferred:
             answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
-        return _unless_one_way(request, answer)
+        return _unless_one_way(request, answer) if type(request) is Frame else answer
 
     def _work(self, request: Request, work: Work) -> Work:
         try:

@@ -6,7 +6,8 @@ made at once. Its benchmark: `python -m bench --system mixed --scenario pipeline
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -53,18 +54,12 @@ PutOrSend = Put | _Send
 
 
 class PutAnswers:
-    """The encoder of puts: each is answered in the protocol it came in."""
+    """The encoder of refused puts: each is answered in the protocol it came in."""
 
     def __init__(self, writing: Writing, url: Callable[[], str]) -> None:
         """url: this broker's, as registered in ZooKeeper."""
         self._writing = writing
         self._url = url
-
-    def stored(self, put: PutOrSend, message_id: int, partition: int, offset: int) -> bytes:
-        """It is safe."""
-        if isinstance(put, Put):
-            return encode_put_result(put.opaque, message_id, partition, offset)
-        return b"" if put.one_way else answer_frame(put.opaque, SendReply(message_id, partition, offset).to_ext())
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
         """It is not stored, or not safe; counts it. partition: the chosen one if the client left the choice to us."""
@@ -125,9 +120,9 @@ class PutGroup:
         """Memory that the puts take until they are answered."""
         return self._body_bytes + PUT_OVERHEAD_BYTES * len(self._order)
 
-    def add(self, request: Put | Frame) -> None:
-        """Check a put, or a SEND, and keep it for `commit`."""
-        put = request if isinstance(request, Put) else self._decoded(request)
+    def add(self, request: Any) -> None:
+        """Check a put, or a SEND frame, and keep it for `commit`."""
+        put: PutOrSend | None = request if type(request) is Put else self._decoded(cast(Frame, request))
         if put is None:
             return
         body = put.body
@@ -191,22 +186,30 @@ class PutGroup:
             (batch,) = self._batches.values()
             if len(batch.requests) == len(self._order):  # nothing was refused
                 return b"".join(self._encoded_batch(batch))
-        answers = {batch: self._encoded_batch(batch) for batch in self._batches.values()}
+        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._batches.values()}
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
-    def _encoded_batch(self, batch: _Batch) -> Iterator[bytes]:
+    def _encoded_batch(self, batch: _Batch) -> list[bytes]:
         write, partition = batch.write, batch.log.partition
         if write is None:
-            return
+            return []
+        if write.error is not None:
+            error = self._answers.lost(batch.log, write.error)
+            return [self._answers.refused(put, partition, error) for put in batch.requests]
         offset = write.base
-        error = None if write.error is None else self._answers.lost(batch.log, write.error)
-        errors = iter(write.copy_errors)
+        encoded = []
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
-            if (refused := error or next(errors, None)) is not None:
-                yield self._answers.refused(put, partition, refused)
+            if type(put) is Put:
+                encoded.append(encode_put_result(put.opaque, message_id, partition, offset))
+            elif cast(_Send, put).one_way:
+                encoded.append(b"")
             else:
-                yield self._answers.stored(put, message_id, partition, offset)
+                encoded.append(answer_frame(put.opaque, SendReply(message_id, partition, offset).to_ext()))
             offset += HEADER_BYTES + len(put.body)
+        for number, copy_error in enumerate(write.copy_errors):
+            if copy_error is not None:
+                encoded[number] = self._answers.refused(batch.requests[number], partition, copy_error)
+        return encoded
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

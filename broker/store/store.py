@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
 from metaq.protocol.message_id import foreign_from
@@ -32,9 +33,24 @@ from .segment import Segment, create_segment
 from .topic_config import TopicStoreConfig
 from .visibility import AllVisibleCallback, when_all_visible
 
-__all__ = ["RemovedSegment", "Store", "TopicStoreConfig"]
+__all__ = ["Append", "RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
+
+
+class Append:
+    """What `Store.append_many` takes: the arguments of `PartitionLog.append`, and a place for why it failed."""
+
+    __slots__ = ("data", "error", "log", "units")
+
+    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer) -> None:
+        self.log = log
+        self.data = data
+        self.units = units
+        self.error: MetaqError | None = None
+
+
+A = TypeVar("A", bound=Append)
 
 
 class Store:
@@ -181,29 +197,30 @@ class Store:
 
     # --- appending to many partitions at once -------------------------------------------------------------------------
 
-    def append_many(self, appends: Iterable[tuple[PartitionLog, Sequence[Buffer], Buffer]]) -> list[MetaqError | None]:
-        """`PartitionLog.append(data, units)` for each (log, data, units), in order; they share one sync of the journal.
+    def append_many(self, appends: Iterable[A]) -> list[A]:
+        """`log.append(data, units)` for each, in order; they share one sync of the journal. Each is taken when those
+        before it are appended.
 
-        For each None, or why nothing was appended: one that is refused does not refuse those of other partitions, but
-        what follows it in its own. Raises ValueError like `append`, with those before it appended.
+        Returns them. What is not appended has its `error`: one that is refused does not refuse those of other
+        partitions, but what follows it in its own. Raises ValueError like `append`, with those before it appended.
         """
-        errors: list[MetaqError | None] = []
+        taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
         self._journal.hold()
         try:
-            for log, data, units in appends:
-                if log in failed:
-                    errors.append(failed[log])
+            for each in appends:
+                taken.append(each)
+                log = each.log
+                if failed and log in failed:
+                    each.error = failed[log]
                     continue
                 try:
-                    log.append(data, units)
-                    errors.append(None)
+                    log.append(each.data, each.units)
                 except MetaqError as error:
-                    failed[log] = error
-                    errors.append(error)
+                    failed[log] = each.error = error
         finally:
             self._journal.release()
-        return errors
+        return taken
 
     def when_all_visible(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
         """Call back once when each log is visible up to its end or has failed (visibility.py); at once if all are."""

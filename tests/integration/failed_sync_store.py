@@ -12,7 +12,7 @@ import os
 import sys
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.store import Store, TopicStoreConfig
+from metaq.broker.store.store import Append, Store, TopicStoreConfig
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers
 from tests.doubles.store import run_inline
@@ -47,7 +47,7 @@ def _write(store: Store) -> int:
             data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [next_id], NOW_MS)
             appends.append((log, data, units))
             print(json.dumps([log.partition, log.end_offset, body.decode()]))
-        assert store.append_many(appends) == [None] * PARTITIONS
+        assert not any(each.error for each in store.append_many(Append(*each) for each in appends))
         assert all(log.visible_end == log.end_offset for log in logs), "acknowledged"
     sys.stdout.flush()
     sys.stdin.readline()

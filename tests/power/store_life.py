@@ -11,7 +11,7 @@ from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.retention import Action, DeletePolicy
-from metaq.broker.store.store import Store, TopicStoreConfig
+from metaq.broker.store.store import Append, Store, TopicStoreConfig
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import Buffer, checksum
@@ -198,7 +198,7 @@ class StoreLife:
                 appends.append((log, data, units))
                 last[log] = base + sum(map(len, data))
                 ends.append(last[log])
-        errors = self.store.append_many(appends)
+        errors = [each.error for each in self.store.append_many(Append(*each) for each in appends)]
         for (log, _, _), end, error in zip(appends, ends, errors, strict=True):
             if error is None:
                 self._expect(log, end)

@@ -8,6 +8,7 @@ import pytest
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
+from metaq.broker.store.store import Append
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import checksum
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
@@ -109,8 +110,8 @@ def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harne
         end += 20 + len(body)
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
     harness.files.fail_at = harness.files.changes + 1  # the first of the two only
-    errors = harness.store.append_many(appends)
-    assert [type(error) for error in errors] == [DiskFull, DiskFull]
+    found = harness.store.append_many(Append(*each) for each in appends)
+    assert [type(each.error) for each in found] == [DiskFull, DiskFull]
     assert harness.bodies() == []
     check_invariants(log)
 

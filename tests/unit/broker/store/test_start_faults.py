@@ -9,6 +9,7 @@ import pytest
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
+from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import checksum
 from tests.doubles.store import BadSector
@@ -24,7 +25,7 @@ def put_to_three_partitions(harness: StoreHarness, *, checkpoint: bool) -> None:
     logs = [harness.store.get_or_create("t", number) for number in range(3)]
     body = b"body"
     harness.store.append_many(
-        [(log, *encode_puts([(0, checksum(body), body)], 0, [1 + log.partition], NOW_MS)) for log in logs]
+        Append(log, *encode_puts([(0, checksum(body), body)], 0, [1 + log.partition], NOW_MS)) for log in logs
     )
     harness.threads.run_all()
     if checkpoint:

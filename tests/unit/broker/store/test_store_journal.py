@@ -14,6 +14,7 @@ from metaq.broker.store import journal, opening
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.store import Append
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
 from metaq.protocol.record import Buffer, checksum, encode_record, iter_headers
 from tests.doubles.store import FaultyFiles, check_invariants
@@ -59,7 +60,7 @@ class Puts:
             body = text + b"-%d" % partition
             data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [self._next_id], NOW_MS)
             appends.append((log, data, units, (log.end_offset, body)))
-        errors = store.append_many(each[:3] for each in appends)
+        errors = [each.error for each in store.append_many(Append(*each[:3]) for each in appends)]
         self.refused += filter(None, errors)
         made = [each for each, error in zip(appends, errors, strict=True) if error is None]
 
@@ -455,7 +456,7 @@ def test_the_journal_writes_nothing_behind_the_start_of_another_brokers_next_seg
     log = puts.harness.store.get("t", 3)
     two = encode_puts([(0, checksum(body), body) for body in (A, B)], log.end_offset, [1 << 41, 1 + (1 << 41)], NOW_MS)
     base = puts.harness.store.get("t", 3).end_offset
-    puts.harness.store.append_many([(log, *two), *others(puts, (1, 2))])
+    puts.harness.store.append_many(Append(*each) for each in [(log, *two), *others(puts, (1, 2))])
     puts.harness.threads.run_all()
     puts.harness.files.kill()
     path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
