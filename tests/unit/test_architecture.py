@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
+@cache
 def modules() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for package, folder in FOLDERS.items():
@@ -93,9 +95,20 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports_of(module: str, source: str, is_package: bool) -> Iterator[Import]:
-    """Every import of a module's source, those inside functions and `if TYPE_CHECKING` included."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
+
+
+@cache
+def import_nodes(file: Path) -> list[ast.AST]:
+    """All imports of a file, those inside functions and `if TYPE_CHECKING` included."""
+    return [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def imports_of(module: str, nodes: Iterable[ast.AST], is_package: bool) -> Iterator[Import]:
+    """Those that are among the nodes of a module's source."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (Import(module, alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,11 +137,12 @@ def is_allowed(imported: Import) -> bool:
     return top in sys.stdlib_module_names or top in layer.theirs
 
 
+@cache
 def all_imports() -> list[Import]:
     return [
         imported
         for module, file in modules().items()
-        for imported in imports_of(module, file.read_text("utf-8"), file.name == "__init__.py")
+        for imported in imports_of(module, import_nodes(file), file.name == "__init__.py")
     ]
 
 
@@ -160,7 +174,7 @@ def test_protocol_and_store_know_no_network_and_the_codecs_no_io():
 def test_inside_one_folder_imports_are_relative():
     def absolute_at_home(module: str, file: Path) -> Iterator[Import]:
         home = ".".join(module.split(".")[:2])
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in import_nodes(file):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module and is_within(node.module, home):
                 yield Import(module, node.module, node.lineno)
 
@@ -179,19 +193,13 @@ def test_modules_form_no_circle_at_import_time():
     graph = {
         module: {
             owner
-            for each in top_level_imports(module, file)
+            for each in imports_of(module, parsed(file).body, file.name == "__init__.py")
             if (owner := owning_module(each.target, known)) and owner != module
         }
         for module, file in known.items()
     }
     circle = find_circle(graph)
     assert circle is None, "circle: " + " -> ".join(circle or ())
-
-
-def top_level_imports(module: str, file: Path) -> Iterator[Import]:
-    tree = ast.parse(file.read_text("utf-8"))
-    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    yield from imports_of(module, ast.unparse(tree), file.name == "__init__.py")
 
 
 def owning_module(target: str, known: dict[str, Path]) -> str | None:
@@ -239,7 +247,7 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
     ],
 )
 def test_the_check_sees_a_forbidden_import(module: str, source: str):
-    (imported,) = imports_of(module, source, is_package=False)
+    (imported,) = imports_of(module, ast.walk(ast.parse(source)), is_package=False)
     assert not is_allowed(imported)
 
 
