@@ -27,6 +27,7 @@ __all__ = [
     "FrameReader",
     "FrameStream",
     "encode_frame",
+    "encode_prefix",
     "frame_bytes",
     "parse_frame",
     "parse_frame_parts",
@@ -92,7 +93,12 @@ def encode_frame(
     total = _LENGTH_WORD + len(header) + body_bytes
     if total + _LENGTH_WORD > MAX_FRAME_BYTES or len(header) > MAX_FRAME_HEADER_BYTES:
         raise LocalProtocolError(f"a frame of {total + _LENGTH_WORD} bytes is above the limit of {MAX_FRAME_BYTES}")
-    return _PREFIX.pack(total, len(header)) + header
+    return encode_prefix(len(header), body_bytes) + header
+
+
+def encode_prefix(header_bytes: int, body_bytes: int) -> bytes:
+    """What lies in front of a header of `header_bytes` bytes, of a frame within the limits."""
+    return _PREFIX.pack(_LENGTH_WORD + header_bytes + body_bytes, header_bytes)
 
 
 def frame_bytes(data: Buffer, position: int) -> int:

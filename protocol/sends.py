@@ -1,7 +1,12 @@
-"""SEND and SEND_BATCH of the framed protocol: extFields and bodies (docs/protocol.md). SEND_MANY: send_many.py."""
+"""SEND and SEND_BATCH of the framed protocol: extFields and bodies (docs/protocol.md). SEND_MANY: send_many.py.
+
+The plain forms are `encode_frame` of a SendRequest, and SendReply of a parsed frame. What costs most in a single send
+stands beside them: `SendHeaders` writes the same bytes, `parse_sent_reply` reads the same values.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -9,11 +14,23 @@ import numpy.typing as npt
 
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, int_field, text_field
+from .frames import PREFIX_BYTES, encode_frame, encode_prefix
 from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BATCH_RECORDS
 from .record import HEADER_BYTES
+from .statuses import RequestCode
+from .topic_partition import TopicPartition
 from .transactions import NULL_KEY, parse_key
 
-__all__ = ["TX_KEY", "SendBatchRequest", "SendReply", "SendRequest", "split_batch"]
+__all__ = [
+    "TX_KEY",
+    "SendBatchRequest",
+    "SendHeaders",
+    "SendReply",
+    "SendRequest",
+    "SentReply",
+    "parse_sent_reply",
+    "split_batch",
+]
 
 TX_KEY = "txKey"
 """The ext field that puts a message into a transaction."""
@@ -123,3 +140,54 @@ def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], me
     if int(sizes.min()) < HEADER_BYTES or int(sizes.sum()) != len(records):
         raise RemoteProtocolError(f"batch: record sizes do not add up to {len(records)} bytes")
     return sizes, records
+
+
+# what the codec writes into a template, so that the two cannot differ
+_OPAQUE, _FLAG, _CHECKSUM = 1_900_000_001, 1_900_000_002, 1_900_000_003
+_HOLES = ((b'"opaque":%d', _OPAQUE), (b'"flag":"%d"', _FLAG), (b'"checksum":"%d"', _CHECKSUM))
+
+
+class SendHeaders(dict[TopicPartition, bytes]):
+    """SEND headers by partition, written once, with %d for opaque, flag and checksum.
+
+    Encoding the same JSON again would cost more than everything else a blocking send does on the way out.
+    """
+
+    def __missing__(self, partition: TopicPartition) -> bytes:
+        request = SendRequest(partition.topic, partition.partition, _FLAG, _CHECKSUM)
+        json = encode_frame(RequestCode.SEND, _OPAQUE, request.to_ext())[PREFIX_BYTES:].replace(b"%", b"%%")
+        for hole, mark in _HOLES:  # a quote inside a topic is escaped, so each is found once
+            json = json.replace(hole % mark, hole, 1)
+        self[partition] = json
+        return json
+
+    def encode(self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int) -> bytes:
+        """Prefix and header of a SEND frame, the same as `encode_frame` makes."""
+        json = self[partition] % (opaque, flag, checksum)
+        return encode_prefix(len(json), body_bytes) + json
+
+
+class SentReply(NamedTuple):
+    """A successful answer to SEND or SEND_BATCH (SendReply), with its opaque."""
+
+    opaque: int
+    message_id: int
+    partition: int
+    offset: int
+
+
+# exactly what frames.encode_frame writes for it
+_SENT = re.compile(
+    rb'.{8}\{"code":0,"language":"[A-Z]{1,16}","version":\d{1,9},"opaque":(\d{1,10}),"flag":1,"remark":"",'
+    rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(\d{1,19})"\}\}',
+    re.DOTALL,
+)
+_LONGEST_SENT = 256
+
+
+def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
+    """The answer to a send if the frame that fills data[start:end] is one in the usual form; else parse_frame."""
+    if end - start > _LONGEST_SENT:
+        return None
+    match = _SENT.fullmatch(data, start, end)
+    return None if match is None else SentReply(*map(int, match.groups()))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from metaq.protocol.limits import MAX_PARTS
 
-from ..connection import Connection
+from ..connection import Connection, Request
 from ..values import TopicPartition
 from .outgoing import Outgoing
 
@@ -108,9 +108,9 @@ class Turn(NamedTuple):
 
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
-    what the last turn, or all, is sent with, from just before it is. failed: it could not be sent. landed, settled:
-    turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is taken on
-    the thread that no signal reaches, and so is what follows for it."""
+    that of the last turn, or the one of all, from just before it is sent. failed: it could not be sent. landed,
+    settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
+    taken on the thread that no signal reaches, and so is what follows for it."""
 
     __slots__ = ("elsewhere", "failed", "landed", "lane", "missing", "request", "settled", "taken", "turns")
 
@@ -123,7 +123,7 @@ class Flight:
         self.elsewhere = False
         self.landed: list[Turn] = []
         self.settled: list[Turn] = []
-        self.request: tuple[Connection, Sequence[int]] | None = None
+        self.request: Request | None = None
 
 
 class Lane:

@@ -11,20 +11,18 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, Re
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.send_many import PartRows, decode_rows
-from metaq.protocol.sends import SendBatchRequest
+from metaq.protocol.sends import SendBatchRequest, SendHeaders, SentReply
 from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
-from ..connection import Connection, Endpoint, Reply
+from ..connection import Connection, Endpoint, Reply, Request
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..replies import frame_error, is_success
-from ..reply_reader import SentReply
 from ..values import TopicPartition
 from ..waiting import Waiter, finish_together
 from .lanes import Flight, Turn
 from .outgoing import Outgoing, encode_batch, encode_many, give_results
-from .templates import SendHeaders
 from .text_sending import FailedTurn, OnLanded, OnSettled, TextBatch
 
 __all__ = ["FailedTurn", "OnLanded", "OnSettled", "Sender"]
@@ -130,8 +128,8 @@ class Sender:
         else:
             frame = _batch_frame(partition, turn.batch, opaque)
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
-        flight.request = connection, (opaque,)
-        connection.submit_built(opaque, frame, on_done, deadline, background)
+        flight.request = request = Request(opaque, on_done, deadline, background)
+        connection.send((request,), frame)
 
     def take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. The callers
@@ -215,8 +213,8 @@ class Sender:
         opaque = connection.new_opaque()
         frame = encode_many(opaque, [(turn.accumulator.partition, turn.batch) for turn in flight.turns])
         on_done = partial(self._many_answered, flight, connection.endpoint)
-        flight.request = connection, (opaque,)
-        connection.submit_built(opaque, frame, on_done, deadline, background)
+        flight.request = request = Request(opaque, on_done, deadline, background)
+        connection.send((request,), frame)
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:
         self.take(flight, partial(self._take_many, flight, endpoint, reply, error))
@@ -268,7 +266,7 @@ def _has_gone(flight: Flight) -> bool:
     """Whether it has its outcome, or will have it, although its sender was interrupted."""
     if flight.failed or flight.missing <= 0:
         return True
-    return flight.request is not None and any(map(flight.request[0].has, flight.request[1]))
+    return flight.request is not None and flight.request.taken
 
 
 def _needs_reader(connection: Connection, flight: Flight) -> bool:

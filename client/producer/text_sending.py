@@ -12,7 +12,7 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
-from ..connection import Connection, Endpoint, Reply
+from ..connection import Connection, Endpoint, Reply, Request
 from ..replies import text_error
 from ..values import SendResult
 from .lanes import Flight, Turn
@@ -71,15 +71,15 @@ class TextBatch:
         self._lock = threading.Lock()
 
     def send(self, connection: Connection, deadline: float, background: bool) -> None:
-        builds = [partial(self._put, *record) for record in self._records]
-        handlers = [partial(self._answered, index) for index in range(len(builds))]
-        opaques = [connection.new_opaque() for _ in builds]
-        self._flight.request = connection, opaques
-        connection.submit_all(opaques, builds, handlers, deadline, background=background)
-
-    def _put(self, flag: int, checksum: int, body: Buffer, opaque: int) -> Sequence[Buffer]:
-        topic, partition = self._partition.topic, self._partition.partition
-        return (encode_put(topic, partition, flag, checksum, opaque, bytes(body)),)
+        topic, number = self._partition.topic, self._partition.partition
+        requests: list[Request] = []
+        puts: list[Buffer] = []
+        for index, (flag, checksum, body) in enumerate(self._records):
+            opaque = connection.new_opaque()
+            requests.append(Request(opaque, partial(self._answered, index), deadline, background))
+            puts.append(encode_put(topic, number, flag, checksum, opaque, bytes(body)))
+        self._flight.request = requests[0]
+        connection.send(requests, puts)
 
     def _answered(self, index: int, reply: Reply | None, error: MetaqError | None) -> None:
         """Any order; the last one ends the batch. Called again after an interrupt."""

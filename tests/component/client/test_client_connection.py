@@ -244,7 +244,7 @@ def test_silence_is_broken_by_a_heartbeat_and_an_unanswered_one_ends_the_connect
     now = [0.0]
     config = ConnectionConfig(heartbeat_idle_seconds=10, heartbeat_timeout_seconds=5)
     connection = open_connection(broker.endpoint, config, clock=lambda: now[0] or time.monotonic())
-    connection._last_traffic = 100.0
+    connection._wire.last_traffic = 100.0
     now[0] = 109.0
     connection.beat()
     assert connection.in_flight == 0
@@ -315,7 +315,8 @@ def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(brok
 def test_what_was_begun_is_answered_much_later_without_a_thread(connection, monkeypatch):
     first = connection.begin(ask("first"))
     later = time.monotonic() + 3600
-    monkeypatch.setattr(connection, "_clock", lambda: later)
+    for each in (connection, connection._wire):
+        monkeypatch.setattr(each, "_clock", lambda: later)
     assert isinstance(connection.call(ask("second")), Frame)  # and looks at deadlines on its way
     assert isinstance(connection.finish(first), Frame)
     assert reader_threads() == []

@@ -27,6 +27,7 @@ from metaq.client import local_store as local_store_module
 from metaq.client import pool as pool_module
 from metaq.client import timers as timers_module
 from metaq.client import waiting as waiting_module
+from metaq.client import wire as wire_module
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import arrivals as arrivals_module
@@ -49,13 +50,14 @@ from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.sending import Sender
-from metaq.client.reply_reader import SentReply
 from metaq.client.values import SendResult, TopicPartition
 from metaq.coordination import interrupts as interrupts_module
 from metaq.coordination.backoff import Backoff
+from metaq.protocol import client_stream as client_stream_module
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
+from metaq.protocol.sends import SentReply
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.test_client_fetcher import Reader
@@ -63,7 +65,9 @@ from tests.component.client.test_client_listener import Running
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
-FILES = frozenset({connection_module.__file__, waiting_module.__file__})
+FILES = frozenset(
+    str(module.__file__) for module in (connection_module, wire_module, client_stream_module, waiting_module)
+)
 MOST_POINTS = 2000
 FRUITLESS = 3
 STORM = 50
@@ -309,7 +313,7 @@ def test_closing_may_be_interrupted(broker, storm):
         again.start()
         again.join(DEADLINE)
         assert not again.is_alive()
-        eventually(lambda: pulled.calls and connection._sock.fileno() == -1)
+        eventually(lambda: pulled.calls and connection._wire._sock.fileno() == -1)
         assert len(pulled.calls) == 1
 
     assert len(at_each_point(scenario, FILES | {threading.__file__}, storm=storm)) > 5
@@ -700,7 +704,7 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
 
 def test_a_poll_whose_answer_is_interrupted_twice_goes_on():
     """The second interrupt meets what the first one has left to the next poll."""
-    files = frozenset({connection_module.__file__, fetcher_module.__file__, timers_module.__file__})
+    files = FILES | {fetcher_module.__file__, timers_module.__file__}
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:

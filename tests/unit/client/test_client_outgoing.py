@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.producer.outgoing import Outgoing, OutgoingBatch, encode_batch, give_results
-from metaq.client.producer.templates import SendHeaders
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import checksum, encode_record
-from metaq.protocol.sends import SendRequest, split_batch
+from metaq.protocol.sends import SendHeaders, SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode
 
 HERE = TopicPartition("t", 0, 1)

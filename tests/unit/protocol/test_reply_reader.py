@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.reply_reader import ReplyReader, SentReply
+from metaq.protocol.client_stream import ReplyReader
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
 from metaq.protocol.remoting import OffsetReply
-from metaq.protocol.sends import SendReply
+from metaq.protocol.sends import SendReply, SentReply
 
 
 def sent(opaque=7, identity=2060912502232842240, partition=3, offset=123):

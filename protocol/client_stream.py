@@ -1,0 +1,153 @@
+"""The client's side of one connection: requests in, bytes out; bytes in, outcomes out. No I/O, no thread, no clock.
+
+A driver (docs/decisions/060-connection-core.md) sends `Opening.request` first, and makes a ClientStream of the version
+that the broker answers. For each request it takes an opaque, enters an object of its own in `pending`, and sends the
+bytes that an encoder made for the opaque. It gives received bytes to `receive` and the time to `expire`, and takes from
+`outcomes`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Generic, Protocol, TypeVar
+
+from .errors import MetaqError, RemoteProtocolError, RequestTimedOut
+from .frames import Frame, FrameStream, encode_frame, parse_frame, parse_frame_parts
+from .limits import FRAMES_MARK, INT32_MAX, MANY_MARK
+from .sends import SentReply, parse_sent_reply
+from .statuses import RequestCode, Status
+from .text import Answer, AnswerReader, Result, encode_version
+
+__all__ = ["ClientStream", "Opening", "Outcome", "Reply", "ReplyReader"]
+
+Reply = Frame | SentReply | Answer
+
+
+class Timed(Protocol):
+    """What a driver enters for a request. deadline: by the driver's clock; it may be changed while it is under way."""
+
+    deadline: float
+
+
+R = TypeVar("R", bound=Timed)
+
+Outcome = tuple[R, Reply | None, MetaqError | None]
+"""A request that has ended, with its answer (an error answer, too) or the reason why there is none."""
+
+_opaque_of = attrgetter("opaque")
+_request_of = itemgetter(0)
+
+
+class ReplyReader(FrameStream[Frame | SentReply]):
+    """Reads frames; the answer to a send comes decoded further (sends.py)."""
+
+    def __init__(self) -> None:
+        super().__init__(_parse_reply, parse_frame_parts)
+
+
+def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
+    return parse_sent_reply(data, position, position + length) or parse_frame(data, position, length)
+
+
+class Opening:
+    """The first exchange on a connection: the text command `version`.
+
+    A Java broker must never be sent a frame, for it would wait for CR LF for ever. Our broker's version says that it
+    speaks them.
+    """
+
+    request = encode_version(0)
+
+    def __init__(self) -> None:
+        self._reader = AnswerReader()
+
+    def receive(self, data: bytes) -> str | None:
+        """Take the next bytes, b"" for the end of the stream; the broker's version once it is there.
+
+        Raises RemoteProtocolError: the peer is no metaq broker.
+        """
+        if not data:
+            raise RemoteProtocolError("it closed the connection")
+        for answer in self._reader.receive(data):
+            if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
+                raise RemoteProtocolError(f"`version` was answered with {answer!r}")
+            return answer.text
+        return None
+
+
+class ClientStream(Generic[R]):
+    """Requests under way on one connection, and those that have ended.
+
+    pending: requests under way by opaque. A driver enters each before its bytes are sent. Any thread.
+    outcomes: those that have ended, in their order, each once; the driver takes them from the left. One thread at a
+    time calls `receive` and `expire`, and takes; `end` may be called on any thread.
+    torn: a call of `receive` was left by an exception, so where the next answer begins is not known: close the
+    connection. What it had completed by then is in `outcomes`, and may be in `pending`, too.
+    """
+
+    def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
+        """peer: the broker, as errors name it. text: speak metaq 1.x's commands even if the broker speaks frames."""
+        marks = peer_version.split()
+        self.peer = peer
+        self.peer_version = peer_version
+        self.speaks_frames = not text and FRAMES_MARK in marks
+        self.takes_many = self.speaks_frames and MANY_MARK in marks
+        self.pending: dict[int, R] = {}
+        self.outcomes: deque[Outcome[R]] = deque()
+        self.torn = False
+        self._opaques = itertools.count(1)
+        self._frames = ReplyReader() if self.speaks_frames else None
+        self._reader: ReplyReader | AnswerReader = self._frames or AnswerReader()
+
+    def new_opaque(self) -> int:
+        """The number of the next request."""
+        return next(self._opaques) & INT32_MAX
+
+    def heartbeat(self, opaque: int) -> bytes:
+        """A request that every broker answers at once."""
+        return encode_frame(RequestCode.HEARTBEAT, opaque, {}) if self.speaks_frames else encode_version(opaque)
+
+    @property
+    def wanted_bytes(self) -> int | None:
+        """Who receives exactly so many bytes each time has nothing joined, and sees `begun`; None: no such number."""
+        return None if self._frames is None else self._frames.wanted_bytes
+
+    @property
+    def begun(self) -> tuple[R, Frame] | None:
+        """The request whose answer is here but for its body, and that answer (its body empty), if `wanted_bytes` were
+        received each time."""
+        frame = None if self._frames is None else self._frames.begun
+        request = None if frame is None else self.pending.get(frame.opaque)
+        return None if request is None or not isinstance(frame, Frame) else (request, frame)
+
+    def receive(self, data: bytes) -> None:
+        """Take the next bytes; the requests that they answer become outcomes, an answer of no request is dropped.
+
+        Raises RemoteProtocolError: close the connection.
+        """
+        self.torn = True
+        replies = self._reader.receive(data)
+        if len(replies) == 1:  # the usual case of a caller that waits for each answer
+            opaque = replies[0].opaque
+            if (request := self.pending.get(opaque)) is not None:
+                self.outcomes.append((request, replies[0], None))
+                self.pending.pop(opaque, None)  # last, so that no exception finds it in neither
+        elif replies:
+            ended = map(self.pending.pop, map(_opaque_of, replies), repeat(None))
+            self.outcomes.extend(filter(_request_of, zip(ended, replies, repeat(None))))  # type: ignore[arg-type]
+        self.torn = False
+
+    def expire(self, now: float) -> None:
+        """Requests whose deadline has come become outcomes with RequestTimedOut. Cost: O(requests under way)."""
+        late = [opaque for opaque, request in list(self.pending.items()) if request.deadline <= now]
+        if late:
+            self.end(late, RequestTimedOut(f"{self.peer} did not answer in time"))
+
+    def end(self, opaques: Iterable[int], error: MetaqError) -> None:
+        """Those of these requests that are under way become outcomes with `error`; their answers are dropped."""
+        ended = map(self.pending.pop, opaques, repeat(None))
+        self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]
