@@ -143,9 +143,15 @@ class Harness:
     """The broker and what it stands on."""
 
     def __init__(
-        self, directory: Path, system: str = "", topics: str = "", filters: str = "", files: Files = REAL_FILES
+        self,
+        directory: Path,
+        system: str = "",
+        topics: str = "",
+        filters: str = "",
+        files: Files = REAL_FILES,
+        reactor: Clock | None = None,
     ) -> None:
-        self.reactor = Clock()
+        self.reactor = reactor or Clock()
         self.threads = Threads()
         self.time = NOW
         self.ini = INI.format(data=directory / "data", system=system) + topics
@@ -181,7 +187,11 @@ class Harness:
         return TopicStoreConfig(self.config.max_segment_size, topic.unflush_threshold, topic.unflush_interval_ms)
 
     def connect(self, host: str = "127.0.0.1") -> Peer:
-        return Peer(Session(self.gate, self.broker), host)
+        return Peer(self.session(), host)
+
+    def session(self) -> Session:
+        """Of one more connection, whose transport is the caller's to make."""
+        return Session(self.gate, self.broker)
 
     def _read(self) -> Deferred[Sources]:
         return succeed(Sources(self.ini.encode(), self.filters_ini.encode()))
