@@ -6,14 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from metaq.client.arrow import Columns, DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.damage import located
+from metaq.client.decoding import Records, in_bytes
 from metaq.client.inquiry import BegunPull, Bounds, Pulled, partition_bounds
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
@@ -22,7 +25,7 @@ from .offsets import DataLoss, Lost, OffsetRange
 from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
 from .read_options import ReadOptions
-from .records import RecordBlock
+from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, to_batch
 from .workers import spare_modules
 
 __all__ = ["FAILOVER_SECONDS", "Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
@@ -125,12 +128,12 @@ class RangeReader:
             blocks, damage = self._blocks(connection, pulled)
             following = pulled.next_offset
             if following is None:
-                following = blocks[-1].next_offset if blocks else self.position
+                following = blocks[-1].end if blocks else self.position
                 if damage is None and following < end:
                     coming = self._ask(connection, following)
             for block in blocks:
-                self.position = block.next_offset  # while the caller has the block, it counts as handed out
-                yield _chosen(block, self._options)
+                self.position = block.end  # while the caller has the block, it counts as handed out
+                yield _chosen(block.columns, self._options)
             if damage is not None:
                 if ahead:
                     self._drop(coming)
@@ -161,25 +164,28 @@ class RangeReader:
         log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
         return min(damage.end, end)
 
-    def _blocks(self, connection: Connection, pulled: Pulled) -> tuple[list[RecordBlock], CorruptRecord | None]:
-        """What comes in front of the first damaged record, and that record if there is one. Raises CorruptRecord if
-        there is nothing where there must be something, BrokerUnavailable of a slave.
+    def _blocks(self, connection: Connection, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
+        """What comes in front of the first damaged record, and that record if there is one. Raises BrokerUnavailable
+        of a slave that has nothing where there must be something.
         """
         planned = self._planned
-        if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
+        runs = pulled.runs
+        if not runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
             self._check_copied(connection, partition_bounds(connection, planned.id))
-            return [RecordBlock(memoryview(b""), planned.id, self.position, planned.end)], None
-        blocks: list[RecordBlock] = []
-        for start, data in pulled.runs:
+            runs = [(self.position, memoryview(b""))]
+        # without a table of sizes only the checksums tell whether the offset begins a record
+        check = self._options.check_crcs or pulled.sizes is None
+        blocks: list[DecodedColumns] = []
+        for start, data in runs:
             if start >= planned.end:
                 break
-            try:
-                block = RecordBlock(data, planned.id, start, planned.end, pulled.sizes, self._options.check_crcs)
-            except CorruptRecord as damage:
-                return blocks, damage
-            blocks.append(block)
-            if block.damage is not None:
-                return blocks, block.damage
+            block = decode_columns(Records(*in_bytes(data), start, pulled.sizes), planned.id, check, planned.end)
+            if block.end > start:
+                blocks.append(block)
+            damage = block.damage or ("" if block.end > start else f"no complete record in {len(data)} bytes")
+            if damage:
+                reason = f"{damage} (does the offset begin a record?)"
+                return blocks, CorruptRecord.of(planned.id, block.end, reason)
         return blocks, None
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
@@ -248,12 +254,11 @@ class Failover:
                 return source.endpoint
 
 
-def _chosen(block: RecordBlock, options: ReadOptions) -> pa.RecordBatch:
+def _chosen(columns: Columns, options: ReadOptions) -> pa.RecordBatch:
     """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none."""
-    columns = options.columns
-    batch = block.to_arrow(options.headers or (columns is not None and "headers" in columns.names))
-    if options.tags:
-        batch = batch.filter(pc.is_in(batch.column("tag"), pa.array(options.tags)))
-    if columns is None or columns.equals(batch.schema):
+    schema = options.columns or (ARROW_SCHEMA_WITH_HEADERS if options.headers else ARROW_SCHEMA)
+    batch = to_batch(columns, schema)
+    if not options.tags:
         return batch
-    return pa.RecordBatch.from_arrays([batch.column(name) for name in columns.names], schema=columns)
+    tags = columns.of_attributes(attrgetter("tag"), pa.string())
+    return batch.filter(pc.is_in(tags, pa.array(options.tags)))

@@ -15,6 +15,9 @@ headers    array      of struct (key string, value binary), with includeHeaders=
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -27,7 +30,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["ARROW_SCHEMA", "ARROW_SCHEMA_WITH_HEADERS", "SPARK_SCHEMA", "SPARK_SCHEMA_WITH_HEADERS", "schema_for"]
+from metaq.client.arrow import Columns
+from metaq.protocol.record import Attributes
+
+__all__ = [
+    "ARROW_SCHEMA",
+    "ARROW_SCHEMA_WITH_HEADERS",
+    "SPARK_SCHEMA",
+    "SPARK_SCHEMA_WITH_HEADERS",
+    "schema_for",
+    "to_batch",
+]
 
 SPARK_SCHEMA = StructType(
     [
@@ -91,3 +104,36 @@ ARROW_SCHEMA_WITH_HEADERS = pa.schema(
 def schema_for(headers: bool) -> StructType:
     """The columns of a read."""
     return SPARK_SCHEMA_WITH_HEADERS if headers else SPARK_SCHEMA
+
+
+def to_batch(columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`, which has some of ARROW_SCHEMA_WITH_HEADERS in any order. Only those are made."""
+    return pa.RecordBatch.from_arrays([_COLUMNS[name](columns) for name in schema.names], schema=schema)
+
+
+def _type(name: str) -> pa.DataType:
+    return ARROW_SCHEMA_WITH_HEADERS.field(name).type
+
+
+def _of_attributes(name: str, value: Callable[[Attributes], object]) -> Callable[[Columns], pa.Array]:
+    return lambda columns: columns.of_attributes(value, _type(name))
+
+
+def _key(attributes: Attributes) -> bytes | None:
+    return " ".join(attributes.keys).encode("utf-8") if attributes.keys else None
+
+
+def _headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
+    return [{"key": name, "value": text.encode("utf-8")} for name, text in attributes.headers.items()] or None
+
+
+_COLUMNS: dict[str, Callable[[Columns], pa.Array]] = {
+    **{name: attrgetter(name) for name in ("topic", "partition", "broker", "offset")},
+    "id": lambda columns: pa.array(columns.ids),
+    "key": _of_attributes("key", _key),
+    "value": attrgetter("payload"),
+    "timestamp": lambda columns: columns.timestamp("us"),
+    "tag": _of_attributes("tag", attrgetter("tag")),
+    "attribute": _of_attributes("attribute", attrgetter("attribute")),
+    "headers": _of_attributes("headers", _headers),
+}

@@ -12,39 +12,31 @@ import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord
 
+from ..decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
 from ..message import Message
 from ..values import TopicPartition
-from .decoding import Decoded, decode_sized, decode_walking
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from .arrow import DecodedBatch
 
 __all__ = ["Chunk"]
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
-    """Records that lie back to back in a partition; nothing is checked before they are handed out.
+class Chunk(Records):
+    """Records of which nothing is checked before they are handed out; start and offset move with what is handed out.
 
-    They are data[start:end], where `data` is what was received and is never copied; start moves with what is handed
-    out. offset: of data[start]. end_offset: the position once the chunk is used up; it may lie behind the last record,
-    where the broker skipped others (tag filter). sizes: of all records with their headers, which fill [start, end);
-    None if they are not known. damage: set if the bytes up to end_offset are damaged, and there is no record.
+    end_offset: the position once the chunk is used up; it may lie behind the last record, where the broker skipped
+    others (tag filter). damage: set if the bytes up to end_offset are damaged, and there is no record.
 
     One thread at a time.
     """
 
-    data: bytes
-    start: int
-    end: int
-    offset: int
     end_offset: int
-    sizes: npt.NDArray[np.int64] | None = None
     damage: CorruptRecord | None = None
     _decoded: Decoded | None = field(default=None, init=False)
-    _batch: DecodedBatch | None = field(default=None, init=False)
+    _batch: tuple[pyarrow.RecordBatch, int, str] | None = field(default=None, init=False)
+    """As DecodedColumns."""
     _taken: int = field(default=0, init=False)
     """Messages of `_decoded`, or rows of `_batch`, that were handed out."""
 
@@ -57,18 +49,12 @@ class Chunk:
         sizes: npt.NDArray[np.int64] | None = None,
     ) -> Chunk:
         """The chunk of these records, which begin at `offset`. A view into bytes is not copied."""
-        if isinstance(records, bytes):
-            return cls(records, 0, len(records), offset, end_offset, sizes)
-        whole = records.obj
-        if not isinstance(whole, bytes) or not records.contiguous:
-            return cls.of(bytes(records), offset, end_offset, sizes)
-        start = _address(records) - _address(whole)
-        return cls(whole, start, start + len(records), offset, end_offset, sizes)
+        return cls(*in_bytes(records), offset, sizes, end_offset)
 
     @classmethod
     def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
         """What stands for damaged bytes that were met at `offset`, in front of what follows them."""
-        return cls(b"", 0, 0, offset, offset if damage.end is None else damage.end, damage=damage)
+        return cls(b"", 0, 0, offset, None, offset if damage.end is None else damage.end, damage)
 
     @property
     def bytes_left(self) -> int:
@@ -106,18 +92,17 @@ class Chunk:
 
     def take_batch(self, partition: TopicPartition, limit: int, check: bool = True) -> pyarrow.RecordBatch:
         """As `take`, as one record batch (arrow.SCHEMA)."""
-        from .arrow import decode_batch  # pyarrow is an extra
+        from ..arrow import decode_columns  # pyarrow is an extra
 
-        decoded = self._batch
-        if decoded is None:
-            decoded = self._batch = decode_batch(self, partition, check)
-        if decoded.damage and self.offset == decoded.end:
-            raise CorruptRecord.of(partition, self.offset, decoded.damage)
-        whole = not self._taken and decoded.batch.num_rows <= limit
-        rows = decoded.batch if whole else decoded.batch.slice(self._taken, limit)
+        if self._batch is None:
+            columns, end, damage = decode_columns(self, partition, check)
+            self._batch = columns.to_batch(), end, damage
+        batch, end, damage = self._batch
+        if damage and self.offset == end:
+            raise CorruptRecord.of(partition, self.offset, damage)
+        rows = batch if not self._taken and batch.num_rows <= limit else batch.slice(self._taken, limit)
         self._taken += rows.num_rows
-        rest = self._taken < decoded.batch.num_rows
-        self._move(decoded.batch["offset"][self._taken].as_py() if rest else decoded.end)
+        self._move(batch["offset"][self._taken].as_py() if self._taken < batch.num_rows else end)
         return rows
 
     def _forget_batch(self) -> None:
@@ -136,9 +121,3 @@ class Chunk:
     def _move(self, offset: int) -> None:
         self.start += offset - self.offset
         self.offset = offset
-
-
-def _address(buffer: memoryview | bytes) -> int:
-    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
-    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
-    return address

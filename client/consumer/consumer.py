@@ -262,11 +262,11 @@ class Consumer:
             callback(list(partitions))
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
-        """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.consumer.arrow.SCHEMA`); it may be empty.
+        """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.arrow.SCHEMA`); it may be empty.
 
         With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode runs per message.
         """
-        from .arrow import EMPTY  # pyarrow is an extra
+        from ..arrow import EMPTY  # pyarrow is an extra
 
         self._fetcher.read_in_bulk()
         batch = self._poll(partial(self._handout.take_batch, max_messages), timeout) or EMPTY

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from metaq.protocol.errors import CorruptRecord
 
+from ..decoding import WRONG_LENGTH
 from ..message import Message
 from ..values import TopicPartition
 from .arrivals import Arrivals
 from .chunk import Chunk
 from .damage import DamagePolicy
-from .decoding import WRONG_LENGTH
 from .fetcher import Fetcher
 from .partition_state import PartitionState
 
@@ -154,7 +154,7 @@ class Handout:
         An answer with record sizes becomes one batch; what came in smaller answers, or must go through a filter here,
         is gathered message by message.
         """
-        from .arrow import EMPTY, record_batch  # pyarrow is an extra
+        from ..arrow import EMPTY, record_batch  # pyarrow is an extra
 
         with self.lock:
             found = self._next()

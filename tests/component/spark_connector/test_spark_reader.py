@@ -121,6 +121,13 @@ def test_deleted_messages_are_still_data_loss_at_the_planned_broker(now):
         assert rows(read_partition(accepting, planned(master))) == PAYLOADS[10:]
 
 
+def test_an_offset_inside_a_record_is_refused_rather_than_asked_for_for_ever(now):
+    with brokers(100) as (master,):
+        inside = InputPartition(OffsetRange(ZERO, master.endpoint, 7, 100 * SIZE))
+        with pytest.raises(CorruptRecord, match=r"at byte 7: .* \(does the offset begin a record\?\)"):
+            list(read_partition(OPTIONS, inside))
+
+
 def test_only_the_columns_of_a_given_schema_go_to_spark():
     source = MetaqDataSource({"zookeeper": "h:1", "subscribe": "t"})
     headers = SPARK_SCHEMA_WITH_HEADERS["headers"]

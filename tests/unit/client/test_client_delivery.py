@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.client.arrow import SCHEMA, record_batch
 from metaq.client.consumer.arrivals import Arrivals
-from metaq.client.consumer.arrow import SCHEMA, record_batch
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.damage import DamagePolicy
-from metaq.client.consumer.decoding import decode_sized, decode_walking
 from metaq.client.consumer.handout import Handout
 from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.decoding import decode_sized, decode_walking
 from metaq.client.inquiry import damaged_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition

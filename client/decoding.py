@@ -1,4 +1,4 @@
-"""From fetched records to messages: the tight loop of the consumer.
+"""From fetched records to messages: the tight loop of every reader.
 
 With a table of sizes no step is taken from record to record: where they begin is a running sum, the headers are one
 numpy array, and bodies and messages are made by chains of C functions (struct, map, zip) without bytecode per message.
@@ -7,9 +7,11 @@ Without one (few records, a filtered answer, the text protocol) the records are 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol
+from struct import Struct
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +30,8 @@ from metaq.protocol.record import (
     split_bodies,
 )
 
-from ..message import Message, PlainMessage
-from ..values import TopicPartition
+from .message import Message, PlainMessage
+from .values import TopicPartition
 
 __all__ = [
     "WRONG_CHECKSUM",
@@ -41,24 +43,47 @@ __all__ = [
     "decode_sized",
     "decode_walking",
     "good_records",
+    "in_bytes",
 ]
 
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
 ZEROS = "there are zeros instead of it"
 
+_LENGTH = Struct(">i")  # the first field of a record
 _make = tuple.__new__
 """Message(…) without its Python-level __new__: half the time."""
 
 
-class Records(Protocol):
-    """What of a Chunk is decoded; see there."""
+@dataclass(slots=True, eq=False)
+class Records:
+    """Stored records that lie back to back in a partition, from its byte `offset` on: data[start:end], where `data` is
+    what was received. sizes: of all records, headers included, which fill [start, end). None if they are not known:
+    then the last record may be cut.
+    """
 
     data: bytes
     start: int
     end: int
     offset: int
     sizes: npt.NDArray[np.int64] | None
+
+
+def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
+    """The object that was received, and where in it the records begin and end. A view into bytes is not copied."""
+    if isinstance(records, bytes):
+        return records, 0, len(records)
+    whole = records.obj
+    if not isinstance(whole, bytes) or not records.contiguous:
+        return in_bytes(bytes(records))
+    start = _address(records) - _address(whole)
+    return whole, start, start + len(records)
+
+
+def _address(buffer: memoryview | bytes) -> int:
+    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 class Decoded(NamedTuple):
@@ -109,41 +134,74 @@ def decode_walking(
 
 
 class Good(NamedTuple):
-    """Records in front of the first damaged one: where each begins in the data, its size, its header (HEADER_DTYPE)
-    and, if bodies were looked at, its body. `damage` says what is wrong with that one; "" if there is none.
+    """Records in front of the first damaged one: where each begins in the data, its size, and its header
+    (HEADER_DTYPE). `damage` says what is wrong with that one; "" if there is none.
     """
 
     starts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     headers: npt.NDArray[Any]
-    bodies: list[bytes]
     damage: str
 
     def end(self, records: Records) -> int:
         """Position in the data behind the last of them."""
         return records.start + int(self.sizes.sum())
 
+    def up_to(self, count: int, damage: str) -> Good:
+        """The first `count`, in front of a record with this damage."""
+        return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
-def good_records(records: Records, check: bool, bodies: bool) -> Good:
-    """What can be handed out of records with known sizes. check: whether checksums are compared; bodies: whether they
-    are wanted even so.
+    def checked(self, bodies: Sequence[bytes]) -> Good:
+        """Those in front of the first whose checksum does not match. bodies: theirs, in order."""
+        count = _leading(checksums(bodies) == self.headers["checksum"])
+        return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
+
+
+def good_records(records: Records, limit: int | None = None) -> Good:
+    """What is good, but for checksums, of the records that begin before byte `limit` of the partition (None: all)."""
+    stop = records.end if limit is None else min(records.end, records.start + limit - records.offset)
+    sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)
+    starts = np.cumsum(sizes) - sizes + records.start
+    if limit is not None:
+        starts = starts[: np.searchsorted(starts, stop)]
+        sizes = sizes[: len(starts)]
+    good = Good(starts, sizes, headers_at(records.data, starts), damage)
+    count = _leading(good.headers["length"] == sizes - HEADER_BYTES)
+    if count < len(starts):
+        good = good.up_to(count, WRONG_LENGTH)
+    blank = blank_headers(good.headers)
+    return good.up_to(int(blank.argmax()), ZEROS) if blank.any() else good
+
+
+def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
+    """The sizes of the whole records that begin before `stop`, up to a wrong length; and what is wrong there.
+
+    The first record and those of its size behind it cost no bytecode each (bench/decoding.py).
     """
-    assert records.sizes is not None
-    starts = np.cumsum(records.sizes) - records.sizes + records.start
-    headers = headers_at(records.data, starts)
-    count, damage = _leading(headers["length"] == records.sizes - HEADER_BYTES), WRONG_LENGTH
-    blank = blank_headers(headers[:count])
-    if blank.any():
-        count, damage = int(blank.argmax()), ZEROS
-    found = split_bodies(records.data, records.start, records.sizes[:count]) if check or bodies else []
-    if check:
-        matching = _leading(checksums(found) == headers["checksum"][:count])
-        if matching < count:
-            count, damage = matching, WRONG_CHECKSUM
-            del found[count:]
-    if count == len(starts):
-        damage = ""
-    return Good(starts[:count], records.sizes[:count], headers[:count], found, damage)
+    data, position, end = records.data, records.start, records.end
+    sizes = np.empty(0, np.int64)
+    if position < stop and position + HEADER_BYTES <= end and (length := _length_at(data, position)) >= 0:
+        size = HEADER_BYTES + length
+        count = min((end - position) // size, -(-(stop - position) // size))
+        others = np.flatnonzero(np.ndarray(count, ">i4", data, position, (size,)) != length)
+        sizes = np.full(others[0] if len(others) else count, size, np.int64)
+        position += len(sizes) * size
+    found: list[int] = []
+    damage = ""
+    while position < stop and position + HEADER_BYTES <= end:
+        size = HEADER_BYTES + _length_at(data, position)
+        if size < HEADER_BYTES:
+            damage = WRONG_LENGTH
+        if size < HEADER_BYTES or position + size > end:
+            break
+        found.append(size)
+        position += size
+    return np.concatenate((sizes, np.array(found, np.int64))) if found else sizes, damage
+
+
+def _length_at(data: bytes, position: int) -> int:
+    length: int = _LENGTH.unpack_from(data, position)[0]
+    return length
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
@@ -154,8 +212,11 @@ def _leading(good: npt.NDArray[np.bool_]) -> int:
 def decode_sized(
     records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
 ) -> Decoded:
-    """As decode_walking, for records with known sizes."""
-    good = good_records(records, check, bodies=True)
+    """As decode_walking, for records of known sizes. bench/decoding.py says what it gains."""
+    good = good_records(records)
+    bodies = split_bodies(records.data, records.start, good.sizes)
+    if check:
+        good = good.checked(bodies)
     shift = records.offset - records.start
     flags = good.headers["flag"]
     columns = (
@@ -163,7 +224,7 @@ def decode_sized(
         (good.starts + shift).tolist(),
         good.headers["id"].tolist(),
         flags.tolist() if flags.any() else repeat(0),
-        good.bodies,
+        bodies,
     )
     kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
     messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))

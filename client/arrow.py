@@ -1,0 +1,213 @@
+"""Messages as Arrow record batches. Imports pyarrow, of the extra `spark`.
+
+Consumers and Spark share the decoder: `decode_columns` makes Columns of a whole answer by numpy and Arrow, and each
+chooses its own table from them. Only records with attributes cost a step of the interpreter each, and those with the
+same attributes are decoded once. `columns_of` is the plain way, message by message; both agree, and bench/decoding.py
+says what the fast one gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from metaq.protocol.message_id import store_times_ms
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER_BYTES,
+    Attributes,
+    attribute_of,
+    decode_attribute,
+    payload_start,
+)
+
+from .decoding import Good, Records, good_records
+from .message import Message
+from .values import TopicPartition
+
+__all__ = ["EMPTY", "SCHEMA", "Columns", "DecodedColumns", "columns_of", "decode_columns", "record_batch"]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("broker", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("tag", pa.string()),
+        pa.field("attribute", pa.string()),
+        pa.field("keys", pa.list_(pa.string()), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+_NO_ATTRIBUTES = Attributes()
+
+
+class Columns(NamedTuple):
+    """Fields of the same messages, in order. attributes: what stands in front of the payloads; None if nothing does in
+    any message.
+    """
+
+    topic: pa.Array
+    broker: pa.Array
+    partition: pa.Array
+    offset: pa.Array
+    ids: npt.NDArray[np.int64]
+    payload: pa.Array
+    attributes: list[Attributes] | None
+
+    def timestamp(self, unit: Literal["ms", "us"]) -> pa.Array:
+        """When each message was stored, in UTC; null if a Java broker took it, whose ids are no clock."""
+        mask = self.ids <= 0
+        times = store_times_ms(self.ids)
+        if unit == "us":
+            times *= 1000
+        return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMPS[unit])
+
+    def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
+        """`value` of each message's attributes. It must be the same function at each call: it is a cache's key."""
+        if self.attributes is None:
+            count = len(self.ids)
+            return _without_attributes(value, kind, _power_of_two(count)).slice(0, count)
+        return pa.array(map(value, self.attributes), kind, size=len(self.attributes))
+
+    def to_batch(self) -> pa.RecordBatch:
+        """As SCHEMA says."""
+        tag, attribute, keys = (self.of_attributes(*each) for each in _OF_ATTRIBUTES)
+        place = (self.topic, self.broker, self.partition, self.offset)
+        columns = [*place, pa.array(self.ids), self.timestamp("ms"), tag, attribute, keys, self.payload]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+_TIMESTAMPS = {unit: pa.timestamp(unit, tz="UTC") for unit in ("ms", "us")}
+_OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag", "attribute", "keys")]
+
+
+class DecodedColumns(NamedTuple):
+    """As decoding.Decoded, with columns in place of messages."""
+
+    columns: Columns
+    end: int
+    damage: str
+
+
+def columns_of(messages: Sequence[Message]) -> Columns:
+    """The messages, in order."""
+    partitions = [message.partition for message in messages]
+    return Columns(
+        pa.array([each.topic for each in partitions], pa.string()),
+        pa.array([each.broker for each in partitions], pa.int32()),
+        pa.array([each.partition for each in partitions], pa.int32()),
+        pa.array([message.offset for message in messages], pa.int64()),
+        np.array([message.id for message in messages], np.int64),
+        pa.array([message.payload for message in messages], pa.binary()),
+        [message.attributes for message in messages],
+    )
+
+
+def record_batch(messages: Sequence[Message]) -> pa.RecordBatch:
+    """One row per message, in order."""
+    return columns_of(messages).to_batch()
+
+
+EMPTY = record_batch(())
+"""No message at all."""
+
+
+def decode_columns(
+    records: Records, partition: TopicPartition, check: bool = True, limit: int | None = None
+) -> DecodedColumns:
+    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged."""
+    data = records.data
+    good = good_records(records, limit)
+    payload: pa.Array | None = None
+    if check:
+        payload = _gather(data, good.starts + HEADER_BYTES, good.sizes - HEADER_BYTES)
+        good = good.checked(payload.to_pylist())
+        payload = payload.slice(0, len(good.starts))
+    attributes, begins = _attributes(data, good)
+    if payload is None or attributes is not None:
+        payload = _gather(data, begins, good.starts + good.sizes - begins)
+    count, shift = len(good.starts), records.offset - records.start
+    topic, broker, number = (column.slice(0, count) for column in _constants(partition, _power_of_two(count)))
+    columns = Columns(
+        topic,
+        broker,
+        number,
+        pa.array(good.starts + shift),
+        good.headers["id"].astype(np.int64),
+        payload,
+        attributes,
+    )
+    return DecodedColumns(columns, good.end(records) + shift, good.damage)
+
+
+def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
+    """The slices data[start : start + size], which lie one behind the other, as a binary column: one copy, no object
+    per row.
+
+    Slices of one size at one distance are one strided copy; others are the even elements of an array that has what
+    lies between them too, taken by Arrow.
+    """
+    count = len(starts)
+    if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():
+        size = int(sizes[0])
+        rows = np.ndarray((count, size), np.uint8, data, int(starts[0]), (int(strides[0]), 1))
+        offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32) if size else np.zeros(count + 1, np.int32)
+        values = pa.allocate_buffer(count * size)  # Arrow's pool gives back memory that is mapped already
+        np.ndarray((count, size), np.uint8, values)[...] = rows
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), values])
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2] = starts
+    np.add(starts, sizes, out=bounds[1::2], casting="same_kind")
+    whole = pa.Array.from_buffers(pa.binary(), max(0, 2 * count - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return whole.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(10, count.bit_length())
+
+
+@lru_cache(maxsize=64)
+def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """topic, broker and partition, `count` times each."""
+    topic, broker, number = partition
+    return (
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.repeat(pa.scalar(broker, pa.int32()), count),
+        pa.repeat(pa.scalar(number, pa.int32()), count),
+    )
+
+
+@lru_cache(maxsize=64)
+def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, count: int) -> pa.Array:
+    """What `value` is of a message without attributes, `count` times."""
+    return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
+
+
+def _attributes(data: bytes, good: Good) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
+    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin."""
+    payloads = good.starts + HEADER_BYTES
+    flags = good.headers["flag"]
+    if not (flags & ATTRIBUTE_FLAG).any():
+        return None, payloads
+    attributes = [_NO_ATTRIBUTES] * len(payloads)
+    known: dict[tuple[bytes | None, int], Attributes] = {}
+    view = memoryview(data)
+    for index in np.flatnonzero(flags & ATTRIBUTE_FLAG).tolist():
+        flag, start = int(flags[index]), int(payloads[index])
+        body = view[start : start + int(good.headers["length"][index])]
+        raw = attribute_of(body, flag)
+        found = known.get((raw, flag))
+        if found is None:
+            found = known[raw, flag] = decode_attribute(raw, flag)
+        attributes[index] = found
+        payloads[index] = start + payload_start(body, flag)
+    return attributes, payloads
