@@ -1,6 +1,7 @@
 """Stored records as Arrow columns."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +72,7 @@ def test_a_java_brokers_id_gives_no_timestamp():
 ATTRIBUTES = st.sampled_from(
     [{}, {"tag": "x"}, {"attribute": "a"}, {"tag": "é", "keys": ["k1", "k2"]}, {"headers": {"h": "v"}}]
 )
-MESSAGES = st.one_of(
+MESSAGES: Any = st.one_of(
     st.lists(st.tuples(st.binary(max_size=40), ATTRIBUTES), min_size=1, max_size=20),
     st.builds(lambda payload, count: [(payload, {})] * count, st.binary(max_size=5), st.integers(2, 200)),
 )

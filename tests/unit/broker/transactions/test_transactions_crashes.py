@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 from copy import copy
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ def is_new(examined, directory, story):
 def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
     total = changes_of_a_whole_story(memory_path)
     assert total > 30
-    examined = set()
+    examined: set[Any] = set()
     for number in range(1, total + 1):
         directory = memory_path / str(number)
         files = kind(number, OSError(errno.EIO, os.strerror(errno.EIO)))
@@ -199,7 +200,8 @@ def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
 def test_dying_again_during_the_repair(memory_path, power_lost):
     total = changes_of_a_whole_story(memory_path)
-    deaths, examined = 0, set()
+    examined: set[Any] = set()
+    deaths = 0
     for number in range(total // 2, total + 1, 3):
         first = memory_path / str(number)
         files = DyingFiles(number)
