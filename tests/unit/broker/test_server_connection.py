@@ -8,7 +8,8 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from metaq.broker.network.server import IDLE_SECONDS, Connection, SessionFactory
+from metaq.broker.network.server import IDLE_SECONDS, SessionFactory
+from metaq.broker.network.transport import FastConnection
 from tests.unit.broker.harness import Peer, put
 
 
@@ -80,7 +81,7 @@ class Producer:
 
 def connection(*room, broken=False):
     fake: Any = Socket(*room, broken=broken)
-    made = Connection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
+    made = FastConnection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
     made.registerProducer(Producer(), True)
     return made
 
@@ -123,7 +124,7 @@ def test_more_buffers_than_one_call_takes_are_joined():
 
 def test_a_producer_is_paused_above_the_bound_and_goes_on_when_all_is_sent():
     made = connection()
-    made.write(bytes(Connection.bufferSize))
+    made.write(bytes(FastConnection.bufferSize))
     assert made.producer.paused == 0
     made.write(b"x")
     assert made.producer.paused == 1
@@ -174,7 +175,7 @@ def test_a_connection_without_traffic_is_cut_after_five_minutes(factory, harness
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_connection_has_room_for_many_small_requests_where_the_system_allows_it(monkeypatch, allowed):
-    monkeypatch.setattr("metaq.broker.network.server._may_receive", lambda: allowed)
+    monkeypatch.setattr("metaq.broker.network.transport._may_receive", lambda: allowed)
     fake: Any = Socket()
-    Connection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
+    FastConnection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
     assert fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == (4 << 20 if allowed else None)

@@ -1,0 +1,183 @@
+"""A connection's transport: Twisted's, with the three changes that a request-reply protocol gains most from.
+
+- `write` gives the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
+  the reactor, which costs a blocking sender two epoll_ctl and one more epoll_wait for each message.
+- What the socket does not take is sent on from where it is; Twisted joins all that is buffered each time it writes.
+- Reads of a fitting size: a small buffer for single requests (a large one costs more than the request), a larger one
+  while requests come in bulk, and the rest of a large frame straight to its place.
+
+The benchmark of all three: `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario consume`.
+
+This is the only module that uses private parts of Twisted. `connection_class` gives them to the versions that they were
+tested with, and Twisted's own transport to any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from twisted import __version__ as twisted_version
+from twisted.internet import tcp
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
+
+from metaq.protocol.record import Buffer
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["FastConnection", "PlainConnection", "connection_class"]
+
+_log = logging.getLogger(__name__)
+
+TESTED = ((24, 7), (26, 10))
+"""The first and the last version of Twisted, (year, month), whose private parts are known to be as FastConnection needs
+them. `PlainConnection` serves with any other."""
+
+_SMALL_READ_BYTES = 64 * 1024  # malloc still serves it from its heap; beyond that each read maps fresh pages
+_LARGE_READ_BYTES = 512 * 1024
+_RECEIVE_BYTES = 4 << 20
+"""A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
+requests would not get into it, and the fewer are read together, the more each costs.
+"""
+_MAX_BUFFERS = 512  # below Linux's IOV_MAX
+
+
+def connection_class(version: str = twisted_version) -> type[tcp.Server]:
+    """The transport for this version of Twisted."""
+    year, month = map(int, version.split(".")[:2])
+    if TESTED[0] <= (year, month) <= TESTED[1]:
+        return FastConnection
+    _log.warning(
+        "the fast transport is not tested with Twisted %s: this broker serves with Twisted's own, which is slower; "
+        "install a version from %d.%d to %d.%d",
+        *(version, *TESTED[0], *TESTED[1]),
+    )
+    return PlainConnection
+
+
+class PlainConnection(tcp.Server):
+    """One accepted connection, through Twisted's public interface alone."""
+
+    def __init__(self, sock: socket.socket, *others: Any) -> None:
+        """Twisted's signature."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if _may_receive():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        super().__init__(sock, *others)
+
+    def write(self, data: Buffer) -> None:
+        """Twisted's takes bytes alone."""
+        super().write(bytes(data))  # type: ignore[no-untyped-call]
+
+    def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
+        """The same for several buffers."""
+        super().writeSequence([bytes(data) for data in iovec])  # type: ignore[no-untyped-call]
+
+
+class FastConnection(PlainConnection):
+    """One accepted connection."""
+
+    bufferSize = 64 * 1024  # what may be buffered before the session is paused  # noqa: N815
+    _read_bytes = _SMALL_READ_BYTES
+
+    def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
+        """Receive once and have it served."""
+        session = cast("Session", self.protocol)
+        space = session.space
+        try:
+            if space is not None:
+                count = self.socket.recv_into(space)
+            else:
+                data = self.socket.recv(self._read_bytes)
+                count = len(data)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        if not count:
+            return CONNECTION_DONE
+        if space is not None:
+            session.received(count)
+        else:
+            self._read_bytes = _LARGE_READ_BYTES if count >= _SMALL_READ_BYTES else _SMALL_READ_BYTES
+            session.dataReceived(data)
+        return None
+
+    def write(self, data: Buffer) -> None:
+        """Send what the socket takes now, buffer the rest."""
+        if self._nothing_buffered:
+            try:
+                sent = self.socket.send(data)
+            except OSError:  # full, or broken: the reactor tries again and finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+        self._buffer((data,))
+
+    def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
+        """The same for several buffers, which are not joined first."""
+        buffers = list(iovec)
+        if len(buffers) > _MAX_BUFFERS:
+            buffers = [b"".join(buffers)]
+        if self._nothing_buffered:
+            try:
+                sent = self.socket.sendmsg(buffers)
+            except OSError:
+                sent = 0
+            buffers = _rest(buffers, sent)
+        self._buffer(buffers)
+
+    def doWrite(self) -> Any:  # noqa: N802
+        """Send on what is buffered; with nothing left, do what Twisted does then."""
+        buffers = cast(list[Buffer], self._tempDataBuffer)
+        if buffers:
+            try:
+                sent = self.socket.sendmsg(buffers[:_MAX_BUFFERS])
+            except BlockingIOError:
+                return None
+            except OSError:
+                return CONNECTION_LOST
+            self._tempDataBuffer = cast(list[bytes], _rest(buffers, sent))
+            self._tempDataLen -= sent
+            if self._tempDataLen:
+                return None
+        return super().doWrite()  # type: ignore[no-untyped-call]
+
+    @property
+    def _nothing_buffered(self) -> bool:
+        return bool(self.connected) and not (self._tempDataLen or self.disconnecting)
+
+    def _buffer(self, buffers: Iterable[Buffer]) -> None:
+        if not self.connected:
+            return
+        for data in buffers:
+            if data:
+                self._tempDataBuffer.append(cast(bytes, data))  # joined by Twisted, so any buffer will do
+                self._tempDataLen += len(data)
+        if self._tempDataLen:
+            self._maybePauseProducer()  # type: ignore[no-untyped-call]
+            self.startWriting()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _may_receive() -> bool:
+    """Whether the system allows that much (net.core.rmem_max). Else the kernel's own choice may be larger."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _RECEIVE_BYTES
+
+
+def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
+    """What is left of the buffers behind the first `sent` bytes."""
+    for number, data in enumerate(buffers):
+        if sent < len(data):
+            return [memoryview(data)[sent:], *buffers[number + 1 :]]
+        sent -= len(data)
+    return []
