@@ -28,9 +28,9 @@ from .requests.reading import Reading
 from .requests.search import Searches
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
-from .store.flush import RunInThread
 from .store.partition_log import PartitionLog
 from .store.store import Store
+from .store.threads import RunInThread
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
 from .writing import Writing
@@ -108,7 +108,7 @@ class Broker:
         )
         self.writing = Writing(store, self.partitions, self.message_ids, self.metrics)
         for log in store.logs():
-            for damaged in log.damage:  # found by a start that was quicker than we are
+            for damaged in log.segments.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
         self.transactions = Transactions(
             config.transactions,
@@ -133,7 +133,7 @@ class Broker:
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)
-        log.on_damage = self._count_damage
+        log.segments.on_damage = self._count_damage
 
     def _count_damage(self, size: int, new_range: bool) -> None:
         self.metrics.damaged(size, new_range)

@@ -86,8 +86,8 @@ class Dashboard:
             (
                 topic,
                 len(logs),
-                sum(log.message_count for log in logs),
-                sum(log.size_bytes for log in logs),
+                sum(log.segments.message_count for log in logs),
+                sum(log.segments.size_bytes for log in logs),
                 settings.accept_publish,
                 settings.accept_subscribe,
             )
@@ -104,7 +104,10 @@ class Dashboard:
         logs = self._logs(topic)
         if not logs:
             return Page("Topic", [Text(f"{topic}: there is no such topic, or it has no data yet")], status=404)
-        rows = [(log.partition, log.first_offset, log.visible_end, log.message_count, log.size_bytes) for log in logs]
+        rows = [
+            (log.partition, log.first_offset, log.visible_end, log.segments.message_count, log.segments.size_bytes)
+            for log in logs
+        ]
         table = Table(("partition", "min_offset", "max_offset", "messages", "bytes"), rows, "Partitions")
         note = "Add ?group=NAME to the address to see how far a consumer group is."
         if not group:
@@ -120,7 +123,7 @@ class Dashboard:
         rows, actions = [], []
         for log, (partition, committed, owner) in zip(logs, progress, strict=True):
             offset = log.first_offset if committed is None else committed
-            behind = log.messages_behind(offset)
+            behind = log.lookup.messages_behind(offset)
             rows.append((partition, committed, max(0, log.visible_end - offset), max(0, behind), owner))
             path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{partition}/skip"
             actions.append(None if owner else Action("skip pending", path))

@@ -90,8 +90,8 @@ class _BrokerCollector(Collector):
         partitions: defaultdict[str, int] = defaultdict(int)
         read_only: defaultdict[str, int] = defaultdict(int)
         for log in self._broker.store.logs():
-            messages[log.topic] += log.message_count
-            size[log.topic] += log.size_bytes
+            messages[log.topic] += log.segments.message_count
+            size[log.topic] += log.segments.size_bytes
             partitions[log.topic] += 1
             read_only[log.topic] += log.read_only is not None
         families = (

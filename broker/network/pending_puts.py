@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..runtime.reactor import ReactorTime
-from ..store.flush import call_safely
+from ..store.threads import call_safely
 
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 

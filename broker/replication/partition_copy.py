@@ -16,9 +16,9 @@ from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..broker import Broker
+from ..store.index import order_times
 from ..store.partition_log import PartitionLog
 from ..store.scan import scan_bytes
-from ..store.times import order_times
 from .source import Bounds, Fetched, Source
 from .status import CopyState, PartitionStatus
 
@@ -129,9 +129,9 @@ class PartitionCopy:
         size = log.end_offset - start
         theirs = await source.fetch(self._topic, self._partition, start, size)
         self._check_sound(theirs)
-        ours = log.read(start, size)
+        ours = log.segments.read(start, size)
         if ours is None:
-            ours = await self._broker.in_thread(partial(log.read_blocking, start, size))
+            ours = await self._broker.in_thread(partial(log.segments.snapshot().read, start, size))
         common = min(len(theirs.data), len(ours))
         if theirs.moved_to is not None or bytes(theirs.data[:common]) != ours[:common]:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
@@ -141,12 +141,12 @@ class PartitionCopy:
         end = log.visible_end
         if first >= end:
             return None
-        segment = log.segment_start(end - 1)
-        if not log.is_indexed(end - 1):  # its units could be asked for only where one is known to begin
+        segment = log.segments.start_of(end - 1)
+        if not log.lookup.is_indexed(end - 1):  # its units could be asked for only where one is known to begin
             within = max(first, segment, end - _COMPARED_BYTES[0])
-            return max(first, await self._broker.in_thread(partial(log.walk_to_record, within)))
+            return max(first, await self._broker.in_thread(partial(log.segments.snapshot().record_start, within)))
         for span in _COMPARED_BYTES:
-            units = log.units(max(first, segment, end - span), span)
+            units = log.lookup.units(max(first, segment, end - span), span)
             if len(units):
                 return int(units[0]["offset"])
         return None

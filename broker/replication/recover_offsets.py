@@ -81,7 +81,9 @@ def position_behind(log: PartitionLog, message_id: int) -> int | None:
     """The offset right behind the last readable message whose id is at most `message_id`; None if there is none."""
     for segment in reversed(log.segments):
         found = None
-        for units in log.units_between(segment.first_offset, segment.end, log.size_bytes, _BLOCK_RECORDS):
+        for units in log.lookup.units_between(
+            segment.first_offset, segment.end, log.segments.size_bytes, _BLOCK_RECORDS
+        ):
             hits = np.flatnonzero(units["id"] <= message_id)
             if len(hits):
                 last = units[hits[-1]]

@@ -19,10 +19,9 @@ from ..runtime.pace import Pace
 from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Place
 from ..store.files import CachedOnly, Files, NotCached
-from ..store.flush import RunInThread
 from ..store.partition_log import PartitionLog
 from ..store.sequential import HOT_TAIL_BYTES, MAX_WINDOW_BYTES, SequentialReader
-from ..store.turns import Turns
+from ..store.threads import RunInThread, Turns
 
 __all__ = ["MAX_COLD_READS", "ColdReads", "Examinations"]
 
@@ -72,30 +71,31 @@ class ColdReads:
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
-        """What `log.read` gives, at once if it is in the page cache. Raises, or fails with, what `log.read` raises."""
+        """What `Segments.read` gives, at once if it is in the page cache. Raises, or fails with, what that raises."""
         known = self._readers.get((log, group)) if self._readers else None
         if known is None or not known.continues(offset) or log.visible_end - offset <= HOT_TAIL_BYTES:
-            data = log.read(offset, max_bytes)
+            data = log.segments.read(offset, max_bytes)
             if data is not None:
                 if known is not None:
                     del self._readers[log, group]
                 return data
         if known is not None and known.busy:  # another of the group's readers: there is but one place to go on from
-            return self.run(group, partial(log.read_blocking, offset, max_bytes))
+            return self.run(group, partial(log.segments.snapshot().read, offset, max_bytes))
         return self._read_on(known, log, group, offset, max_bytes)
 
     def _read_on(
         self, known: _Reader | None, log: PartitionLog, group: str, offset: int, max_bytes: int
     ) -> Deferred[bytes]:
         if known is None or not known.continues(offset):
-            known = _Reader(SequentialReader(log, self._files))
+            known = _Reader(SequentialReader(self._files))
             self._readers[log, group] = known
             if len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end((log, group))
         known.busy = True
         window = max(_MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, _PAGE_CACHE_BYTES // len(self._readers)))
-        return self.run(group, partial(known.reader.read, offset, max_bytes, window), partial(_moved, known, offset))
+        read = partial(known.reader.read, log.segments.snapshot(), offset, max_bytes, window)
+        return self.run(group, read, partial(_moved, known, offset))
 
     def run(
         self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
@@ -158,7 +158,7 @@ class Examinations:
     ) -> Deferred[Place | BaseException]:
         """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
 
-        question: log.examination(offset), if the caller has it already.
+        question: log.lookup.examination(offset), if the caller has it already.
         """
         deferred: Deferred[Place | BaseException] = Deferred()
         waiting = self._examined.setdefault((log, offset), [])
@@ -166,7 +166,9 @@ class Examinations:
         if len(waiting) == 1:
             asked: Deferred[Callable[[], Place]]
             if question is None:
-                look_up: Callable[[], Any] = partial(self._cold_reads.look_up, partial(log.examination, offset), group)
+                look_up: Callable[[], Any] = partial(
+                    self._cold_reads.look_up, partial(log.lookup.examination, offset), group
+                )
                 asked = maybeDeferred(look_up)
             else:
                 asked = succeed(question)
@@ -176,6 +178,6 @@ class Examinations:
 
     def _answer(self, log: PartitionLog, offset: int, place: Place | BaseException) -> None:
         if isinstance(place, Damaged):
-            log.report_damage(place)
+            log.segments.report_damage(place)
         for waiting in self._examined.pop((log, offset)):
             waiting.callback(place)

@@ -69,7 +69,7 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if size < end <= get.max_size:
-            whole = reading.cold_reads.run(get.group, partial(log.read_blocking, get.offset, end))
+            whole = reading.cold_reads.run(get.group, partial(log.segments.snapshot().read, get.offset, end))
             return whole.addCallbacks(partial(_unfiltered, reading, log, get), partial(_gone, reading, log, get))
     return _unfiltered(reading, log, get, data)
 
@@ -151,9 +151,9 @@ def _must_be_put_right(reading: Reading, found: Found) -> bool:
 
 def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferred[int]:
     """Where the record begins that has the byte at the request's offset."""
-    if log.is_indexed(get.offset):
-        return reading.cold_reads.look_up(partial(log.record_start, get.offset), get.group)
-    return reading.cold_reads.run(get.group, partial(log.walk_to_record, get.offset))
+    if log.lookup.is_indexed(get.offset):
+        return reading.cold_reads.look_up(partial(log.lookup.record_start, get.offset), get.group)
+    return reading.cold_reads.run(get.group, partial(log.segments.snapshot().record_start, get.offset))
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
@@ -168,7 +168,7 @@ def _choose(request: _Filtered, filter_: Filter) -> Deferred[Bytes]:
     judge = Judge(filter_, get.group, get.topic, get.partition)
     size = min(get.max_size, reading.max_transfer_bytes)
     gap = MAX_GAP_BYTES - found.gap
-    choose = partial(choose_records, judge, log.read_blocking, found.stored, size, get.max_size, gap)
+    choose = partial(choose_records, judge, log.segments.snapshot().read, found.stored, size, get.max_size, gap)
     chosen = reading.in_filter_thread(choose)
     return chosen.addCallbacks(partial(_chosen, request), partial(_passed_by, request))
 

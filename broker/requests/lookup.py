@@ -48,10 +48,12 @@ class Lookups:
         return self._offset(request.topic, 0 if log is None else log.visible_end)
 
     def by_time(self, request: SearchByTimeRequest) -> OffsetReply | Deferred[OffsetReply]:
-        return self._search(request, lambda log: log.offset_at_time(request.time_ms))
+        return self._search(request, lambda log: log.lookup.offset_at_time(request.time_ms))
 
     def by_count(self, request: SearchByCountRequest) -> OffsetReply | Deferred[OffsetReply]:
-        return self._search(request, lambda log: log.offset_after(request.offset, request.messages, request.max_bytes))
+        return self._search(
+            request, lambda log: log.lookup.offset_after(request.offset, request.messages, request.max_bytes)
+        )
 
     def _search(
         self, request: SearchByTimeRequest | SearchByCountRequest, look_up: Callable[[PartitionLog], int]
@@ -69,7 +71,7 @@ class Lookups:
         log = self._reading.partitions.find(request.topic, request.partition)
         if log is None:
             return MessageCountsReply(0, 0, 0, 0)
-        found = self._reading.cold_reads.look_up(partial(log.count_before, request.offset))
+        found = self._reading.cold_reads.look_up(partial(log.lookup.count_before, request.offset))
         return then(found, partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
@@ -82,7 +84,7 @@ class Lookups:
         log = reading.partitions.stored(query.topic, query.partition)
         if log is None:
             raise PartitionNotFound(query.topic, query.partition)
-        start = log.segment_start(query.offset)
+        start = log.segments.start_of(query.offset)
         if len(reading.places):  # the client goes there
             key = query.topic, query.partition, query.group
             reading.places.moved(connection, key, Found(start, start), start)
@@ -90,4 +92,4 @@ class Lookups:
 
 
 def _counts(log: PartitionLog, before: int) -> MessageCountsReply:
-    return MessageCountsReply(log.message_count, before, log.first_offset, log.visible_end)
+    return MessageCountsReply(log.segments.message_count, before, log.first_offset, log.visible_end)

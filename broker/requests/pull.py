@@ -27,6 +27,7 @@ from ..store.damage import Damaged, Place, Sound
 from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
+from ..store.snapshot import Snapshot
 from .answers import Bytes, answer_frame
 from .reading import Reading
 
@@ -118,7 +119,7 @@ class Pull:
             return Step.WAIT
         if isinstance(self._place, BaseException):
             raise self._place
-        damaged = log.damage.at(self._offset) if len(log.damage) else None
+        damaged = log.segments.damage.at(self._offset) if len(log.segments.damage) else None
         if damaged is None and isinstance(self._place, Damaged) and self._place.start <= self._offset < self._place.end:
             damaged = self._place  # looked at for this pull, and not remembered: there are too many ranges
         if damaged is not None:
@@ -149,7 +150,7 @@ class Pull:
 
     @staticmethod
     def _progress(log: PartitionLog, next_offset: int, runs: int = 0) -> PullReply:
-        behind = log.messages_behind(next_offset)
+        behind = log.lookup.messages_behind(next_offset)
         return PullReply(next_offset, log.first_offset, log.visible_end, behind, runs=runs)
 
     def _moved(self, next_offset: int, first: int, end: int, behind: int) -> Bytes:
@@ -178,12 +179,14 @@ class Pull:
         if place.start != self._offset:
             return self._moved_to(log, place.start)
         span = _Span(place.start, place.start + place.size)
-        data = self._reading.cold_reads.run(self._request.group, partial(log.read_blocking, span.start, place.size))
+        data = self._reading.cold_reads.run(
+            self._request.group, partial(log.segments.snapshot().read, span.start, place.size)
+        )
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
         """The step is taken again when a worker has found out what lies at the offset."""
-        question = log.examination(self._offset)
+        question = log.lookup.examination(self._offset)
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
 
@@ -192,10 +195,12 @@ class Pull:
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
         """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
-        units = log.units(self._offset, max_bytes, _SCAN_RECORDS)
+        units = log.lookup.units(self._offset, max_bytes, _SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return units[:0]
-        return log.damage.in_front(units) if len(log.damage) else units  # an older index has units of damage
+        return (
+            log.segments.damage.in_front(units) if len(log.segments.damage) else units
+        )  # an older index has units of damage
 
     # --- without a filter ---------------------------------------------------------------------------------------------
 
@@ -234,11 +239,15 @@ class Pull:
         runs, next_offset = _choose_runs(units, found, self.max_bytes)
         if filter_ is not None:
             judge = Judge(filter_, self._request.group, *self.key)
-            accepted = self._reading.in_filter_thread(partial(_read_accepted, judge, log, runs, next_offset))
+            accepted = self._reading.in_filter_thread(
+                partial(_read_accepted, judge, log.segments.snapshot(), runs, next_offset)
+            )
             return accepted.addCallbacks(partial(self._accepted, log), self._gone)
         parts = _read_cached(log, runs)
         if parts is None:
-            cold = self._reading.cold_reads.run(self._request.group, partial(_read_blocking, log, runs))
+            cold = self._reading.cold_reads.run(
+                self._request.group, partial(_read_blocking, log.segments.snapshot(), runs)
+            )
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
         return self._runs(log, runs, next_offset, parts)
 
@@ -279,7 +288,7 @@ class _Accepted(NamedTuple):
     damaged: bool = False
 
 
-def _read_accepted(judge: Judge, log: PartitionLog, runs: list[_Span], next_offset: int) -> _Accepted:
+def _read_accepted(judge: Judge, log: Snapshot, runs: list[_Span], next_offset: int) -> _Accepted:
     """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
     accepted: list[_Span] = []
     parts: list[Buffer] = []
@@ -327,19 +336,19 @@ def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
     """The bytes of the runs if all are in the page cache."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= _SPAN_BYTES:
-        data = log.read(start, end - start)
+        data = log.segments.read(start, end - start)
         if data is None:
             return None
         view = memoryview(data)
         return [view[run.start - start : run.end - start] for run in runs]
     parts: list[Buffer] = []
     for run in runs:
-        part = log.read(run.start, run.end - run.start)
+        part = log.segments.read(run.start, run.end - run.start)
         if part is None:
             return None
         parts.append(part)
     return parts
 
 
-def _read_blocking(log: PartitionLog, runs: list[_Span]) -> list[Buffer]:
-    return [log.read_blocking(run.start, run.end - run.start) for run in runs]
+def _read_blocking(log: Snapshot, runs: list[_Span]) -> list[Buffer]:
+    return [log.read(run.start, run.end - run.start) for run in runs]

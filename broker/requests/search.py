@@ -121,7 +121,7 @@ class Searches:
             try:
                 logs.append(self._partitions.for_read(topic, log.partition))
             except PartitionClosed:
-                closed_bytes += log.size_bytes
+                closed_bytes += log.segments.size_bytes
         if not logs:
             self._partitions.topic(topic)
         return logs, closed_bytes

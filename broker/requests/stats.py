@@ -55,7 +55,7 @@ def _system_lines(broker: Broker) -> Iterator[str]:
     yield f"tx_rollback {metrics.tx_rollback}"
     yield f"get_miss {metrics.get_miss}"
     yield f"put_failed {metrics.put_failed}"
-    yield f"total_messages {sum(log.message_count for log in broker.store.logs())}"
+    yield f"total_messages {sum(log.segments.message_count for log in broker.store.logs())}"
     yield f"topics {len(broker.partitions.stored_topics().keys() | broker.config.topics.keys())}"
     yield f"config_checksum {broker.config.checksum}"
 
@@ -68,10 +68,10 @@ def _topics_lines(broker: Broker) -> Iterator[str]:
     stored = broker.partitions.stored_topics()
     logs = _logs_by_topic(broker)
     for name, config in stored.items():
-        partitions = logs[name]
+        partitions = [log.segments for log in logs[name]]
         yield (
-            f"{name} partitions {len(partitions)} message_count {sum(log.message_count for log in partitions)} "
-            f"message_bytes {sum(log.size_bytes for log in partitions)} "
+            f"{name} partitions {len(partitions)} message_count {sum(each.message_count for each in partitions)} "
+            f"message_bytes {sum(each.size_bytes for each in partitions)} "
             f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
         )
     yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
@@ -125,8 +125,8 @@ def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
     yield topic
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"
-    yield f"message_count {sum(log.message_count for log in logs)}"
-    yield f"bytes {sum(log.size_bytes for log in logs)}"
+    yield f"message_count {sum(log.segments.message_count for log in logs)}"
+    yield f"bytes {sum(log.segments.size_bytes for log in logs)}"
     for kind in KINDS:
         yield f"topic_realtime_{kind} {broker.metrics.realtime(kind, topic)}"
 

@@ -8,34 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
+from . import tuning
+from .durability import DATA, INDEX
 from .file_systems import FileSystems
-from .flush import DATA, INDEX, RunInThread
-from .index import UnitLimit
 from .partition_log import PartitionLog
 from .sync_job import SyncJob, run_together
+from .threads import RunInThread
 
 __all__ = ["BackgroundSyncs"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_BACKGROUND_JOBS = 16
-"""Timer-driven syncs under way at once; each keeps a descriptor open and a worker thread busy."""
-
-_GROUPED_FROM = 64
-"""Logs that wait for a sync above which they share one of the whole file system, with what others wrote to it."""
-
-_MAX_GROUP = 128
-"""Logs in a group: ending their jobs and making the next group's takes the owning thread some 3 ms."""
-
-_MAX_UNITS = 3 << 20
-"""Index units that all dirty logs together may hold in memory (96 MiB) before they write them out."""
-
-_LEAST_UNITS = 256
-"""What each of them may hold in any case: writing fewer costs more than they take."""
-
-_LOOKED_AT_PER_TICK = 1024
-"""Dirty logs whose time has come that one tick looks at, some 2 ms; the others wait for the next tick."""
-
 
 _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
@@ -50,6 +32,8 @@ class BackgroundSyncs:
         on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
         """on_sync_end: called after each sync or checkpoint of a log, whoever asked for it."""
+        self.unit_limit = tuning.MAX_UNSTORED_UNITS
+        """Index units that each log may hold in memory before it writes them out."""
         self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
@@ -60,14 +44,9 @@ class BackgroundSyncs:
         self._pending: dict[PartitionLog, int] = {}
         self._full: dict[PartitionLog, None] = {}  # have too many units in memory
         self._writing_units = False
-        self.unit_limit = UnitLimit()
         self._background: set[PartitionLog] = set()
         self._group_runs = False
         self._closed = False
-
-    def watch(self, log: PartitionLog) -> None:
-        """Count the log's syncs."""
-        log.flusher.on_sync_end = partial(self._sync_ended, log)
 
     def mark_dirty(self, log: PartitionLog) -> None:
         """The log has something that no checkpoint covers; it is asked from now on what it wants."""
@@ -93,8 +72,9 @@ class BackgroundSyncs:
 
     def tick(self, now: float) -> None:
         """Start what is due at monotonic time `now`, in seconds."""
-        self.unit_limit.units = max(_LEAST_UNITS, _MAX_UNITS // max(1, len(self._dirty)))
-        for _ in range(_LOOKED_AT_PER_TICK):
+        share = tuning.MAX_UNITS // max(1, len(self._dirty))
+        self.unit_limit = min(tuning.MAX_UNSTORED_UNITS, max(tuning.LEAST_UNITS, share))
+        for _ in range(tuning.LOOKED_AT_PER_TICK):
             if self._fresh:
                 self._look_at(self._fresh.popleft(), 0, now)
             elif self._schedule and self._schedule[0][0] <= now:
@@ -107,14 +87,15 @@ class BackgroundSyncs:
     def _look_at(self, log: PartitionLog, number: int, now: float) -> None:
         if self._dirty.get(log) != number:
             return  # it was clean in between and has another entry
-        if not log.dirty or log.flusher.failure is not None:
+        durability = log.durability
+        if not durability.dirty or durability.failure is not None:
             del self._dirty[log]
             return
-        if kind := log.due(now):
+        if kind := durability.due(now):
             self._pending[log] = self._pending.get(log, 0) | kind
         self._number += 1
         self._dirty[log] = self._number
-        heappush(self._schedule, (log.next_due(now), self._number, log))
+        heappush(self._schedule, (durability.next_due(now), self._number, log))
 
     def stop(self) -> None:
         """Begin nothing any more."""
@@ -122,28 +103,29 @@ class BackgroundSyncs:
 
     def finish(self) -> None:
         """After `stop`: sync all dirty logs on this thread, waiting for the disk, in a group if they are many."""
-        logs = [log for log in self._dirty if log.dirty]
-        if len(logs) > _GROUPED_FROM:
-            jobs = [(log, log.flusher.begin_last(grouped=True)) for log in logs]
+        logs = [log for log in self._dirty if log.durability.dirty]
+        if len(logs) > tuning.GROUPED_FROM:
+            jobs = [(log, log.begin_last(grouped=True)) for log in logs]
             begun = [(log, job) for log, job in jobs if job is not None]
             run_together(self._file_systems.sync, [job for _, job in begun])
             for log, job in begun:
-                log.flusher.end_last(job)
+                log.end_last(job)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start_pending(self) -> None:
-        while self._pending and len(self._background) < _MAX_BACKGROUND_JOBS and not self._closed:
-            if len(self._pending) > _GROUPED_FROM:
+        while self._pending and len(self._background) < tuning.MAX_BACKGROUND_JOBS and not self._closed:
+            if len(self._pending) > tuning.GROUPED_FROM:
                 self._start_group()
                 return
             log, kind = next(iter(self._pending.items()))
             del self._pending[log]
-            if log.flusher.failure is None:
+            if log.durability.failure is None:
                 self._background.add(log)
-                log.flusher.request(kind)
+                log.request(kind)
 
-    def _sync_ended(self, log: PartitionLog) -> None:
+    def sync_ended(self, log: PartitionLog) -> None:
+        """A job of the log that syncs is over, or the log has failed, whoever asked for it."""
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
@@ -152,7 +134,7 @@ class BackgroundSyncs:
     def _start_group(self) -> None:
         if self._group_runs:
             return
-        logs = [log for log, _ in zip(self._pending, range(_MAX_GROUP), strict=False)]
+        logs = [log for log, _ in zip(self._pending, range(tuning.MAX_GROUP), strict=False)]
         if begun := _begin([(log, self._pending.pop(log)) for log in logs]):
             self._group_runs = True
             self._run(begun, self._group_ended)
@@ -164,7 +146,7 @@ class BackgroundSyncs:
     def _write_units(self) -> None:
         if self._writing_units or self._closed:
             return
-        logs = [log for log, _ in zip(self._full, range(_MAX_GROUP), strict=False)]
+        logs = [log for log, _ in zip(self._full, range(tuning.MAX_GROUP), strict=False)]
         for log in logs:
             del self._full[log]
         if begun := _begin([(log, INDEX) for log in logs]):  # who cannot now asks again
@@ -185,7 +167,8 @@ class BackgroundSyncs:
 
     def _end_group(self, group: _Group, result: object) -> None:
         for log, job in group:
-            log.flusher.end(job, result)
+            log.end(job, result)
+            log.go_on()
         if isinstance(result, OSError) and not self._closed:
             self._fail_dirty(str(result))
 
@@ -193,11 +176,11 @@ class BackgroundSyncs:
         """The kernel tells once that something was lost, and not of which file: nothing unsynced can be vouched for."""
         _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
         for log in list(self._dirty):
-            if log.dirty:
+            if log.durability.dirty:
                 log.sync_failed(cause)
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
     """Jobs of these kinds, of the logs that can begin one now."""
-    jobs = [(log, log.flusher.begin(kind)) for log, kind in wanted]
+    jobs = [(log, log.begin(kind, grouped=True)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

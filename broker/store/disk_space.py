@@ -16,7 +16,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import DiskFull
 
 from .files import Files
-from .flush import RunInThread
+from .threads import RunInThread
 
 __all__ = ["DEFAULT_RESERVE_PART", "MAX_DEFAULT_RESERVE_BYTES", "DiskSpace", "Room", "default_reserve", "no_room"]
 

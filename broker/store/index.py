@@ -48,6 +48,8 @@ from .index_blocks import (
     UnitArray,
     block_of,
     first_of,
+    order_times,
+    ordered_units,
     pack_units,
     read_block,
     unit_position,
@@ -65,9 +67,10 @@ __all__ = [
     "IndexDamaged",
     "StoredCheckpoint",
     "UnitArray",
-    "UnitLimit",
     "Vouched",
     "largest_id",
+    "order_times",
+    "ordered_units",
     "read_checkpoint",
     "replace_index",
     "sync_units",
@@ -257,15 +260,6 @@ FRESH_SUFFIX = ".new"
 
 _CHUNK_UNITS = 64  # of the first read; the next ones are larger
 _MAX_BOUNDARIES = 256
-
-
-class UnitLimit:
-    """How many units each log of a store may hold in memory before it writes them out. Owning thread."""
-
-    __slots__ = ("units",)
-
-    def __init__(self, units: int = 1 << 31) -> None:
-        self.units = units
 
 
 def _end_of(unit: Any) -> int:

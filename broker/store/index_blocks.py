@@ -43,6 +43,8 @@ __all__ = [
     "UnitArray",
     "block_of",
     "first_of",
+    "order_times",
+    "ordered_units",
     "pack_units",
     "read_block",
     "unit_position",
@@ -109,6 +111,26 @@ def unit_position(number: int) -> int:
 def first_of(block: int) -> int:
     """Number of the first unit of a block."""
     return max(0, block * _BLOCK_UNITS - _HEADER_UNITS)
+
+
+def order_times(units: UnitArray, floor_ms: int = 0) -> None:
+    """Raise store times, in place, to `floor_ms` (Unix ms) and to those of the records in front of them.
+
+    Within a segment they never decrease, so that a search by time can halve its way. Bounds stay bounds (negative).
+    Times are raised and never lowered: a search then begins too early at worst, and skips no message.
+    """
+    times = units["time_ms"]
+    known = np.abs(times)
+    ordered = np.maximum.accumulate(np.maximum(known, floor_ms))
+    if (ordered != known).any():
+        units["time_ms"] = np.where(times < 0, -ordered, ordered)
+
+
+def ordered_units(units: Buffer, floor_ms: int) -> bytes:
+    """A copy of packed units with their times in order."""
+    array = np.frombuffer(units, UNIT_DTYPE).copy()
+    order_times(array, floor_ms)
+    return array.tobytes()
 
 
 def _trailer(block: int, crc: int) -> bytes:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from .damage import Damaged
 from .files import OpenFiles
-from .flush import RunInThread
 from .index import Index
 from .partition_log import PartitionLog
 from .recovery import RebuiltIndex, rebuild_index
 from .segment import Segment, SegmentFile
+from .threads import RunInThread
 
 __all__ = ["IndexRebuilding"]
 
@@ -106,9 +106,9 @@ class IndexRebuilding:
             self._lost[segment] = _Lost(log, self._now + _RETRY_SECONDS)
         else:
             for damage in result.damage:
-                log.report_damage(Damaged(damage.start, damage.end))
+                log.segments.report_damage(Damaged(damage.start, damage.end))
             handle = self._open_files.file(segment.index_path)
-            log.adopt_index(segment, Index(handle, result.count, result.max_id, crc=result.crc))
+            log.segments.adopt_index(segment, Index(handle, result.count, result.max_id, crc=result.crc))
             self._on_rebuilt(log)
         self._rebuild_next()
 
@@ -116,4 +116,4 @@ class IndexRebuilding:
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:
     """Whether the new index can vouch for all of the segment, and nothing else writes to its file."""
     safe = segment.synced == segment.end and segment.end <= log.visible_end
-    return safe and not log.flusher.writes_index(segment)
+    return safe and not log.writes_index(segment)

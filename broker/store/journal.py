@@ -21,51 +21,35 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from metaq.protocol.errors import LogReadOnly, MetaqError
+from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.record import Buffer
 
+from . import tuning
+from .durability import DATA, Durability
 from .files import Files, write_all
-from .flush import RunInThread, VisibleCallback, call_safely
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
+from .sync_job import SyncJob
+from .threads import RunInThread, call_safely
 
 __all__ = ["Journal", "JournalStatus", "JournaledLog"]
 
 _log = logging.getLogger(__name__)
-
-MAX_FILE_BYTES = 64 << 20
-"""A file that has grown to this is followed by the next."""
-
-MAX_GROUP_BYTES = 16 << 20
-"""What one sync makes safe at most, unless a single append is larger."""
-
-_DIRECT_PARTITIONS = 2
-"""Up to so many busy partitions are synced themselves, unless that would have to wait for a checkpoint of theirs."""
-
-_FULL_FILES = 4
-"""Full files that are kept until their partitions are checkpointed, all at once: 256 MiB to replay at most."""
 
 
 class JournaledLog(Protocol):
     """A partition's log, as its journal sees it. Owning thread."""
 
     journal_name: bytes
-    visible_end: int
-    read_only: str | None
-    """Why it takes no more writes; what the journal has of it is then kept for the next start."""
+    durability: Durability
 
-    @property
-    def synced_end(self) -> int:
-        """Byte offset up to which the partition's own files are synced."""
+    def begin(self, kind: int) -> SyncJob | None:
+        """A sync of the partition's own files, to be run and handed to `end`; None if it cannot begin now."""
 
-    @property
-    def syncing(self) -> bool:
-        """Whether a sync of the partition's own files is under way, which may take long."""
+    def end(self, job: SyncJob, result: object) -> None: ...
+    def go_on(self) -> None: ...
 
-    def sync_directly(self, end: int, run: RunInThread, callback: VisibleCallback) -> None:
-        """Sync the partition's own file up to `end` at least, by `run`, then call back."""
-
-    def journaled(self, end: int, sequence: int) -> None:
-        """Everything below `end`, the first `sequence` records of the log's own count, is safe."""
+    def safe(self, end: int, count: int) -> None:
+        """Everything below `end`, the first `count` records of the log's own count, is safe."""
 
     def sync_failed(self, cause: str) -> None:
         """Nothing can be made safe any more."""
@@ -82,10 +66,10 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = tuple[JournaledLog, int, int, int, Sequence[Buffer]]
-"""(log, base, end, sequence, data): a plain tuple, one is made per append."""
+"""(log, base, end, count, data): a plain tuple, one is made per append."""
 
 _Last: TypeAlias = dict[JournaledLog, tuple[int, int]]
-"""(end, sequence) of each log's last append in a group."""
+"""(end, count) of each log's last append in a group."""
 
 
 class _File:
@@ -112,8 +96,8 @@ class Journal:
         checkpoint: Callable[[Any], None],
         *,
         run_group: RunInThread | None = None,
-        max_file_bytes: int = MAX_FILE_BYTES,
-        full_files: int = _FULL_FILES,
+        max_file_bytes: int = tuning.JOURNAL_FILE_BYTES,
+        full_files: int = tuning.JOURNAL_FULL_FILES,
     ) -> None:
         """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done.
 
@@ -151,12 +135,12 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, log: JournaledLog, base: int, end: int, sequence: int, data: Sequence[Buffer]) -> None:
-        """Have what was appended to `log` at [base, end) made safe; `log.journaled` is called then.
+    def add(self, log: JournaledLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
+        """Have what was appended to `log` at [base, end) made safe; the log is told (`safe`, or `end` of its own job).
 
-        sequence: records in the log up to `end`, in its own count. data: the bytes, kept unchanged until then.
+        count: records in the log up to `end`, in its own count. data: the bytes, kept unchanged until then.
         """
-        self._waiting.append((log, base, end, sequence, data))
+        self._waiting.append((log, base, end, count, data))
         if self._running is None and not self._held:
             self._start()
 
@@ -183,7 +167,7 @@ class Journal:
         """Begin the next group unless nothing waits or may be written."""
         while self._waiting and not self._closed and self.failure is None:
             waiting, callbacks = self._take_waiting()
-            group = [each for each in waiting if each[0].visible_end < each[2]]  # else a checkpoint has covered it
+            group = [each for each in waiting if each[0].durability.lacks(each[2])]  # else a checkpoint has covered it
             if group:
                 self._running = callbacks
                 self._make_safe(group)
@@ -195,7 +179,7 @@ class Journal:
         size = 0
         for number, (_, base, end, _, _) in enumerate(waiting):
             size += end - base
-            if size > MAX_GROUP_BYTES and number:
+            if size > tuning.JOURNAL_GROUP_BYTES and number:
                 self._waiting = waiting[number:]
                 return waiting[:number], []
         callbacks, self._callbacks = self._callbacks, []
@@ -203,19 +187,22 @@ class Journal:
         return waiting, callbacks
 
     def _make_safe(self, group: Sequence[_Append]) -> None:
-        last: _Last = {log: (end, sequence) for log, _, end, sequence, _ in group}
-        if len(last) <= _DIRECT_PARTITIONS and not any(log.syncing for log in last):
-            self._direct = len(last)
-            for log, (end, _) in last.items():
-                log.sync_directly(end, self._run_group, self._synced_directly)
+        last: _Last = {log: (end, count) for log, _, end, count, _ in group}
+        if len(last) <= tuning.DIRECT_PARTITIONS and all(log.durability.may_sync for log in last):
+            jobs = [(log, job) for log in last if (job := log.begin(DATA)) is not None]
+            self._direct = len(jobs)
+            for log, job in jobs:
+                self._run_group(job.run, partial(self._synced_directly, log, job))
         else:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
-    def _synced_directly(self, error: MetaqError | None) -> None:
+    def _synced_directly(self, log: JournaledLog, job: SyncJob, result: object) -> None:
         """A log has made itself safe, or has failed by itself; either way the next group may go."""
+        log.end(job, result)
         self._direct -= 1
         if not self._direct:
-            self._group_ended()
+            self._group_ended()  # may need a sync of the log, which then does what else was wanted of it
+        log.go_on()
 
     def _group_ended(self) -> None:
         callbacks, self._running = self._running, None
@@ -261,8 +248,8 @@ class Journal:
             file.ends[log] = end
         if file.size >= self._max_file_bytes:
             self._retire(file)
-        for log, (end, sequence) in last.items():
-            log.journaled(end, sequence)
+        for log, (end, count) in last.items():
+            log.safe(end, count)
         self._group_ended()
 
     def _fail(self, cause: str, last: _Last) -> None:
@@ -283,7 +270,9 @@ class Journal:
     def _retire(self, file: _File) -> None:
         self._file = None
         self._full.append(file)
-        needed = [logs for full in self._full if (logs := [log for log in full.ends if log.read_only is None])]
+        needed = [
+            logs for full in self._full if (logs := [log for log in full.ends if log.durability.read_only is None])
+        ]
         if len(needed) >= self._full_files:
             for log in dict.fromkeys(chain.from_iterable(needed)):
                 self._checkpoint(log)
@@ -294,7 +283,7 @@ class Journal:
             return
         kept = []
         for file in self._full:
-            file.ends = {log: end for log, end in file.ends.items() if log.synced_end < end}
+            file.ends = {log: end for log, end in file.ends.items() if log.durability.synced_end < end}
             if file.ends:
                 kept.append(file)
             else:
@@ -317,7 +306,9 @@ class Journal:
     def close(self) -> None:
         """After `stop` and the logs' own close: remove every file, or keep them all if a log is not synced."""
         files = [*self._full, *((self._file,) if self._file is not None else ())]
-        synced = self.failure is None and all(log.synced_end >= end for file in files for log, end in file.ends.items())
+        synced = self.failure is None and all(
+            log.durability.synced_end >= end for file in files for log, end in file.ends.items()
+        )
         for file in files:
             if synced:
                 self._remove(file)

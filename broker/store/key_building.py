@@ -14,11 +14,11 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 
 from .files import Files
-from .flush import RunInThread
 from .index import Index, IndexDamaged
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
 from .partition_log import PartitionLog
 from .segment import Segment
+from .threads import RunInThread
 from .unit_reader import UnitReader
 
 __all__ = ["BLOCK_BYTES", "KeyBuilding", "Unfinished", "extend_keys"]

@@ -1,12 +1,10 @@
-"""One partition: a list of segments that is read and written as one log.
+"""One partition: its segments, what appends to them, and what is safe of them.
 
-Invariants, checked by tests after every step (`testing.check_invariants`):
-- segments are contiguous; only the last one grows, and it is the only one that may be empty;
-- first_offset <= visible_end <= end_offset = end of the last segment, none of them ever goes back;
+`segments` and `lookup` read, `Writer` appends, `Durability` decides what is synced, shown and told; this object carries
+out what `Durability` asks for. Invariants, checked by tests after every step (`testing.check_invariants`): those of
+the parts, and
 - with asynchronous flush visible_end == end_offset; with group commit visible_end is on the disk;
-- every indexed segment's units lie back to back and end at the segment's end;
-- within a segment store times (of bounds: without their sign) never decrease, whatever the clock does;
-- 0 <= message_count; count_before(visible_end) == message_count;
+- lookup.count_before(visible_end) == segments.message_count;
 - once read_only is set nothing is ever written to the data again.
 """
 
@@ -14,34 +12,53 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError, StoreError
+from metaq.protocol.errors import LogReadOnly, StoreError
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .disk_space import no_room
+from .durability import DATA, INDEX, JOURNAL, MARK_DIRTY, SHOW, SYNC, SYNC_SOON, TELL, Durability, VisibleCallback
 from .files import OpenFiles
-from .flush import DATA, INDEX, FlushPolicy, RunInThread
-from .index import UNIT, UNIT_BYTES, Index, IndexDamaged, UnitLimit
+from .index import UNIT_BYTES, Index, IndexDamaged
 from .journal import Journal
-from .log_syncing import LogSyncing
-from .segment import Segment, create_segment
-from .times import ordered_units
+from .lookup import Lookup
+from .segment import Segment
+from .segments import Segments
+from .sync_job import SyncJob
+from .threads import RunInThread, call_safely
+from .topic_config import TopicStoreConfig
+from .writer import Writer
 
-__all__ = ["MAX_UNSTORED_UNITS", "PartitionLog"]
+if TYPE_CHECKING:
+    from .background_syncs import BackgroundSyncs
+
+__all__ = ["PartitionLog", "Shared"]
 
 _log = logging.getLogger(__name__)
 
-MAX_UNSTORED_UNITS = 1 << 16
-"""Index units held in memory (2 MiB) before they are written out ahead of the checkpoint."""
 
-WRITEBACK_BYTES = 4 << 20
-"""Appended bytes of a partition after which the kernel is told to begin writing them."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all logs of a store use.
+
+    on_index_lost(log, segment): called when the index of a closed segment was found to be damaged; it has none until
+    `Segments.adopt_index`.
+    """
+
+    open_files: OpenFiles
+    run_in_thread: RunInThread
+    journal: Journal
+    syncs: BackgroundSyncs
+    on_index_lost: Callable[[PartitionLog, Segment], None]
 
 
-class PartitionLog(LogSyncing):
-    """All methods belong to the owning thread unless they say otherwise."""
+class PartitionLog:
+    """Owning thread. What other threads get of it are values: `segments.snapshot()`, and the jobs of `begin`."""
 
     def __init__(
         self,
@@ -49,49 +66,70 @@ class PartitionLog(LogSyncing):
         partition: int,
         directory: str,
         segments: Sequence[Segment],
-        *,
-        policy: FlushPolicy,
-        max_segment_size: int,
-        open_files: OpenFiles,
-        run_in_thread: RunInThread,
-        journal: Journal | None = None,
+        config: TopicStoreConfig,
+        shared: Shared,
         unsynced_directories: Sequence[str] = (),
-        on_dirty: Callable[[PartitionLog], None] | None = None,
-        request_sync: Callable[[PartitionLog, int], None] | None = None,
-        unit_limit: UnitLimit | None = None,
-        on_index_lost: Callable[[PartitionLog, Segment], None] | None = None,
     ) -> None:
-        """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them).
-
-        journal: makes puts safe that wait for the disk; without one the partition's own file is synced.
-        request_sync(log, kind): start a job soon that nobody waits for; without it is started at once. unit_limit: of
-        index units in memory, if it is less than MAX_UNSTORED_UNITS. on_index_lost(log, segment): called when the index
-        of a closed segment was found to be damaged; it has none until `adopt_index`.
-        """
+        """segments: as for Segments. unsynced_directories: in which names of these files may not be on the disk."""
         self.topic = topic
-        self.journal_name = f"{topic}-{partition}".encode()
         self.partition = partition
-        self._max_segment_size = max_segment_size
-        self._run_in_thread = run_in_thread
-        self._unit_limit = unit_limit or UnitLimit()
-        self._writing_back = False
-        self._stored_ms: int | None = None
-        self._on_index_lost = on_index_lost
-        super().__init__(
+        self.directory = directory
+        self.journal_name = f"{topic}-{partition}".encode()
+        self.on_visible: Callable[[PartitionLog], None] | None = None
+        """Called, after those who wait, each time more becomes visible."""
+        self.segments = Segments(segments, shared.open_files.files)
+        self.lookup = Lookup(self.segments, self.index_damaged)
+        self._shared = shared
+        self._writer = Writer(
             directory,
-            segments,
-            policy=policy,
-            open_files=open_files,
-            run_in_thread=run_in_thread,
-            journal=journal,
-            unsynced_directories=unsynced_directories,
-            on_dirty=on_dirty,
-            request_sync=request_sync,
+            self.segments,
+            shared.open_files,
+            shared.run_in_thread,
+            config.max_segment_size,
+            unsynced_directories,
         )
-        self._written_back = self.end_offset
+        self.durability = Durability(
+            config.flush_policy, self.segments.end_offset, self.segments.counted, self.segments.synced_end
+        )
+        self._jobs: list[SyncJob] = []  # under way
+        if self.segments.unfinished():
+            self.durability.found_dirty()
+            shared.syncs.mark_dirty(self)
 
     def __repr__(self) -> str:
         return f"<PartitionLog {self.topic}-{self.partition} [{self.first_offset}, {self.visible_end}]>"
+
+    @property
+    def first_offset(self) -> int:
+        """Byte offset of the first byte that is still there."""
+        return self.segments.first_offset
+
+    @property
+    def visible_end(self) -> int:
+        """Byte offset up to which readers see the partition."""
+        return self.segments.visible_end
+
+    @property
+    def end_offset(self) -> int:
+        """Byte offset where the next record will begin."""
+        return self.segments.end_offset
+
+    @property
+    def synced_end(self) -> int:
+        """Byte offset up to which the partition's own files are on the disk."""
+        return self.durability.synced_end
+
+    @property
+    def read_only(self) -> str | None:
+        """Why the partition takes no more writes, None if it does."""
+        return self.durability.read_only
+
+    @property
+    def waits(self) -> bool:
+        """Whether puts wait for the disk (group commit)."""
+        return self.durability.waits
+
+    # --- appending ----------------------------------------------------------------------------------------------------
 
     def append(self, data: Sequence[Buffer], units: Buffer) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
@@ -103,156 +141,40 @@ class PartitionLog(LogSyncing):
         there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
         written, if data and units do not belong together.
         """
-        if self.read_only is not None:
-            raise LogReadOnly(self.directory, self.read_only)
-        journal = self._journal if self._waits else None
-        if journal is not None and journal.failure is not None:
-            self.sync_failed(str(journal.failure))
-            raise journal.failure
-        base = self.end_offset
-        size = len(data[0]) if len(data) == 1 else sum(map(len, data))
-        first_ms, last_ms = self._check_units(units, base, size)
-        stored_ms = self._last_stored_ms() if self._stored_ms is None else self._stored_ms
-        if first_ms < stored_ms:
-            units, last_ms = ordered_units(units, stored_ms), max(last_ms, stored_ms)
-        active = self._active
+        durability, shared = self.durability, self._shared
+        if durability.read_only is not None:
+            raise LogReadOnly(self.directory, durability.read_only)
+        if shared.journal.failure is not None and durability.waits:
+            self.sync_failed(str(shared.journal.failure))
+            raise shared.journal.failure
+        segments, writer = self.segments, self._writer
+        base = segments.end_offset
         try:
-            active.data.write(data, size, active.size)
-        except OSError as error:
-            self._refuse(error)
-        active.size += size
-        self._stored_ms = last_ms
-        unstored = self._active_index.extend(units)
-        self.end_offset = end = base + size
-        count = len(units) // UNIT_BYTES
-        self._written += count
-        self._unsynced_records += count
-        if not self._dirty:
-            self._mark_dirty()
-        if end - self._written_back >= WRITEBACK_BYTES:
-            self._write_back(active, end)
-        if active.size >= self._max_segment_size:
+            unstored = writer.append(data, units)
+        except LogReadOnly as error:
+            self._turn_read_only(error.cause)
+            raise
+        end = segments.end_offset
+        actions = durability.appended(end, len(units) // UNIT_BYTES)
+        if actions & MARK_DIRTY:
+            shared.syncs.mark_dirty(self)
+        if segments.active.size >= writer.max_segment_size:
             self._roll()
-        # an entry can be replayed only if everything before it is safe: not so just after asynchronous flush
-        if journal is not None and (self._journal_end == base or self.synced_end >= base):
-            self._journal_end = end
-            journal.add(self, base, end, self._written, data)
-        elif self._waits:
-            self._flusher.request(DATA)
-        elif self._unsynced_records > self._policy.threshold_records:
-            self._sync_soon(DATA)
-        if unstored > self._unit_limit.units or unstored > MAX_UNSTORED_UNITS:
-            self._relieve_memory(journaled=journal is not None)
-        if not self._waits:
-            self._show(end, self._written)
+        if actions & JOURNAL:
+            shared.journal.add(self, base, end, durability.count, data)
+        if unstored > shared.syncs.unit_limit:
+            self._relieve_memory()
+        if actions != JOURNAL:
+            self._act(actions)
         return base
 
-    def _last_stored_ms(self) -> int:
-        """Store time of the active segment's last record (Unix ms), 0 if it has none. Read once for a log."""
-        index = self._active_index
-        if not len(index):
-            return 0
-        try:
-            return abs(index.unit(len(index) - 1)[2])
-        except (OSError, MetaqError, IndexDamaged) as error:  # costs searches by time some order, but refuses no put
-            _log.warning("%s: the store time of the last message is unknown: %s", self.directory, error)
-            return 0
-
-    def _relieve_memory(self, *, journaled: bool) -> None:
-        """Have index units written out that are too many to wait for the next checkpoint."""
-        limit = min(self._unit_limit.units, MAX_UNSTORED_UNITS)
-        if self._flusher.settle_units() and self._active_index.unstored > limit:
+    def _relieve_memory(self) -> None:
+        """Have index units written out that are too many to wait for the next checkpoint, or have that made now."""
+        syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
+        if self._settle_units() and self.segments.active_index.unstored > limit:
             # a busy partition of few is worth a checkpoint of its own, unless one runs: the next start has less to do
-            worth = journaled and limit == MAX_UNSTORED_UNITS and not self._flusher.syncing
-            self._sync_soon(DATA | INDEX if worth else INDEX)
-
-    def _write_back(self, segment: Segment, end: int) -> None:
-        """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.
-
-        Else it comes all at once with the next sync, which then takes long.
-        """
-        if not self._writing_back:
-            self._writing_back = True
-            start, self._written_back = max(self._written_back, segment.first_offset), end
-            fd = segment.data.pin()
-            position = start - segment.first_offset
-            write_back = partial(self._files.start_writeback, fd, position, end - start)
-            self._run_in_thread(write_back, partial(self._wrote_back, segment))
-
-    def _wrote_back(self, segment: Segment, result: object) -> None:
-        self._writing_back = False
-        segment.data.unpin()
-
-    def use(self, policy: FlushPolicy, max_segment_size: int) -> None:
-        """Go on with other settings.
-
-        To group commit: what is not synced yet stays visible and is synced at once. From group commit: puts that wait
-        for their sync keep waiting for it; later ones are shown as soon as those are.
-        """
-        self._max_segment_size = max_segment_size
-        if policy == self._policy:
-            return
-        self._policy = policy
-        self._async_from = None
-        if policy.waits:
-            if not self._waits:
-                self._journal_end = -1  # the journal knows nothing of what was written meanwhile
-            self._waits = True
-            if self._unsynced_records:
-                self._flusher.request(DATA)
-        elif self._waits:
-            self._async_from = self.end_offset
-            self._stop_waiting()
-
-    @staticmethod
-    def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
-        """The first and the last record's store time, without the sign of a bound."""
-        if not size or not units or len(units) % UNIT_BYTES:
-            raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
-        first, _, first_ms, length, _ = UNIT.unpack_from(units)
-        last, last_ms = first, first_ms
-        if len(units) > UNIT_BYTES:
-            last, _, last_ms, length, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
-        if first != base or last + length != base + size:
-            raise ValueError(f"index units do not describe [{base}, {base + size})")
-        return abs(first_ms), abs(last_ms)
-
-    def _refuse(self, error: OSError) -> NoReturn:
-        """The append failed to write."""
-        cause = str(error)
-        if (left := self._cut_back(self._active)) is not None:
-            cause = f"{cause} (and {left})"
-        elif no_room(error):  # nothing of it was shown, journaled or synced, and nothing is left of it
-            raise DiskFull(self.directory, f"{cause}; nothing of the put was kept") from error
-        self._turn_read_only(cause)
-        raise LogReadOnly(self.directory, cause) from error
-
-    def _cut_back(self, segment: Segment) -> str | None:
-        """Why it failed; None if it did not."""
-        try:
-            self._files.truncate(segment.data.use(), segment.size)
-        except OSError as error:  # recovery cuts it at the next start
-            return f"cutting the file back to {segment.size} bytes failed: {error}"
-        return None
-
-    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        if segment.index is not index or segment not in self._segments or segment.first_offset >= self.visible_end:
-            return False
-        if segment is self._active:  # which needs an index: another segment goes on
-            self._roll_past(damage)
-        _log.error("%s; its segment is read without an index until one is made again", damage)
-        self._drop_index(segment)
-        if self._on_index_lost is not None:
-            self._on_index_lost(self, segment)
-        return True
-
-    def _roll_past(self, damage: IndexDamaged) -> None:
-        if self.read_only is not None:
-            raise StoreError(f"{damage}; it cannot be made again before a restart: {self.read_only}")
-        try:
-            self._start_segment()
-        except OSError as error:
-            raise StoreError(f"{damage}; it cannot be made again without a new segment: {error}") from error
+            worth = self.waits and limit == tuning.MAX_UNSTORED_UNITS and not self.durability.syncing
+            syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
         try:
@@ -264,9 +186,195 @@ class PartitionLog(LogSyncing):
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
     def _start_segment(self) -> None:
-        """Begin the next segment. Raises OSError."""
-        segment = create_segment(self._open_files, self.directory, self.end_offset)
-        self._segments = [*self._segments, segment]
-        self._unsynced_directories.append(self.directory)
-        self._relist()
-        self._sync_soon(DATA | INDEX)
+        self._writer.roll()
+        self._shared.syncs.request(self, DATA | INDEX)
+
+    def _turn_read_only(self, cause: str) -> None:
+        self.durability.write_failed(cause)
+        _log.error("%s takes no more writes until the broker is restarted: %s", self.directory, cause)
+
+    def use(self, config: TopicStoreConfig) -> None:
+        """Go on with other settings.
+
+        To group commit: what is not synced yet stays visible and is synced at once. From group commit: puts that wait
+        for their sync keep waiting for it; later ones are shown as soon as those are.
+        """
+        self._writer.max_segment_size = config.max_segment_size
+        self._act(self.durability.use(config.flush_policy))
+
+    # --- safety -------------------------------------------------------------------------------------------------------
+
+    def when_visible(self, end: int, callback: VisibleCallback) -> None:
+        """Call `callback(None)` exactly once as soon as visible_end >= end: at once, or in order when the flush ends.
+
+        `callback(LogReadOnly)` if the flush fails or has failed. end: a byte offset up to end_offset, of an append.
+        """
+        if not self.durability.wait(end, callback):
+            callback(self.durability.answer_for(end))
+
+    def flush(self) -> None:
+        """Start a sync of everything appended; `when_visible` or `segments[-1].synced` tell when it is done."""
+        self.request(DATA)
+
+    def checkpoint(self) -> None:
+        """Start a sync of the data and its index, so that recovery need not check what is there now."""
+        self.request(DATA | INDEX)
+
+    def safe(self, end: int, count: int) -> None:
+        """For the journal: it has what lies below `end`, the first `count` records of this log's count."""
+        self._act(self.durability.safe(end, count))
+
+    def sync_failed(self, cause: str) -> None:
+        """Nothing can be made safe any more, here or in the journal: tell everybody who waits. Never tried again."""
+        if self.read_only is None:
+            self._turn_read_only(cause)
+        self._act(self.durability.failed(LogReadOnly(self.directory, cause)))
+
+    def mark_synced(self) -> None:
+        """For the store: all segments and `unsynced_directories` were synced, before the log is in use."""
+        for segment in self.segments:
+            segment.synced = segment.end
+        self._writer.unsynced_directories.clear()
+        self.durability.synced_at_start()
+
+    @property
+    def unsynced_directories(self) -> Sequence[str]:
+        """Directories in which names of this partition's files may not be on the disk."""
+        return self._writer.unsynced_directories
+
+    def close(self) -> None:
+        """Sync data and index on this thread, answer everybody who waits, close the files. Nothing may follow."""
+        if self.durability.dirty or self._jobs:
+            self.sync_now()
+        self.durability.write_failed("the store is closed")
+        self.segments.close()
+
+    def _act(self, actions: int) -> None:
+        if actions & SYNC:
+            self.request(DATA)
+        elif actions & SYNC_SOON:
+            self._shared.syncs.request(self, DATA)
+        if actions & SHOW:
+            self.segments.show(self.durability.shown, self.durability.shown_count)
+        if actions & TELL:
+            for callback, error in self.durability.take_answers():
+                call_safely(callback, error)
+        if actions & SHOW and self.on_visible is not None:
+            call_safely(self.on_visible, self)
+
+    # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
+
+    def request(self, kind: int) -> None:
+        """Have everything appended up to now covered by a job of this kind; nothing after a failure."""
+        job = self.begin(kind)
+        if job is not None:
+            self._shared.run_in_thread(job.run, partial(self._ended, job))
+
+    def _ended(self, job: SyncJob, result: object) -> None:
+        self.end(job, result)
+        self.go_on()
+
+    def begin(self, kind: int, *, grouped: bool = False) -> SyncJob | None:
+        """As `request`, but the caller has the job run, alone or in a group, and calls `end` and `go_on` then.
+
+        None after a failure, and if it cannot begin now: one that syncs follows those under way, units alone are to be
+        asked for again.
+        """
+        if kind == INDEX and not self._settle_units():
+            return None
+        kind = self.durability.begin(kind)
+        if not kind:
+            return None
+        job = self._make_job(kind, grouped=grouped)
+        self._jobs.append(job)
+        return job
+
+    def end(self, job: SyncJob, result: object) -> None:
+        """A job of `begin` has run; result: an exception that is not the job's own, or anything else."""
+        if job not in self._jobs:
+            return  # sync_now() has settled it
+        self._jobs.remove(job)
+        self.durability.ended(job.kind)
+        if isinstance(result, BaseException) and job.error is None:
+            job.error = OSError(f"worker thread failed: {result!r}")
+        self.end_last(job)
+        if job.kind & DATA or self.durability.failure is not None:
+            self._shared.syncs.sync_ended(self)
+
+    def go_on(self) -> None:
+        """Begin the job that was wanted meanwhile."""
+        self.request(0)
+
+    def sync_now(self) -> None:
+        """Sync everything on this thread, waiting for the disk, and answer everybody. For start and shutdown."""
+        job = self.begin_last()
+        if job is not None:
+            with suppress(OSError):  # the job keeps it, and `end_last` reports it
+                job.run()
+            self.end_last(job)
+
+    def begin_last(self, *, grouped: bool = False) -> SyncJob | None:
+        """The job that covers everything, for the caller to run and to hand to `end_last`; None after a failure.
+
+        Jobs under way are awaited, or cancelled if they have not begun.
+        """
+        under_way, self._jobs = self._jobs, []
+        for job in under_way:
+            job.cancel()
+            self.end_last(job)
+        kind = self.durability.begin_last()
+        return self._make_job(kind, grouped=grouped) if kind else None
+
+    def end_last(self, job: SyncJob) -> None:
+        """Answer everybody who waits for this job."""
+        job.release()
+        if job.error is not None:
+            self.sync_failed(str(job.error))
+        elif job.ran:
+            job.apply()
+            if job.kind & DATA:
+                del self._writer.unsynced_directories[: len(job.directories)]
+                covered = job.kind & INDEX != 0 and not self.segments.unfinished()
+                self._act(self.durability.synced(job.end, job.count, all_covered=covered))
+
+    def writes_index(self, segment: Segment) -> bool:
+        """Whether a job under way may write the index file of this segment."""
+        return any(job.writes_index(segment) for job in self._jobs)
+
+    def _make_job(self, kind: int, *, grouped: bool) -> SyncJob:
+        return SyncJob(
+            self.segments.files,
+            kind,
+            self.directory,
+            self.segments.unfinished(),
+            tuple(self._writer.unsynced_directories) if kind & DATA else (),
+            self.end_offset,
+            self.durability.count,
+            grouped=grouped,
+        )
+
+    def _settle_units(self) -> bool:
+        """Let those index units leave memory that jobs under way have written; whether others may be written now."""
+        return all(job.kind != INDEX and job.settle_units() for job in self._jobs)
+
+    # --- damaged indexes ----------------------------------------------------------------------------------------------
+
+    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
+        """Do without this index: see lookup.GiveUp."""
+        segments = self.segments
+        if segment.index is not index or segment not in segments or segment.first_offset >= segments.visible_end:
+            return False
+        if segment is segments.active:  # which needs an index: another segment goes on
+            self._roll_past(damage)
+        _log.error("%s; its segment is read without an index until one is made again", damage)
+        segments.drop_index(segment)
+        self._shared.on_index_lost(self, segment)
+        return True
+
+    def _roll_past(self, damage: IndexDamaged) -> None:
+        if self.read_only is not None:
+            raise StoreError(f"{damage}; it cannot be made again before a restart: {self.read_only}")
+        try:
+            self._start_segment()
+        except OSError as error:
+            raise StoreError(f"{damage}; it cannot be made again without a new segment: {error}") from error

@@ -33,6 +33,7 @@ from .index import (
     StoredCheckpoint,
     UnitArray,
     largest_id,
+    order_times,
     read_checkpoint,
     replace_index,
     write_units,
@@ -41,7 +42,6 @@ from .index_blocks import Unit
 from .rewriting import Rewriter
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_bytes, scan_units
 from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
-from .times import order_times
 from .unit_reader import UnitReader
 
 __all__ = [

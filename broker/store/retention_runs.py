@@ -13,13 +13,12 @@ from metaq.protocol.message_id import EPOCH_MS
 
 from .discard import Discarded, discard
 from .files import Files
-from .flush import RunInThread
 from .index import IndexDamaged
 from .partition_log import PartitionLog
 from .retention import Action, DeletePolicy, SegmentAge, count_excess, count_expired
 from .segment import Segment
+from .threads import RunInThread, Turns
 from .topic_config import TopicStoreConfig
-from .turns import Turns
 
 __all__ = ["RemovedSegment", "RetentionRuns"]
 
@@ -102,7 +101,7 @@ class RetentionRuns:
         for topic, of_topic in topics.items():
             policy = limited[topic]
             if policy is not None and policy.max_bytes is not None:
-                excess = sum(log.size_bytes for log in of_topic) - policy.max_bytes
+                excess = sum(log.segments.size_bytes for log in of_topic) - policy.max_bytes
                 removed += self._remove_excess(of_topic, excess, policy.action) if excess > 0 else ()
         return removed
 
@@ -111,7 +110,7 @@ class RetentionRuns:
         return [each for log, count in zip(logs, counts, strict=True) for each in self._remove(log, count, action)]
 
     def _remove(self, log: PartitionLog, count: int, action: Action) -> list[RemovedSegment]:
-        segments = log.remove_first(count)
+        segments = log.segments.remove_first(count)
         self._discard(log, segments, action)
         return [
             RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
@@ -137,7 +136,7 @@ class RetentionRuns:
             return ages
         for segment in log.segments[:-1]:
             # an index may never be made again (a bad sector): waiting for it would keep the log for ever
-            if not segment.finished or log.flusher.writes_index(segment):
+            if not segment.finished or log.writes_index(segment):
                 break
             try:
                 modified_ms = self._files.status(segment.path).modified_ms
@@ -197,7 +196,7 @@ class RetentionRuns:
                 result.error,
             )
             restored = segments[result.gone :]
-            log.restore_first(restored)
+            log.segments.restore_first(restored)
             self._on_restored(log, restored)
         if result.left_over:
             self._untidy[log] = None

@@ -27,8 +27,7 @@ from metaq.protocol.record import (
 from metaq.protocol.resync import next_record
 
 from .files import Files, Readable, read_exactly
-from .index import UNIT_DTYPE, UnitArray
-from .times import order_times
+from .index import UNIT_DTYPE, UnitArray, order_times
 
 __all__ = [
     "Scan",

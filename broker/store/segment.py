@@ -68,10 +68,11 @@ class Segment:
 
     `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed`
     are byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks
-    of its key file, None as long as nobody has looked.
+    of its key file, None as long as nobody has looked. `removed`: whether retention has taken it out of its log. Other
+    threads may read `path`, `first_offset` and `removed` (snapshot.SegmentName).
     """
 
-    __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "size", "synced")
+    __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")
 
     def __init__(self, path: str, first_offset: int, size: int, data: OpenFile, index: Index | None) -> None:
         self.path = path
@@ -80,6 +81,7 @@ class Segment:
         self.data = data
         self.index = index
         self.keys: tuple[KeyBlock, ...] | None = None
+        self.removed = False
         self.synced = self.checkpointed = first_offset
 
     @property

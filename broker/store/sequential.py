@@ -12,11 +12,8 @@ from collections import deque
 from contextlib import suppress
 from typing import NamedTuple
 
-from metaq.protocol.errors import OffsetOutOfRange, StoreError
-
 from .files import Files, read_exactly
-from .log_segments import LogSegments
-from .segment import Segment
+from .snapshot import SegmentName, Snapshot, find_segment
 
 __all__ = ["HOT_TAIL_BYTES", "MAX_WINDOW_BYTES", "SequentialReader"]
 
@@ -47,44 +44,41 @@ class SequentialReader:
     They make few system calls: after each one a thread waits for the interpreter lock, and takes it from the reactor.
     """
 
-    def __init__(self, log: LogSegments, files: Files) -> None:
-        self.log = log
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._segment: Segment | None = None
+        self._segment: SegmentName | None = None
         self._ahead = 0  # up to here the segment was fetched
         self.is_ahead_cached = False
         """Whether what was to be fetched last was there already: others read the same, or it was written just now."""
         self._brought: deque[_Range] = deque()
 
-    def read(self, offset: int, max_bytes: int, window: int = MAX_WINDOW_BYTES) -> bytes:
-        """Like `LogSegments.read_blocking`; fetches up to `window` bytes behind the data and drops old pages."""
-        segment, length = self.log.extent(offset, max_bytes)
+    def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = MAX_WINDOW_BYTES) -> bytes:
+        """Like `Snapshot.read`; fetches up to `window` bytes behind the data and drops old pages.
+
+        log: always of the same partition.
+        """
+        segment, length = log.extent(offset, max_bytes)
         if not length:
             return b""
+        hot = log.visible_end - HOT_TAIL_BYTES
         if segment is not self._segment:
-            self._leave()
+            self._leave(hot)
             self._segment = segment
         self._ahead = max(self._ahead, offset)
-        try:
-            fd = self._files.open(segment.path, os.O_RDONLY)
-        except FileNotFoundError:
-            raise OffsetOutOfRange(offset, self.log.first_offset, self.log.visible_end) from None  # retention
-        except OSError as error:
-            raise StoreError(f"{segment.path} cannot be read: {error}") from error
-        try:
-            end = offset + length
-            self._files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
-            self._fetch(fd, segment, end, offset)
-            data = read_exactly(self._files, fd, length, offset - segment.first_offset)
-            if self._fetch(fd, segment, min(end + window, segment.first_offset + segment.size), end + window // 2):
-                self._drop(fd, segment, end - window)
-            return data
-        except OSError as error:
-            raise StoreError(f"{segment.path} cannot be read: {error}") from error
-        finally:
-            self._files.close(fd)
+        end = offset + length
 
-    def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
+        def read(files: Files, fd: int) -> bytes:
+            files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
+            self._fetch(fd, segment, end, offset)
+            data = read_exactly(files, fd, length, offset - segment.first_offset)
+            _, last = find_segment(log.segments, log.visible_end, offset)
+            if self._fetch(fd, segment, min(end + window, last), end + window // 2):
+                self._drop(fd, segment, min(end - window, hot))
+            return data
+
+        return log.look(segment, read)
+
+    def _fetch(self, fd: int, segment: SegmentName, stop: int, needed: int) -> bool:
         """Have the kernel read up to `stop`, if less than up to `needed` was fetched; whether it was told so.
 
         Returns before the data is there.
@@ -107,25 +101,24 @@ class SequentialReader:
         except OSError:  # not there, or it cannot be told: then it is taken as ours
             return False
 
-    def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Give back the pages that were brought and end before `before`, if the end of the partition is far away."""
+    def _drop(self, fd: int, segment: SegmentName, before: int) -> None:
+        """Give back the pages that were brought and end before `before`."""
         if self._brought and self._files.unused_memory_part() > SPARE_MEMORY_PART:
             self._brought.clear()
             return
-        before = min(before, self.log.visible_end - HOT_TAIL_BYTES)
         while self._brought and self._brought[0].stop <= before:
             start, stop = (offset - segment.first_offset for offset in self._brought.popleft())
             start -= start % _PAGE_BYTES  # the kernel keeps pages that are named in part
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
-    def _leave(self) -> None:
-        """The reader goes to another segment: nothing of the last one is kept."""
+    def _leave(self, hot: int) -> None:
+        """The reader goes to another segment: nothing of the last one in front of `hot` is kept."""
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:
             with suppress(OSError):  # gone: so are its pages
                 fd = self._files.open(segment.path, os.O_RDONLY)
                 try:
-                    self._drop(fd, segment, segment.first_offset + segment.size)
+                    self._drop(fd, segment, hot)
                 finally:
                     self._files.close(fd)
         self._brought.clear()

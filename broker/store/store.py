@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
@@ -17,25 +18,27 @@ from .directories import PartitionDirectory, lock_data_path, lock_empty_path, pa
 from .disk_space import DiskSpace
 from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit
-from .flush import RunInThread
 from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
-from .partition_log import PartitionLog
+from .partition_log import PartitionLog, Shared
 from .recovery import Recovered, RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment
+from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
-from .visibility import AllVisibleCallback, when_all_visible
 
 __all__ = ["Append", "RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
+
+AllVisibleCallback = Callable[[Sequence[MetaqError | None]], None]
+"""callback(for each log None if its data is visible, else why it will not be)."""
 
 
 class Append:
@@ -84,7 +87,6 @@ class Store:
         self.reports: list[RecoveryReport] = []
         self._config_for = config_for
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
-        self._run_in_thread = run_in_thread
         self.files = files
         self._clock = clock
         self._monotonic = monotonic
@@ -102,6 +104,13 @@ class Store:
         self.space = DiskSpace(files, lambda: self.data_paths, run_in_thread, disk_reserve)
         self._journal = Journal(
             self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
+        )
+        self._shared = Shared(
+            self._open_files,
+            run_in_thread,
+            self._journal,
+            self._syncs,
+            lambda log, segment: self._rebuilding.add(log, [segment]),
         )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
@@ -223,8 +232,14 @@ class Store:
         return taken
 
     def when_all_visible(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
-        """Call back once when each log is visible up to its end or has failed (visibility.py); at once if all are."""
-        when_all_visible(self._journal, ends, callback)
+        """Call back once when each log is visible up to its `end`, or has failed; at once if all are.
+
+        Nothing is registered in a log that the journal takes care of: the group under way answers for all of them.
+        """
+        if all(log.segments.visible_end >= end for log, end in ends):
+            callback([None] * len(ends))
+        else:
+            self._journal.when_settled(partial(_ask, ends, callback))
 
     def journal_status(self) -> JournalStatus:
         """Of the journal that the partitions with synchronous flush share."""
@@ -300,7 +315,7 @@ class Store:
         O(partitions); O(messages) for segments with a foreign id (message_id.foreign_from).
         """
         limit = foreign_from(int(self._clock() * 1000))
-        return max((log.largest_id_below(limit) for log in self._logs.values()), default=0)
+        return max((log.segments.largest_id_below(limit) for log in self._logs.values()), default=0)
 
     def _create(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
         path = self.directory_for(topic, partition)
@@ -314,31 +329,15 @@ class Store:
 
     def _add(self, topic: str, partition: int, path: str, recovered: Recovered) -> PartitionLog:
         config = self._config_for(topic)
-        log = PartitionLog(
-            topic,
-            partition,
-            path,
-            recovered.segments,
-            policy=config.flush_policy,
-            max_segment_size=config.max_segment_size,
-            open_files=self._open_files,
-            run_in_thread=self._run_in_thread,
-            journal=self._journal,
-            unsynced_directories=recovered.unsynced_directories,
-            on_dirty=self._syncs.mark_dirty,
-            request_sync=self._syncs.request,
-            unit_limit=self._syncs.unit_limit,
-            on_index_lost=lambda log, segment: self._rebuilding.add(log, [segment]),
-        )
-        self._syncs.watch(log)
+        directories = recovered.unsynced_directories
+        log = PartitionLog(topic, partition, path, recovered.segments, config, self._shared, directories)
         self._logs[topic, partition] = log
         return log
 
     def reconfigure(self) -> None:
         """Ask for every log's settings again. Retention asks whenever it runs, data paths only for new partitions."""
         for log in self._logs.values():
-            config = self._config_for(log.topic)
-            log.use(config.flush_policy, config.max_segment_size)
+            log.use(self._config_for(log.topic))
 
     # --- timers -------------------------------------------------------------------------------------------------------
 
@@ -373,3 +372,22 @@ class Store:
     def unindexed_segments(self) -> int:
         """Closed segments whose index is still to be rebuilt; their messages are not counted yet."""
         return len(self._rebuilding)
+
+
+def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
+    """The journal has done what it can; what is still not visible waits for its own file's sync, or has failed."""
+    errors: list[MetaqError | None] = [None] * len(ends)
+    left = {number for number, (log, end) in enumerate(ends) if log.segments.visible_end < end}
+    if not left:
+        callback(errors)
+        return
+
+    def answered(number: int, error: MetaqError | None) -> None:
+        errors[number] = error
+        left.discard(number)
+        if not left:
+            call_safely(callback, errors)
+
+    for number in sorted(left):
+        log, end = ends[number]
+        log.when_visible(end, partial(answered, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from .durability import DATA, INDEX
 from .files import Files
 from .index import (
     UNIT_BYTES,
@@ -16,13 +17,7 @@ from .index import (
 )
 from .segment import Segment
 
-__all__ = ["DATA", "INDEX", "SyncJob", "run_together"]
-
-# what a job does, as bits; plain integers because requests are made once per append
-DATA = 1
-"""Sync the data."""
-INDEX = 2
-"""Write the index units out; together with DATA: sync them too and move the checkpoint."""
+__all__ = ["SyncJob", "run_together"]
 
 
 class _Part:
@@ -61,7 +56,7 @@ class _Part:
 class SyncJob:
     """Work for one worker call, made and applied on the owning thread, run on a worker.
 
-    It covers the data below `end`, which holds `sequence` records in the log's own count. Index units are written
+    It covers the data below `end`, which holds `count` records in the log's own count. Index units are written
     before anything is synced and need not stay in memory meanwhile (`settle_units`); headers, which promise, come last.
     """
 
@@ -73,7 +68,7 @@ class SyncJob:
         segments: Sequence[Segment],
         directories: Sequence[str],
         end: int,
-        sequence: int,
+        count: int,
         *,
         grouped: bool = False,
     ) -> None:
@@ -84,7 +79,7 @@ class SyncJob:
         self.kind = kind
         self.directory = directory
         self.end = end
-        self.sequence = sequence
+        self.count = count
         self.directories = directories
         self.error: OSError | None = None
         self.ran = False

@@ -148,7 +148,7 @@ class Committer:
     def finish(self) -> None:
         """Sync the partitions that committed transactions wait for, on this thread. For shutdown."""
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
-            log.flusher.finish()
+            log.sync_now()
         self.settle()
 
     def wait_for_disk(self, transaction: Transaction, ends: list[tuple[PartitionLog, int]]) -> None:

@@ -14,7 +14,7 @@ from metaq.protocol.errors import ConfigError, StoreError, TransactionRefused
 
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
-from ..store.flush import RunInThread
+from ..store.threads import RunInThread
 from ..writing import Writing
 from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, write_state
 from .commands import Operation, StoredPut

@@ -73,7 +73,7 @@ class Placed:
             if not self.log.first_offset <= offset <= self.log.visible_end - size:
                 continue
             expected = self._bytes[self._bounds[number] : self._bounds[number + 1]]
-            there = self.log.read_blocking(offset, size)
+            there = self.log.segments.snapshot().read(offset, size)
             if there[: _ID.start] == expected[: _ID.start] and there[_ID.stop :] == expected[_ID.stop :]:
                 _log.warning(
                     "%s: the message at byte %d has lost its id %d to damage: it stays as it is",
@@ -95,7 +95,7 @@ class Placed:
             return whole._replace(offset=start)
         first = min(self.places.values())
         size = self.end - first
-        _, length = self.log.extent(first, size)
+        _, length = self.log.segments.extent(first, size)
         if length < size:  # over several files: 1.x cannot say that
             return whole._replace(offset=first)
         return whole._replace(offset=first, size=size, checksum=_checksum(self.log, first, size))
@@ -130,12 +130,12 @@ class Placed:
         lowest = int(ids.min())
         start = self.log.first_offset
         if lowest <= 0 and after is not None:
-            start = self.log.segment_start(min(max(after, start), max(start, self.log.visible_end - 1)))
+            start = self.log.segments.start_of(min(max(after, start), max(start, self.log.visible_end - 1)))
         for segment in list(self.log.segments):
             # ids grow: what was closed before the messages got theirs is not read
             if segment.end <= start or (segment.index is not None and 0 < segment.index.max_id < lowest):
                 continue
-            for units in self.log.units_between(segment.first_offset, segment.end, _SEARCH_BYTES):
+            for units in self.log.lookup.units_between(segment.first_offset, segment.end, _SEARCH_BYTES):
                 for unit in units[np.isin(units["id"], ids)].tolist():
                     number = numbers[unit[1]]
                     if unit[3] == self._size(number):
@@ -146,7 +146,7 @@ class Placed:
         offset, first = run[0]
         last = run[-1][1]
         expected = self._bytes[self._bounds[first] : self._bounds[last + 1]]
-        if self.log.read_blocking(offset, len(expected)) == expected:
+        if self.log.segments.snapshot().read(offset, len(expected)) == expected:
             if len(run) == len(self.block.ids):  # whole and in order: better than parts found before
                 self.places.clear()
             for place, number in run:
@@ -202,7 +202,7 @@ def is_at(log: PartitionLog, location: Location) -> bool:
     if location.size <= 0 or not log.first_offset <= location.offset <= log.visible_end - location.size:
         return False
     try:
-        _, length = log.extent(location.offset, location.size)
+        _, length = log.segments.extent(location.offset, location.size)
         return length == location.size and _checksum(log, location.offset, length) == location.checksum
     except OffsetOutOfRange:
         return False
@@ -211,7 +211,9 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
     """Of bytes of one segment, which may be most of it if a message of a block was appended later."""
     starts = range(offset, offset + size, _CHECKED_BYTES)
-    return block_checksum(log.read_blocking(start, min(_CHECKED_BYTES, offset + size - start)) for start in starts)
+    return block_checksum(
+        log.segments.snapshot().read(start, min(_CHECKED_BYTES, offset + size - start)) for start in starts
+    )
 
 
 def present(block: Block, now_ms: int) -> int:

@@ -149,7 +149,7 @@ class _Replay:
         for old in self._old.values():
             self._repair(old)
         for log in self._appended_to:
-            log.flusher.finish()  # nobody sees a part of a block before the rest
+            log.sync_now()  # nobody sees a part of a block before the rest
         self.result.max_message_id = self._following.max_message_id
         self.result.late = self._following.late
         return self.result

@@ -16,7 +16,7 @@ from contextlib import suppress
 from metaq.protocol.record import Buffer
 
 from ..store.files import Files, write_all
-from ..store.flush import RunInThread, call_safely
+from ..store.threads import RunInThread, call_safely
 from .redo import REDO_PREFIX
 from .redo_file import RedoFile, RedoPosition
 

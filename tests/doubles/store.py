@@ -234,9 +234,9 @@ def check_invariants(log: PartitionLog) -> None:
             assert (units["offset"] + units["size"] == starts[1:]).all()
             assert (np.diff(np.abs(units["time_ms"])) >= 0).all()
     indexed = [segment.index for segment in segments if segment.index is not None]
-    assert log.message_count == sum(index.ending_by(log.visible_end) for index in indexed)
-    assert log.count_before(log.visible_end) == log.message_count
-    assert log.count_before(log.first_offset) == 0
+    assert log.segments.message_count == sum(index.ending_by(log.visible_end) for index in indexed)
+    assert log.lookup.count_before(log.visible_end) == log.segments.message_count
+    assert log.lookup.count_before(log.first_offset) == 0
 
 
 class BadSector(FaultyFiles):

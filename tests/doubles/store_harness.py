@@ -103,7 +103,7 @@ class StoreHarness:
         log, found = self.log, []
         offset = log.first_offset
         while offset < log.visible_end:
-            data = log.read_blocking(offset, 1 << 30)
+            data = log.segments.snapshot().read(offset, 1 << 30)
             assert data
             headers = list(iter_headers(data))
             assert headers[-1].end == len(data)

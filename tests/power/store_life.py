@@ -235,7 +235,7 @@ def read_everything(name: str, log: PartitionLog) -> bytes:
     data = bytearray()
     offset = log.first_offset
     while offset < log.visible_end:
-        read = log.read_blocking(offset, _READ_BYTES)
+        read = log.segments.snapshot().read(offset, _READ_BYTES)
         if not read:
             raise Broken(f"{name}: nothing can be read at {offset} of {log.visible_end}")
         data += read

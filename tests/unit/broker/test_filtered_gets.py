@@ -450,7 +450,7 @@ def test_damage_in_the_midst_ends_an_answer_and_is_then_the_clients_to_find(harn
     client.fetch()
     assert client.seen == [b"L0000", b"L0002"]
     answer = client.ask()
-    assert bytes(answer.data[: 2 * RECORD]) == log_of(harness).read_blocking(3 * RECORD, 2 * RECORD)
+    assert bytes(answer.data[: 2 * RECORD]) == log_of(harness).segments.snapshot().read(3 * RECORD, 2 * RECORD)
 
 
 def test_messages_that_retention_took_are_passed(tmp_path):
@@ -461,7 +461,7 @@ def test_messages_that_retention_took_are_passed(tmp_path):
     client = JavaClient(harness, max_size=200)
     client.fetch()
     log = log_of(harness)
-    log.remove_first(5)
+    log.segments.remove_first(5)
     assert client.fetch().code == 301
     assert client.offset == log.first_offset
     client.run()
@@ -476,7 +476,7 @@ def test_retention_that_took_less_than_was_processed_changes_nothing(tmp_path):
         peer.ask(put("orders", 0, body))
     client = JavaClient(harness)
     client.fetch()
-    log_of(harness).remove_first(3)
+    log_of(harness).segments.remove_first(3)
     assert client.offset < 3 * 500 or log_of(harness).first_offset <= client.offset
     client.run()
     assert client.seen == [body for body in bodies("Ls" * 100) if body.startswith(b"L")]

@@ -104,7 +104,7 @@ def test_a_slow_filter_is_answered_with_what_is_decided_after_its_time(harness, 
     def run(offset):
         now = itertools.count(0, judge_module.BUDGET_SECONDS * 0.4)
         judge = Judge(filter_, "large", "orders", 0, seconds=lambda: next(now))
-        chosen = choose_records(judge, log.read_blocking, offset, 1000, 1000, 1000)
+        chosen = choose_records(judge, log.segments.snapshot().read, offset, 1000, 1000, 1000)
         return len(chosen.data), chosen.next_offset
 
     assert run(0) == (3 * RECORD, 3 * RECORD)

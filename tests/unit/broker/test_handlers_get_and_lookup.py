@@ -46,7 +46,7 @@ def test_a_record_that_max_transfer_size_would_cut_for_ever_comes_whole_if_asked
 
 def test_get_reads_from_the_disk_in_a_thread_and_keeps_its_place(peer, harness, monkeypatch):
     peer.ask(put("t", 0))
-    monkeypatch.setattr(type(harness.store.get("t", 0)), "read", lambda *_: None)
+    monkeypatch.setattr(type(harness.store.get("t", 0).segments), "read", lambda *_: None)
     peer.send(encode_get("t", "g", 0, 0, 100, 1) + b"version 2\r\n")
     assert peer.received() == b""
     harness.threads.run()

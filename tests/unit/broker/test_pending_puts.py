@@ -90,7 +90,7 @@ def test_many_producers_before_a_stalled_disk(small, kind):
         answers = [answer for producer in producers for answer in producer.frames()]
     assert {answer.code for answer in answers} <= {0, 200}
     assert len(answers) == expected
-    assert sum(log.message_count for log in small.store.logs()) == expected
+    assert sum(log.segments.message_count for log in small.store.logs()) == expected
 
 
 def test_a_failing_disk_lets_everybody_go(tmp_path):

@@ -33,7 +33,7 @@ def runs(monkeypatch):
 def stored(harness, topic, partition):
     """(time, flag, body) of each record, whose checksums and index units are as they should be."""
     log = harness.store.get(topic, partition)
-    data = bytes(log.read(0, 1 << 20))
+    data = bytes(log.segments.read(0, 1 << 20))
     headers = list(iter_headers(data))
     (segment,) = log.segments
     units = segment.index.units(0, len(segment.index)).tolist()
@@ -155,7 +155,7 @@ def test_no_room_refuses_every_put_of_a_run(peer, harness, runs):
     harness.store.space.full = {path: DiskFull(path, "1 byte is free")}
     peer.send(b"".join(put("t", number % 2, opaque=number) for number in range(COUNT)))
     assert {answer.code for answer in peer.answers()} == {500}
-    assert harness.store.get("t", 0).message_count == 1
+    assert harness.store.get("t", 0).segments.message_count == 1
     assert len(runs) == 1
 
 

@@ -106,7 +106,7 @@ def test_a_closed_partition_is_not_read_and_not_passed_over_in_silence(peer: Pee
     harness.broker.partitions.close("t", 1, 1)
     frame = ask(harness, peer, QueryMessageRequest("t", "k"))
     answer = FoundReply.from_ext(frame.ext)
-    assert (answer.messages, answer.unsearched) == (1, harness.store.get("t", 1).size_bytes)
+    assert (answer.messages, answer.unsearched) == (1, harness.store.get("t", 1).segments.size_bytes)
     assert ask(harness, peer, ViewMessageRequest("t", reply.message_id, 1)).code == ResponseCode.NO_PERMISSION
 
 

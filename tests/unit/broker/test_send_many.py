@@ -61,13 +61,13 @@ def test_each_part_is_one_append_and_one_row(peer, harness, appends):
     assert [row[1:] for row in (first, second, third)] == [(25, 1, OK), (0, 0, OK), (0, 0, OK)]
     assert appends[1:] == [("t", 1, 2), ("wildcat", 0, 1), ("t", 0, 1)]
     assert answer.remark == ""
-    units = harness.store.get("t", 1).units(0, 1000)
+    units = harness.store.get("t", 1).lookup.units(0, 1000)
     assert units["offset"].tolist() == [0, 25, 46]
     assert units["size"].tolist() == [25, 21, 22]
     assert units["id"].tolist()[1:] == [first.message_id, first.message_id + 1]
     assert [row.message_id - first.message_id for row in (second, third)] == [2, 3]
-    assert harness.store.get("t", 1).read(46, 100) == encode_record(b"bc", first.message_id + 1, 0)
-    assert harness.store.get("t", 0).read(0, 100) == encode_record(b"d" * 9, third.message_id, 1)
+    assert harness.store.get("t", 1).segments.read(46, 100) == encode_record(b"bc", first.message_id + 1, 0)
+    assert harness.store.get("t", 0).segments.read(0, 100) == encode_record(b"d" * 9, third.message_id, 1)
     assert (harness.broker.metrics.cmd_put, harness.broker.metrics.put_failed) == (5, 0)
 
 
@@ -97,13 +97,13 @@ def test_a_refused_part_leaves_the_others_as_they_are(peer, harness):
     ]
     assert [(row.partition, row.offset) for row in found if row.code == OK] == [(1, 0), (1, 25)]
     assert "Checksum failure" in answer.remark
-    assert {log.partition: log.message_count for log in harness.store.logs()} == {1: 2}
+    assert {log.partition: log.segments.message_count for log in harness.store.logs()} == {1: 2}
     assert harness.broker.metrics.put_failed == 4  # a closed partition is not counted
 
 
 def test_a_log_that_takes_no_writes_refuses_its_parts_only(peer, harness):
     peer.ask(put("t", 0))
-    harness.store.get("t", 0).read_only = "disk full"
+    harness.store.get("t", 0).durability.read_only = "disk full"
     answer = peer.ask_frame(many([("t", 1, [record()]), ("t", 0, [record()]), ("t", 0, [record()])]))
     assert [row.code for row in rows(answer)] == [
         OK,
@@ -116,7 +116,7 @@ def test_a_log_that_takes_no_writes_refuses_its_parts_only(peer, harness):
 def test_the_broker_chooses_a_partition_where_none_is_named(peer, harness):
     found = rows(peer.ask_frame(many([("t", -1, [record()]) for _ in range(50)])))
     assert {row.partition for row in found} == {0, 1, 2}
-    assert sum(log.message_count for log in harness.store.logs()) == 50
+    assert sum(log.segments.message_count for log in harness.store.logs()) == 50
     for partition in range(3):
         offsets = [row.offset for row in found if row.partition == partition]
         assert offsets == list(range(0, 25 * len(offsets), 25))
@@ -125,7 +125,7 @@ def test_the_broker_chooses_a_partition_where_none_is_named(peer, harness):
 def test_the_answer_waits_until_all_parts_are_safe(peer, harness):
     peer.send(many([("t", 0, [record()]), ("safe", 0, [record()]), ("safe", 1, [record(), record()])]))
     assert peer.received() == b""
-    assert harness.store.get("t", 0).message_count == 1
+    assert harness.store.get("t", 0).segments.message_count == 1
     harness.threads.run()
     (answer,) = peer.frames()
     assert [row.code for row in rows(answer)] == [OK] * 3
@@ -207,7 +207,7 @@ def test_every_record_is_where_its_row_says(harness, parts):
         expected = b"".join(encode_record(body, row.message_id + at, 0) for at, body in enumerate(bodies))
         stored = b""
         while len(stored) < len(expected):  # a segment ends somewhere
-            stored += log.read(row.offset + len(stored), len(expected) - len(stored))
+            stored += log.segments.read(row.offset + len(stored), len(expected) - len(stored))
         assert stored == expected
 
 

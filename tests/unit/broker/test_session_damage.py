@@ -201,8 +201,8 @@ def test_a_record_that_is_good_after_all_is_given(opened):
 
 def test_a_record_larger_than_what_is_walked_at_once_is_given_whole(opened, monkeypatch):
     harness = opened(kind="unindexed")
-    monkeypatch.setattr("metaq.broker.store.log_lookup.MAX_BODY_BYTES", 1)
-    monkeypatch.setattr("metaq.broker.store.log_lookup._WALKED_BYTES", 10)
+    monkeypatch.setattr("metaq.broker.store.lookup.MAX_BODY_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.store.lookup._WALKED_BYTES", 10)
     frame = ask(harness, harness.connect(), 3 * SIZE)
     assert (frame.code, len(frame.body)) == (SUCCESS, SIZE)
 
@@ -245,7 +245,9 @@ def test_nothing_false_is_read_and_nothing_good_is_lost_whatever_bytes_change(op
         damage.append((position, bytes(size) if rng.random() < 0.5 else rng.randbytes(size)))
     harness = opened(*damage)
     log = harness.store.get("damaged", 0)
-    stored = bytes(log.read_blocking(0, 10 * SIZE)) + bytes(log.read_blocking(10 * SIZE, 10 * SIZE))
+    stored = bytes(log.segments.snapshot().read(0, 10 * SIZE)) + bytes(
+        log.segments.snapshot().read(10 * SIZE, 10 * SIZE)
+    )
     sound, unclear = [], set()
     for number in range(COUNT):
         record = stored[number * SIZE : (number + 1) * SIZE]

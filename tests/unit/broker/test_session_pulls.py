@@ -308,7 +308,7 @@ def test_runs_far_apart_are_read_one_by_one(tagged, monkeypatch):
 @pytest.mark.parametrize("tags", [(), ("a",)])
 def test_what_is_not_in_the_page_cache_is_read_in_a_thread(tagged, harness, monkeypatch, tags):
     log = harness.store.get("t", 0)
-    monkeypatch.setattr(type(log), "read", lambda *_: None)
+    monkeypatch.setattr(type(log.segments), "read", lambda *_: None)
     tagged.send(pull("t", 0, 0, tags=tags))
     assert tagged.received() == b""
     harness.threads.run()
@@ -319,7 +319,7 @@ def test_what_is_not_in_the_page_cache_is_read_in_a_thread(tagged, harness, monk
 
 def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
     log = harness.store.get("t", 0)
-    monkeypatch.setattr(type(log), "read", lambda *_: None)
+    monkeypatch.setattr(type(log.segments), "read", lambda *_: None)
 
     def fail(*_):
         raise OSError(5, "Input/output error")

@@ -122,7 +122,7 @@ def test_a_safe_put_is_kept_when_its_connection_is_lost_before_the_sync(peer, ha
     peer.send(put("safe", 0))
     peer.lose()
     harness.threads.run()
-    assert harness.store.get("safe", 0).message_count == 1
+    assert harness.store.get("safe", 0).segments.message_count == 1
 
 
 def test_a_connection_that_quits_gets_the_answers_that_are_due(peer, harness):
@@ -147,7 +147,7 @@ def test_send_is_a_put_and_shares_its_append(peer, appends):
 def test_send_one_way_is_not_answered_even_if_refused(peer, harness):
     peer.send(send("t", 0, flag=ONE_WAY) + send("t", 99, flag=ONE_WAY) + send("nope", 0, flag=ONE_WAY))
     assert peer.received() == b""
-    assert harness.store.get("t", 0).message_count == 1
+    assert harness.store.get("t", 0).segments.message_count == 1
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_frame_that_cannot_be_done_is_refused_with_a_remark(peer, harness, fra
     answer = peer.ask_frame(frame)
     assert answer.code == code
     assert answer.remark
-    assert sum(log.message_count for log in harness.store.logs()) == 0
+    assert sum(log.segments.message_count for log in harness.store.logs()) == 0
 
 
 def test_a_batch_is_one_append_and_its_ids_and_offsets_follow_from_the_first(peer, harness, appends):
@@ -175,7 +175,7 @@ def test_a_batch_is_one_append_and_its_ids_and_offsets_follow_from_the_first(pee
     reply = SendReply.from_ext(peer.ask_frame(batch("t", 1, [b"a", b"bc", b"def"])).ext)
     assert (reply.partition, reply.offset) == (1, 25)
     assert appends == [("t", 1, 1), ("t", 1, 3)]
-    units = harness.store.get("t", 1).units(0, 1000)
+    units = harness.store.get("t", 1).lookup.units(0, 1000)
     assert units["offset"].tolist() == [0, 25, 46, 68]
     assert units["id"].tolist()[1:] == [reply.message_id + number for number in range(3)]
 
@@ -190,7 +190,7 @@ def test_a_safe_batch_is_answered_after_its_sync(peer, harness):
 
 def test_a_log_that_takes_no_writes_refuses_puts_and_batches(peer, harness):
     peer.ask(put("t", 0))
-    harness.store.get("t", 0).read_only = "disk full"
+    harness.store.get("t", 0).durability.read_only = "disk full"
     assert "disk full" in peer.ask(put("t", 0)).text
     answer = peer.ask_frame(batch("t", 0, [b"x"]))
     assert (answer.code, LogReadOnly.retriable) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)

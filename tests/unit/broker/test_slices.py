@@ -34,7 +34,7 @@ def slices(monkeypatch):
 def stored(harness, partition, topic="t"):
     log = harness.store.get(topic, partition)
     check_invariants(log)
-    data = log.read_blocking(0, 1 << 20)
+    data = log.segments.snapshot().read(0, 1 << 20)
     return [data[each.end - each.length : each.end] for each in iter_headers(data)]
 
 
@@ -69,7 +69,9 @@ def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices)
         assert [each for each in bodies if each != b"other"] == [b"part %d" % n for n in range(partition, 10, 2)]
     for number, row in enumerate(found):
         body = b"part %d" % number
-        assert harness.store.get("t", number % 2).read(row.offset, 26) == encode_record(body, row.message_id, 0)
+        assert harness.store.get("t", number % 2).segments.read(row.offset, 26) == encode_record(
+            body, row.message_id, 0
+        )
 
 
 def test_what_follows_on_the_same_connection_waits_for_it(peer, harness, slices):
@@ -87,7 +89,7 @@ def test_a_batch_stays_together_while_others_put_to_its_partition(peer, harness,
     assert stored(harness, 0) == [b"other"] * 3 + [b"%d" % number for number in range(6)]
     (answer,) = peer.frames()
     assert (answer.code, answer.ext["offset"]) == (ResponseCode.SUCCESS, "75")
-    ids = harness.store.get("t", 0).units(0, 1000)["id"][3:]
+    ids = harness.store.get("t", 0).lookup.units(0, 1000)["id"][3:]
     assert ids.tolist() == list(range(int(answer.ext["msgId"]), int(answer.ext["msgId"]) + 6))
 
 
@@ -95,7 +97,7 @@ def test_a_batch_with_a_damaged_record_is_refused_as_a_whole(peer, harness, slic
     peer.send(raw_batch("t", 0, [record(), record(), record(b"abc")[:-1] + b"X"]))
     turns(harness)
     assert peer.frames()[0].code == ResponseCode.MESSAGE_ILLEGAL
-    assert harness.store.get("t", 0).message_count == 0
+    assert harness.store.get("t", 0).segments.message_count == 0
 
 
 def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, slices):
@@ -103,7 +105,7 @@ def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, s
     harness.broker.partitions.close("t", 0, 0)
     turns(harness)
     assert peer.frames()[0].code == ResponseCode.NO_PERMISSION
-    assert harness.store.get("t", 0).message_count == 0
+    assert harness.store.get("t", 0).segments.message_count == 0
 
 
 def test_wrong_sizes_at_the_end_are_found_before_anything_is_appended(peer, harness, slices):
@@ -122,12 +124,12 @@ def test_what_follows_a_refused_part_in_its_partition_is_refused_in_later_slices
     peer.ask(put("t", 0))
     log = harness.store.get("t", 0)
     peer.send(many([("t", 0, [record(b"%d" % number)]) for number in range(4)] + [("t", 1, [record()])]))
-    log.read_only = "broken for a moment"
+    log.durability.read_only = "broken for a moment"
     harness.reactor.calls.sort(key=lambda call: call.getTime())
 
     def mend(turn):
         if turn == 7:
-            log.read_only = None
+            log.durability.read_only = None
 
     turns(harness, mend)
     codes = [row.code for row in rows(peer.frames()[0])]

@@ -44,20 +44,20 @@ def test_the_store_time_is_that_of_the_id(tmp_path, monkeypatch, way):
             peer.send(data)
             harness.threads.run()
     log = harness.store.get("t", 0)
-    units = log.units(0, 1 << 20)
-    assert len(units) == log.message_count > 1
+    units = log.lookup.units(0, 1 << 20)
+    assert len(units) == log.segments.message_count > 1
     for offset, each, *_ in units.tolist():
         stored = store_time_ms(each)
         assert stored is not None
-        assert log.offset_at_time(stored) <= offset < log.offset_at_time(stored + 1)
+        assert log.lookup.offset_at_time(stored) <= offset < log.lookup.offset_at_time(stored + 1)
     harness.store.close()
 
 
 def check(harness):
     log = harness.store.get("t", 0)
     check_invariants(log)
-    stamped = np.abs(log.units(0, 1 << 20)["time_ms"])
-    assert len(stamped) == log.message_count > 1
+    stamped = np.abs(log.lookup.units(0, 1 << 20)["time_ms"])
+    assert len(stamped) == log.segments.message_count > 1
     assert int(stamped[0]) == int(stamped[-1]) == int(NOW * 1000)
 
 

@@ -61,7 +61,7 @@ def test_a_name_that_is_no_offset_is_passed_over_and_kept(tmp_path, start, caplo
         peer = start().connect()
         assert peer.ask(put("t", 0, opaque=opaque)).code == 200
         assert peer.ask(put("t", 1, opaque=opaque)).code == 200
-    assert start().store.get("t", 0).message_count == beside + 2
+    assert start().store.get("t", 0).segments.message_count == beside + 2
     assert str(strange) in caplog.text
     assert strange.read_bytes() == data
 
@@ -73,7 +73,7 @@ def test_a_derived_file_without_its_segment_harms_nothing(tmp_path, start, stem,
     peer = start().connect()
     for opaque in range(3):
         assert peer.ask(put("t", 0, b"x" * 10, opaque=opaque)).code == 200
-    assert start().store.get("t", 0).message_count == 3
+    assert start().store.get("t", 0).segments.message_count == 3
 
 
 @pytest.mark.parametrize("number", ["2147483647", "2147483648", "9" * 20, "9" * 200, "-1", "007"])

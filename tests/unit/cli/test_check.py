@@ -253,7 +253,7 @@ def test_a_damaged_block_of_an_index_is_named(check):
     assert text.startswith("block 1: its units do not fit its checksum: a broker makes the index again when it reads")
     assert not report["damaged"]
     log = StoreHarness(check.data).log  # what it says is so
-    assert len(log.units(0, 1 << 20)) == 300
+    assert len(log.lookup.units(0, 1 << 20)) == 300
     assert log.segments[0].index is None
 
 
@@ -266,7 +266,7 @@ def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, l
     harness = StoreHarness(check.data)
     harness.append(*[b"%05d" % number for number in range(300)])
     path = str(harness.index_file(0))
-    units = harness.log.units(0, 1 << 20).copy()
+    units = harness.log.lookup.units(0, 1 << 20).copy()
     units[field][7] += 1
     harness.store.close()
     replace_index(REAL_FILES, path, units, 0, harness.log.end_offset)
@@ -318,7 +318,7 @@ def test_a_hole_behind_the_newest_checkpoint_is_what_the_start_cuts_at(check, ke
     else:
         assert "the start of ours sets the later segments aside" in found[0]
     log = StoreHarness(check.data).log
-    assert (log.end_offset, log.message_count) == (30, 1)
+    assert (log.end_offset, log.segments.message_count) == (30, 1)
 
 
 def test_a_directory_that_is_no_dataPath_is_refused_with_the_one_that_is(tmp_path, capsys):  # noqa: N802

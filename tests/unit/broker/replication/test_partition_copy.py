@@ -90,7 +90,7 @@ class Running:
     @property
     def bytes(self) -> bytes:
         log = self.harness.store.get("t", 0)
-        data = log.read(log.first_offset, 1 << 20)
+        data = log.segments.read(log.first_offset, 1 << 20)
         assert data is not None
         return bytes(data)
 
@@ -102,8 +102,8 @@ def test_the_copy_is_the_master_byte_for_byte(harness: Harness):
     assert running.status.state is CopyState.CURRENT
     assert running.status.lag_bytes == 0
     log = harness.store.get("t", 0)
-    assert log.message_count == len(RECORDS)
-    assert {abs(int(unit["time_ms"])) for unit in log.units(0, 1 << 20)} == {int(NOW * 1000)}
+    assert log.segments.message_count == len(RECORDS)
+    assert {abs(int(unit["time_ms"])) for unit in log.lookup.units(0, 1 << 20)} == {int(NOW * 1000)}
 
 
 def test_a_log_begins_where_the_masters_does(harness: Harness):
@@ -280,7 +280,7 @@ def test_an_end_without_an_index_is_compared(tmp_path: Path, changed: int | None
     os.utime(left, (NOW, NOW))
     left.with_name(f"{left.stat().st_size:020d}.meta").touch()
     harness = Harness(tmp_path)
-    assert not harness.store.get("t", 0).is_indexed(0)
+    assert not harness.store.get("t", 0).lookup.is_indexed(0)
     if changed is not None:
         records[changed] = encode_record(b"else" * 250, 7, 0)
     master = Master(b"".join(records))

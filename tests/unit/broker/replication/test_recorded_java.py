@@ -67,7 +67,7 @@ def test_a_java_synchronous_master_is_answered_as_it_was(orders: Harness):
     peer.send(said(connection, "java"))
     assert sorted(answers(peer.received())) == sorted(answers(said(connection, "metaq")))
     log = orders.store.get("t", 0)
-    assert [unit["id"] for unit in log.units(0, 1 << 20)] == [
+    assert [unit["id"] for unit in log.lookup.units(0, 1 << 20)] == [
         each.message_id for each in syncs if (each.topic, each.partition, each.flag) == ("t", 0, 0)
     ]
 

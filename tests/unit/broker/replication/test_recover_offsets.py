@@ -28,7 +28,7 @@ def test_a_message_behind_damage_is_found(tmp_path: Path, damage: tuple[int, byt
     log = harness.store.get("t", 0)
     if rebuilt:
         harness.threads.run()
-    assert log.is_indexed(0) is rebuilt
+    assert log.lookup.is_indexed(0) is rebuilt
     found = [position_behind(log, message_id) for message_id in range(11)]
     assert found == [None, SIZE, 2 * SIZE, 3 * SIZE, 3 * SIZE, *(SIZE * number for number in range(5, 11))]
     assert position_behind(log, 20) == log.end_offset

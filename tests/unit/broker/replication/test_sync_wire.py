@@ -102,7 +102,7 @@ def test_a_synced_message_keeps_its_id_and_is_answered_when_it_is_safe(harness: 
     harness.threads.run()
     assert peer.received() == b"result 200 7 5\r\n-77 1 0"
     log = harness.store.get("safe", 1)
-    assert log.read(0, 100) == encode_record(b"abc", -77, 4)
+    assert log.segments.read(0, 100) == encode_record(b"abc", -77, 4)
 
 
 def test_a_broker_without_the_role_has_no_handler_for_sync(harness: Harness):
@@ -143,7 +143,7 @@ def test_nothing_is_stored_or_sent_without_a_slave(harness: Harness, slave: Slav
 
 def test_a_message_that_the_master_cannot_write_never_reaches_the_slave(harness: Harness, slave: Slave):
     log = harness.store.get_or_create("t", 0)
-    log.read_only = "broken"
+    log.durability.read_only = "broken"
     answer = harness.connect().ask(put("t", 0))
     assert answer.text == f"Put message to [master '{harness.broker.url}'] [partition 't-0'] failed"
     assert not slave.got

@@ -50,7 +50,7 @@ def overwrite(position, data):
 
 
 def place(log, offset):
-    return log.examination(offset)()
+    return log.lookup.examination(offset)()
 
 
 def test_every_byte_of_a_sound_log_leads_to_its_record(log):
@@ -94,13 +94,13 @@ def test_the_units_of_an_index_made_over_damage_end_at_it(log):
     partition = opened(log, lambda path: [overwrite(at * SIZE + 40, b"x")(path) for at in (3, 4, 9)])
     log.threads.run_all()
     assert [segment.index is None for segment in partition.segments] == [False] * 3
-    assert list(partition.damage) == [Damaged(3 * SIZE, 5 * SIZE), Damaged(9 * SIZE, 10 * SIZE)]
-    assert partition.units(0, 1 << 20)["offset"].tolist() == [0, SIZE, 2 * SIZE]
-    assert partition.units(3 * SIZE, 1 << 20)["offset"].tolist() == [at * SIZE for at in range(5, 9)]
-    assert len(partition.units(9 * SIZE, 1 << 20)) == 0
+    assert list(partition.segments.damage) == [Damaged(3 * SIZE, 5 * SIZE), Damaged(9 * SIZE, 10 * SIZE)]
+    assert partition.lookup.units(0, 1 << 20)["offset"].tolist() == [0, SIZE, 2 * SIZE]
+    assert partition.lookup.units(3 * SIZE, 1 << 20)["offset"].tolist() == [at * SIZE for at in range(5, 9)]
+    assert len(partition.lookup.units(9 * SIZE, 1 << 20)) == 0
     assert place(partition, 4 * SIZE) == Damaged(3 * SIZE, 5 * SIZE)
     assert place(partition, 9 * SIZE + 7) == Damaged(9 * SIZE, 10 * SIZE)
-    starts = [partition.record_start(offset) for offset in (0, 2 * SIZE + 1, 3 * SIZE, 5 * SIZE + 9, 9 * SIZE)]
+    starts = [partition.lookup.record_start(offset) for offset in (0, 2 * SIZE + 1, 3 * SIZE, 5 * SIZE + 9, 9 * SIZE)]
     assert starts == [0, 2 * SIZE, 5 * SIZE, 5 * SIZE, 10 * SIZE]
 
 
@@ -113,9 +113,11 @@ def test_the_units_of_a_range_go_on_behind_damage(log, rebuilt):
     good = [at * SIZE for at in range(20) if at not in (0, 3, 4, 9)]
     for start, end in [(0, 1000), (0, 500), (2 * SIZE, 6 * SIZE), (3 * SIZE, 4 * SIZE), (9 * SIZE, 10 * SIZE)]:
         for pieces in (1 << 20, 2 * SIZE, 1):
-            units = [unit for each in partition.units_between(start, end, pieces) for unit in each["offset"].tolist()]
+            units = [
+                unit for each in partition.lookup.units_between(start, end, pieces) for unit in each["offset"].tolist()
+            ]
             assert units == [offset for offset in good if start <= offset < end]
-    assert list(partition.damage) == [
+    assert list(partition.segments.damage) == [
         Damaged(0, SIZE),
         Damaged(3 * SIZE, 5 * SIZE),
         Damaged(9 * SIZE, 10 * SIZE),
@@ -130,26 +132,35 @@ def test_a_record_larger_than_our_largest_is_among_the_units_of_a_range(harness)
     harness.store.close()
     harness.request = "unindexed"
     partition = opened(harness)
-    sizes = [size for each in partition.units_between(0, partition.end_offset, 1 << 20) for size in each["size"]]
+    sizes = [size for each in partition.lookup.units_between(0, partition.end_offset, 1 << 20) for size in each["size"]]
     assert [size - HEADER_BYTES for size in sizes] == [1, MAX_BODY_BYTES + 1, 1, 5]
 
 
 def test_an_offset_leads_to_the_start_of_its_record(harness):
     harness.append(b"a", b"bb", b"ccc")
     log = harness.log
-    assert [log.record_start(offset) for offset in (0, 20, 21, 42, 43, 65, 66, 99)] == [0, 0, 21, 21, 43, 43, 66, 66]
-    assert log.record_start(-5) == 0
+    assert [log.lookup.record_start(offset) for offset in (0, 20, 21, 42, 43, 65, 66, 99)] == [
+        0,
+        0,
+        21,
+        21,
+        43,
+        43,
+        66,
+        66,
+    ]
+    assert log.lookup.record_start(-5) == 0
 
 
 def test_where_no_index_is_there_yet_the_segment_s_start_is_told(log):
     partition = opened(log)
-    assert partition.record_start(3 * SIZE + 1) == (0 if log.request == "unindexed" else 3 * SIZE)
+    assert partition.lookup.record_start(3 * SIZE + 1) == (0 if log.request == "unindexed" else 3 * SIZE)
 
 
 def test_a_walk_begins_where_a_reader_was(log, monkeypatch):
     partition = opened(log)
-    partition.units(0, 5 * SIZE)
-    look = partition.examination(7 * SIZE)
+    partition.lookup.units(0, 5 * SIZE)
+    look = partition.lookup.examination(7 * SIZE)
     reads: list[int] = []
     pread = log.files.pread
 
@@ -164,7 +175,7 @@ def test_a_walk_begins_where_a_reader_was(log, monkeypatch):
 
 def test_a_file_that_is_gone_or_cannot_be_read_is_an_error(log, monkeypatch):
     partition = opened(log)
-    look = partition.examination(0)
+    look = partition.lookup.examination(0)
 
     def fail(*_):
         raise OSError(5, "broken disk")
@@ -173,7 +184,7 @@ def test_a_file_that_is_gone_or_cannot_be_read_is_an_error(log, monkeypatch):
         patch.setattr(log.files, "pread", fail)
         with pytest.raises(StoreError, match="cannot be read"):
             look()
-    partition.remove_first(1)
+    partition.segments.remove_first(1)
     os.unlink(log.data_file(0))
     with pytest.raises(OffsetOutOfRange):
         look()
@@ -191,21 +202,21 @@ def test_an_active_segment_is_examined_as_far_as_it_is_visible(harness):
 def test_damage_is_said_once(harness, caplog):
     harness.append(*BODIES[:4])
     told: list[tuple[int, bool]] = []
-    harness.log.on_damage = lambda size, new_range: told.append((size, new_range))
+    harness.log.segments.on_damage = lambda size, new_range: told.append((size, new_range))
     for _ in range(3):
-        harness.log.report_damage(Damaged(SIZE, 2 * SIZE))
+        harness.log.segments.report_damage(Damaged(SIZE, 2 * SIZE))
     assert told == [(SIZE, True)]
     assert caplog.text.count(f"damaged in [{SIZE}, {2 * SIZE})") == 1
-    harness.log.report_damage(Damaged(SIZE, 3 * SIZE))  # it goes on
+    harness.log.segments.report_damage(Damaged(SIZE, 3 * SIZE))  # it goes on
     assert told[1:] == [(SIZE, False)]
 
 
 def test_what_retention_takes_is_forgotten(log):
     partition = opened(log)
-    partition.report_damage(Damaged(0, SIZE))
-    partition.report_damage(Damaged(12 * SIZE, 13 * SIZE))
-    partition.remove_first(1)
-    assert list(partition.damage) == [Damaged(12 * SIZE, 13 * SIZE)]
+    partition.segments.report_damage(Damaged(0, SIZE))
+    partition.segments.report_damage(Damaged(12 * SIZE, 13 * SIZE))
+    partition.segments.remove_first(1)
+    assert list(partition.segments.damage) == [Damaged(12 * SIZE, 13 * SIZE)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5))))

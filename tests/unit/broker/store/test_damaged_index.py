@@ -64,7 +64,7 @@ def fill(harness: StoreHarness) -> None:
     harness.log.checkpoint()
     harness.threads.run_all()
     assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE]
-    assert not harness.log.dirty
+    assert not harness.log.durability.dirty
 
 
 def settle(harness: StoreHarness) -> None:
@@ -79,7 +79,7 @@ def read_all(harness: StoreHarness, step: int = 2000) -> None:
     """All messages, once each and in order, by `units`."""
     log, found, offset = harness.log, [], 0
     while offset < log.visible_end:
-        units = log.units(offset, step)
+        units = log.lookup.units(offset, step)
         assert len(units), f"nothing can be read at {offset}"
         assert units[0]["offset"] == offset
         found += list(zip(*(units[name].tolist() for name in ("offset", "id", "size")), strict=True))
@@ -94,8 +94,8 @@ def check_invariants_unless_damaged(harness: StoreHarness) -> None:
     assert log.segments[-1].index is not None
     for before, after in pairwise(log.segments):
         assert before.end == after.first_offset
-    assert 0 <= log.message_count <= 2 * RECORDS
-    assert log.count_before(log.visible_end) == log.message_count
+    assert 0 <= log.segments.message_count <= 2 * RECORDS
+    assert log.lookup.count_before(log.visible_end) == log.segments.message_count
 
 
 NUMBERS = (0, 1, 60, 124, 125, 126, 251, 252, 253, 298, 299, 300, 301, 425, 426, 550, 598, 599)
@@ -105,17 +105,17 @@ def look_up_all(harness: StoreHarness, *, exact: bool) -> None:
     """Counts, times and ids; exact: all indexes are there. Else an answer may leave out what has no index."""
     log = harness.log
     for number in NUMBERS:
-        count = log.count_before(offset_of(number))
+        count = log.lookup.count_before(offset_of(number))
         assert count == number if exact else 0 <= count <= number
         wanted = offset_of(number // BATCH * BATCH)
-        at = log.offset_at_time(time_of(number))
+        at = log.lookup.offset_at_time(time_of(number))
         assert at == wanted if exact else at <= wanted
         found = find_id(harness.files, [harness.store.searching.view(log)], id_of(number), 10, Budget())
         harness.store.searching.take_in(found, [log])
         places = [match.offset for match in found.matches]
         assert places == [offset_of(number)] or (not exact and not places and found.unsearched)
         check_invariants_unless_damaged(harness)
-    end = log.offset_after(0, 310, 1 << 20)
+    end = log.lookup.offset_after(0, 310, 1 << 20)
     assert end == offset_of(310) if exact else end >= offset_of(1)
 
 
@@ -133,9 +133,9 @@ def check_all(harness: StoreHarness, *, look_up_first: bool) -> None:
     look_up_all(harness, exact=True)
     check_invariants(harness.log)
     assert harness.store.unindexed_segments == 0
-    assert harness.log.message_count == 2 * RECORDS
+    assert harness.log.segments.message_count == 2 * RECORDS
     harness.append(b"00600")
-    assert harness.log.message_count == 2 * RECORDS + 1
+    assert harness.log.segments.message_count == 2 * RECORDS + 1
 
 
 def damaged(data: bytes, position: int, size: int = 1) -> bytes:
@@ -327,14 +327,14 @@ def test_the_growing_segment_is_closed_when_its_index_is_damaged(template: Templ
     harness.open()
     harness.append(b"00600")
     damage_now(harness, RECORDS * SIZE)
-    units = harness.log.units(offset_of(400), 100)
+    units = harness.log.lookup.units(offset_of(400), 100)
     assert units["offset"].tolist() == [offset_of(number) for number in range(400, 404)]
     assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE, offset_of(601)]
-    assert harness.log.message_count == RECORDS
+    assert harness.log.segments.message_count == RECORDS
     settle(harness)
-    assert harness.log.message_count == 2 * RECORDS + 1
+    assert harness.log.segments.message_count == 2 * RECORDS + 1
     check_invariants(harness.log)
-    assert harness.restart().message_count == 2 * RECORDS + 1
+    assert harness.restart().segments.message_count == 2 * RECORDS + 1
     assert harness.report().checked_bytes == 0
     check_invariants(harness.log)
     harness.files.kill()
@@ -345,8 +345,8 @@ def test_a_log_that_takes_no_writes_names_its_damaged_index(template: Template, 
     log = harness.open().get_or_create("t", 0)
     log.sync_failed("the disk is gone")
     with pytest.raises(StoreError, match=f"{harness.index_file(RECORDS * SIZE)}: block 1"):
-        log.units(offset_of(400), 100)
-    assert len(log.units(0, 100)) == 4
+        log.lookup.units(offset_of(400), 100)
+    assert len(log.lookup.units(0, 100)) == 4
     harness.files.kill()
 
 
@@ -355,10 +355,10 @@ def test_a_growing_segment_stays_if_no_other_can_be_made(template: Template, tmp
     log = harness.open().get_or_create("t", 0)
     harness.files.fail("open")
     with pytest.raises(StoreError, match="block 1"):
-        log.units(offset_of(400), 100)
+        log.lookup.units(offset_of(400), 100)
     harness.files.heal()
     assert log.read_only is None
-    assert len(log.units(offset_of(400), 100)) == 4
+    assert len(log.lookup.units(offset_of(400), 100)) == 4
     harness.files.kill()
 
 
@@ -370,7 +370,7 @@ def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(template: Templ
     log.checkpoint()  # waits for its thread, with a unit for the growing segment
     assert len(harness.threads) == 1
     index = damage_now(harness, RECORDS * SIZE)
-    assert len(log.units(offset_of(400), 100)) == 4
+    assert len(log.lookup.units(offset_of(400), 100)) == 4
     harness.store.tick()
     before = index.stat().st_ino
     harness.threads.run_one()
@@ -379,9 +379,9 @@ def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(template: Templ
     check_invariants(log)
     settle(harness)
     assert index.stat().st_ino != before
-    assert log.message_count == 2 * RECORDS + 1
+    assert log.segments.message_count == 2 * RECORDS + 1
     check_invariants(log)
-    assert harness.kill().message_count == 2 * RECORDS + 1
+    assert harness.kill().segments.message_count == 2 * RECORDS + 1
     assert harness.report().checked_bytes == 0
     harness.files.kill()
 
@@ -391,14 +391,14 @@ def test_a_job_begun_without_an_index_does_not_write_to_the_new_one(template: Te
     log = harness.open().get_or_create("t", 0)
     harness.append(b"00600")
     damage_now(harness, RECORDS * SIZE)
-    assert len(log.units(offset_of(400), 100)) == 4  # the segment has data that no sync covers, and no index
+    assert len(log.lookup.units(offset_of(400), 100)) == 4  # the segment has data that no sync covers, and no index
     assert not log.segments[1].finished
     while len(harness.threads):
         harness.threads.run_one()
         check_invariants(log)
     assert log.segments[1].finished
     settle(harness)
-    assert harness.kill().message_count == 2 * RECORDS + 1
+    assert harness.kill().segments.message_count == 2 * RECORDS + 1
     assert harness.report().checked_bytes == 0
     check_invariants(harness.log)
     harness.files.kill()
@@ -414,18 +414,18 @@ def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(ha
     log.checkpoint()
     harness.threads.run_all()
     harness.append(b"later")  # waits for the disk
-    assert (log.message_count, other.message_count) == (RECORDS, 0)
+    assert (log.segments.message_count, other.segments.message_count) == (RECORDS, 0)
     damage_now(harness, 0)
-    assert len(log.units(offset_of(200), 1000)) == 40
-    assert log.message_count == log.count_before(log.visible_end) == 0
+    assert len(log.lookup.units(offset_of(200), 1000)) == 40
+    assert log.segments.message_count == log.lookup.count_before(log.visible_end) == 0
     harness.append(b"last")
-    assert log.message_count == 0
+    assert log.segments.message_count == 0
     harness.threads.run_all()
-    assert log.message_count == 1
+    assert log.segments.message_count == 1
     settle(harness)
-    assert log.message_count == RECORDS + 2
+    assert log.segments.message_count == RECORDS + 2
     check_invariants(log)
-    assert harness.restart().message_count == RECORDS + 2
+    assert harness.restart().segments.message_count == RECORDS + 2
 
 
 def test_a_rebuild_that_fails_is_tried_again_later(
@@ -444,7 +444,7 @@ def test_a_rebuild_that_fails_is_tried_again_later(
     harness.now += 60
     settle(harness)
     assert harness.store.unindexed_segments == 0
-    assert harness.log.message_count == 2 * RECORDS
+    assert harness.log.segments.message_count == 2 * RECORDS
     harness.files.kill()
 
 
@@ -546,7 +546,7 @@ def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(
     file = harness.data_file(RECORDS * SIZE)
     file.write_bytes(damaged(file.read_bytes(), 100 * SIZE + 22))
     harness.open()
-    assert harness.log.message_count == 2 * RECORDS - 1
+    assert harness.log.segments.message_count == 2 * RECORDS - 1
     assert harness.log.visible_end == 2 * RECORDS * SIZE
     assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
     harness.files.kill()
@@ -580,7 +580,7 @@ def check_nothing_cut(harness: StoreHarness, bodies: list[bytes]) -> None:
     assert harness.report().cut_at is None
     assert harness.report().set_aside == ()
     assert harness.log.visible_end == 2 * RECORDS * SIZE + sum(20 + len(body) for body in bodies)
-    assert harness.log.read_blocking(2 * RECORDS * SIZE - 5, 1 << 20)[5:] == b"".join(
+    assert harness.log.segments.snapshot().read(2 * RECORDS * SIZE - 5, 1 << 20)[5:] == b"".join(
         encode_record(body, id_of(2 * RECORDS) + number, 0) for number, body in enumerate(bodies)
     )
     harness.files.kill()
@@ -679,7 +679,7 @@ def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(ha
     data.write_bytes(damaged(data.read_bytes(), closed.size - 3))
     path = harness.index_file(0)
     path.write_bytes(damaged(path.read_bytes(), 100))
-    harness.log.count_before(closed.end - 1)
+    harness.log.lookup.count_before(closed.end - 1)
     for _ in range(3):
         harness.store.tick()
         harness.threads.run_all()

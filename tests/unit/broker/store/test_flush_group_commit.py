@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from metaq.broker.store.flush import AsyncFlush, GroupCommit, flush_policy
 from metaq.broker.store.index import UNIT
 from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.topic_config import GROUP_COMMIT, FlushPolicy, TopicStoreConfig
 from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange
 from metaq.protocol.record import encode_record
 from tests.doubles.store import check_invariants, run_inline
@@ -19,23 +19,24 @@ def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
 
 
 def test_threshold_of_zero_or_less_means_group_commit() -> None:
-    assert flush_policy(0, 1000) == flush_policy(-1, 1000) == GroupCommit()
-    assert flush_policy(3, 1000) == AsyncFlush(3, 1000)
+    policies = [TopicStoreConfig(1 << 20, threshold, 1000).flush_policy for threshold in (0, -1, 3)]
+    assert policies == [GROUP_COMMIT, GROUP_COMMIT, FlushPolicy(3, 1000)]
+    assert [policy.waits for policy in policies] == [True, True, False]
 
 
 def test_group_commit_shows_and_answers_only_after_the_sync(harness: StoreHarness, answers: Answers) -> None:
     harness.group_commit = True
     put(harness, answers, b"a")
     log = harness.log
-    assert (log.visible_end, log.end_offset, log.message_count) == (0, 21, 0)
-    assert log.read(0, 100) == b""
-    assert len(log.units(0, 100)) == 0
-    assert log.offset_at_time(0) == 0
+    assert (log.visible_end, log.end_offset, log.segments.message_count) == (0, 21, 0)
+    assert log.segments.read(0, 100) == b""
+    assert len(log.lookup.units(0, 100)) == 0
+    assert log.lookup.offset_at_time(0) == 0
     with pytest.raises(OffsetOutOfRange):
-        log.read(21, 100)
+        log.segments.read(21, 100)
     assert answers.got == []
     harness.threads.run_all()
-    assert (log.visible_end, log.message_count) == (21, 1)
+    assert (log.visible_end, log.segments.message_count) == (21, 1)
     assert answers.got == [(b"a", None)]
     assert harness.bodies() == [b"a"]
 
@@ -46,7 +47,7 @@ def test_appends_during_a_sync_share_the_next_one(harness: StoreHarness, answers
         put(harness, answers, body)
     harness.threads.run_one()  # was started for the first alone
     assert answers.names == [b"a"]
-    assert (harness.log.visible_end, harness.log.message_count) == (21, 1)
+    assert (harness.log.visible_end, harness.log.segments.message_count) == (21, 1)
     harness.threads.run_one()
     assert answers.names == [b"a", b"b", b"c", b"d"]
     assert len(harness.threads) == 0
@@ -142,7 +143,7 @@ def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness: Sto
 
 
 def test_asynchronous_flush_syncs_after_the_interval(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaq.broker.store.log_syncing._CHECKPOINT_SECONDS", 1e9)
+    monkeypatch.setattr("metaq.broker.store.tuning.CHECKPOINT_SECONDS", 1e9)
     harness.append(b"x")
     harness.store.tick()
     harness.now = 9.9
@@ -217,7 +218,7 @@ def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness: StoreHarn
     arrive()
     assert answers.succeeded == [b"a", b"b"]
     assert segment.data.pins == 0
-    assert harness.open().get("t", 0).message_count == 2
+    assert harness.open().get("t", 0).segments.message_count == 2
 
 
 def test_jobs_let_go_of_the_descriptors_they_pinned(harness: StoreHarness) -> None:

@@ -137,5 +137,5 @@ def _bodies(harness: StoreHarness, partition: int) -> list[bytes]:
         log = harness.store.get("t", partition)
     except MetaqError:
         return []
-    data = log.read_blocking(0, 1 << 20) if log.visible_end else b""
+    data = log.segments.snapshot().read(0, 1 << 20) if log.visible_end else b""
     return [data[header.end - header.length : header.end] for header in iter_headers(data)]

@@ -31,13 +31,13 @@ def java_log(harness: StoreHarness) -> PartitionLog:
 
 def test_java_segment_opens_without_any_repair(harness: StoreHarness, java_log: PartitionLog) -> None:
     assert java_log.visible_end == DESCRIPTION["size"] == len(RAW)
-    assert java_log.message_count == len(DESCRIPTION["records"]) > 5
+    assert java_log.segments.message_count == len(DESCRIPTION["records"]) > 5
     assert not harness.report().notable
-    assert java_log.largest_id_below(1 << 62) == 0
+    assert java_log.segments.largest_id_below(1 << 62) == 0
 
 
 def test_every_java_record_is_read_as_described(java_log: PartitionLog) -> None:
-    data = java_log.read_blocking(0, 1 << 30)
+    data = java_log.segments.snapshot().read(0, 1 << 30)
     headers = list(iter_headers(data))
     assert len(headers) == len(DESCRIPTION["records"])
     for header, expected in zip(headers, DESCRIPTION["records"], strict=True):
@@ -61,7 +61,7 @@ def describe(data: bytes, header: RecordHeader) -> dict[str, object]:
 
 
 def test_index_of_a_java_segment_points_to_its_records(java_log: PartitionLog) -> None:
-    units = java_log.units(0, 1 << 30)
+    units = java_log.lookup.units(0, 1 << 30)
     assert units["offset"].tolist() == [record["offset"] for record in DESCRIPTION["records"]]
     assert units["id"].tolist() == [record["msgId"] for record in DESCRIPTION["records"]]
     assert units["size"].tolist() == [record["record_length"] for record in DESCRIPTION["records"]]

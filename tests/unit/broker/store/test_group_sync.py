@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.store import background_syncs
+from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.durability import Durability
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.record import checksum
@@ -22,7 +23,7 @@ GROUP_CHANGES = 3 * PARTITIONS + 1
 
 @pytest.fixture(autouse=True)
 def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_syncs, "_GROUPED_FROM", 1)
+    monkeypatch.setattr(tuning, "GROUPED_FROM", 1)
 
 
 def logs(harness: StoreHarness) -> list[PartitionLog]:
@@ -56,11 +57,11 @@ def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness: Sto
     let_checkpoints_come(harness)
     assert harness.files.calls["sync_filesystem"] == 1
     assert not harness.files.calls["fdatasync"]
-    assert not any(log.dirty for log in logs(harness))
+    assert not any(log.durability.dirty for log in logs(harness))
     harness.kill()
     assert checked_bytes(harness) == 0
     harness.lose_power()
-    assert [log.message_count for log in logs(harness)] == [1] * PARTITIONS
+    assert [log.segments.message_count for log in logs(harness)] == [1] * PARTITIONS
     for log in logs(harness):
         check_invariants(log)
 
@@ -73,11 +74,11 @@ def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness: StoreHarnes
     report = harness.threads.run_unreported()
     put(logs(harness)[0], b"late")
     report()
-    assert [log.dirty for log in logs(harness)] == [True] + [False] * (PARTITIONS - 1)
+    assert [log.durability.dirty for log in logs(harness)] == [True] + [False] * (PARTITIONS - 1)
     let_checkpoints_come(harness)
-    assert not logs(harness)[0].dirty
+    assert not logs(harness)[0].durability.dirty
     harness.lose_power()
-    assert [log.message_count for log in logs(harness)] == [2] + [1] * (PARTITIONS - 1)
+    assert [log.segments.message_count for log in logs(harness)] == [2] + [1] * (PARTITIONS - 1)
 
 
 @pytest.mark.parametrize("fault", range(1, GROUP_CHANGES + 2))
@@ -129,30 +130,31 @@ def test_a_stop_syncs_many_partitions_at_once(harness: StoreHarness) -> None:
     harness.open()
     assert checked_bytes(harness) == 0
     harness.lose_power()
-    assert [log.message_count for log in logs(harness)] == [1] * PARTITIONS
+    assert [log.segments.message_count for log in logs(harness)] == [1] * PARTITIONS
 
 
 def test_a_tick_looks_at_few_and_forgets_none(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_syncs, "_LOOKED_AT_PER_TICK", 2)
+    monkeypatch.setattr(tuning, "LOOKED_AT_PER_TICK", 2)
     put_to_all(harness)
     seen: list[int] = []
-    due = PartitionLog.due
+    partition_of = {id(log.durability): log.partition for log in logs(harness)}
+    due = Durability.due
 
-    def recorded(log: PartitionLog, now: float) -> int:
-        seen.append(log.partition)
-        return due(log, now)
+    def recorded(durability: Durability, now: float) -> int:
+        seen.append(partition_of[id(durability)])
+        return due(durability, now)
 
-    monkeypatch.setattr(PartitionLog, "due", recorded)
+    monkeypatch.setattr(Durability, "due", recorded)
     harness.store.tick()
     assert seen == [0, 1]
     for _ in range(20):
         harness.now += 1.0
         harness.store.tick()
         harness.threads.run_all()
-    assert not any(log.dirty for log in logs(harness))
+    assert not any(log.durability.dirty for log in logs(harness))
     put(logs(harness)[3], b"dirty again")
     let_checkpoints_come(harness)
-    assert not logs(harness)[3].dirty
+    assert not logs(harness)[3].durability.dirty
 
 
 def test_partitions_on_another_disk_are_synced_there(harness: StoreHarness, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from metaq.broker.store import damage, partition_log
+from metaq.broker.store import damage, tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.index import UNIT
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
@@ -24,9 +24,9 @@ def ten(number: int) -> bytes:
 def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness: StoreHarness) -> None:
     log = harness.log
     assert harness.names() == ["00000000000000000000.meta"]
-    assert (log.first_offset, log.visible_end, log.end_offset, log.message_count) == (0, 0, 0, 0)
-    assert log.read(0, 100) == b""
-    assert log.largest_id_below(1 << 62) == 0
+    assert (log.first_offset, log.visible_end, log.end_offset, log.segments.message_count) == (0, 0, 0, 0)
+    assert log.segments.read(0, 100) == b""
+    assert log.segments.largest_id_below(1 << 62) == 0
     check_invariants(log)
 
 
@@ -35,8 +35,8 @@ def test_append_is_readable_at_once_at_the_offset_it_returns(harness: StoreHarne
     assert harness.append(b"second", b"third") == 25
     assert harness.log.visible_end == harness.log.end_offset == 25 + 26 + 25
     assert harness.bodies() == [b"first", b"second", b"third"]
-    assert harness.log.read(25, 26) == harness.log.read_blocking(25, 26)
-    assert harness.log.message_count == 3
+    assert harness.log.segments.read(25, 26) == harness.log.segments.snapshot().read(25, 26)
+    assert harness.log.segments.message_count == 3
 
 
 def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness: StoreHarness) -> None:
@@ -44,14 +44,14 @@ def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness: StoreHarn
     whole = harness.data_file().read_bytes()
     for offset in range(2 * RECORD + 1):
         for length in (1, 7, RECORD, 1000):
-            assert harness.log.read(offset, length) == whole[offset : offset + length]
-            assert harness.log.read_blocking(offset, length) == whole[offset : offset + length]
+            assert harness.log.segments.read(offset, length) == whole[offset : offset + length]
+            assert harness.log.segments.snapshot().read(offset, length) == whole[offset : offset + length]
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 63), 61, (1 << 63) - 1])
 def test_read_outside_the_log_raises_with_its_bounds(harness: StoreHarness, offset: int) -> None:
     harness.append(ten(1), ten(2))
-    for read in (harness.log.read, harness.log.read_blocking, harness.log.units):
+    for read in (harness.log.segments.read, harness.log.segments.snapshot().read, harness.log.lookup.units):
         with pytest.raises(OffsetOutOfRange) as caught:
             read(offset, 10)
         assert (caught.value.first, caught.value.next) == (0, 60)
@@ -60,14 +60,14 @@ def test_read_outside_the_log_raises_with_its_bounds(harness: StoreHarness, offs
 def test_read_of_no_bytes_is_a_callers_mistake(harness: StoreHarness) -> None:
     harness.append(ten(1))
     with pytest.raises(ValueError, match="max_bytes 0"):
-        harness.log.read(0, 0)
+        harness.log.segments.read(0, 0)
 
 
 def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness: StoreHarness) -> None:
     harness.append(ten(1))
     harness.files.page_cache_empty = True
-    assert harness.log.read(0, 100) is None
-    assert harness.log.read_blocking(0, 100) == harness.data_file().read_bytes()
+    assert harness.log.segments.read(0, 100) is None
+    assert harness.log.segments.snapshot().read(0, 100) == harness.data_file().read_bytes()
 
 
 def test_a_read_of_which_only_the_front_is_cached_returns_none(
@@ -76,8 +76,8 @@ def test_a_read_of_which_only_the_front_is_cached_returns_none(
     harness.append(ten(1), ten(2))
     read = os.preadv
     monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
-    assert harness.log.read(0, 60) is None
-    assert harness.log.read(0, 9) == harness.data_file().read_bytes()[:9]
+    assert harness.log.segments.read(0, 60) is None
+    assert harness.log.segments.read(0, 9) == harness.data_file().read_bytes()[:9]
 
 
 def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
@@ -85,7 +85,7 @@ def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
 ) -> None:
     harness.append(ten(1))
     harness.files.nowait_supported = False
-    assert harness.log.read(0, 100) == harness.log.read(0, 100) == harness.data_file().read_bytes()
+    assert harness.log.segments.read(0, 100) == harness.log.segments.read(0, 100) == harness.data_file().read_bytes()
     assert harness.files.calls["preadv_nowait"] == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -95,7 +95,7 @@ def test_read_of_a_vanished_file_names_it(harness: StoreHarness) -> None:
     harness.log.segments[0].data.close()
     harness.data_file().unlink()
     with pytest.raises(StoreError, match=r"00000000000000000000\.meta cannot be read"):
-        harness.log.read(0, 100)
+        harness.log.segments.read(0, 100)
 
 
 def test_segment_rolls_after_the_append_that_reaches_its_size(harness: StoreHarness) -> None:
@@ -115,11 +115,11 @@ def test_read_never_crosses_a_segment(harness: StoreHarness) -> None:
     harness.max_segment_size = 60
     for number in range(5):
         harness.append(ten(number))
-    data = harness.log.read(RECORD, 1000)
+    data = harness.log.segments.read(RECORD, 1000)
     assert data is not None
     assert len(data) == RECORD
-    assert len(harness.log.read_blocking(60, 1000)) == 60
-    assert [len(harness.log.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
+    assert len(harness.log.segments.snapshot().read(60, 1000)) == 60
+    assert [len(harness.log.lookup.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
 
 
 def test_append_of_more_buffers_than_one_writev_takes(harness: StoreHarness) -> None:
@@ -161,7 +161,7 @@ def test_segment_start_answers_like_the_offset_command_of_1_x(harness: StoreHarn
     for number in range(5):
         harness.append(ten(number))
     starts = {-1: 0, 0: 0, 59: 0, 60: 60, 61: 60, 120: 120, 149: 120, 150: 150, 151: 150, (1 << 63) - 1: 150}
-    assert {offset: harness.log.segment_start(offset) for offset in starts} == starts
+    assert {offset: harness.log.segments.start_of(offset) for offset in starts} == starts
 
 
 def starts_of(harness: StoreHarness, lengths: range) -> list[int]:
@@ -182,11 +182,11 @@ def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness: S
     if checkpoint:
         log.checkpoint()
         harness.threads.run_all()
-    assert [log.record_start(offset) for offset in range(end)] == starts
-    assert [log.walk_to_record(offset) for offset in range(end)] == starts
-    assert [log.record_start(offset) for offset in (-1, end, end + 1)] == [0, end, end]
+    assert [log.lookup.record_start(offset) for offset in range(end)] == starts
+    assert [log.segments.snapshot().record_start(offset) for offset in range(end)] == starts
+    assert [log.lookup.record_start(offset) for offset in (-1, end, end + 1)] == [0, end, end]
     with pytest.raises(OffsetOutOfRange):
-        log.walk_to_record(end + 1)
+        log.segments.snapshot().record_start(end + 1)
 
 
 def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarness) -> None:
@@ -198,13 +198,13 @@ def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarnes
     for path in segments[:-1]:
         os.utime(path, (1_500_000_000, 1_500_000_000))  # written so long ago that a start need not read it
     log = harness._start_anew()
-    assert not log.is_indexed(30)
-    assert log.is_indexed(len(starts) - 1)  # the last segment's is made at the start
-    assert log.record_start(30) == 0
-    assert [log.walk_to_record(offset) for offset in range(len(starts))] == starts
+    assert not log.lookup.is_indexed(30)
+    assert log.lookup.is_indexed(len(starts) - 1)  # the last segment's is made at the start
+    assert log.lookup.record_start(30) == 0
+    assert [log.segments.snapshot().record_start(offset) for offset in range(len(starts))] == starts
     harness.threads.run_all()
-    assert log.is_indexed(30)
-    assert [log.record_start(offset) for offset in range(len(starts))] == starts
+    assert log.lookup.is_indexed(30)
+    assert [log.lookup.record_start(offset) for offset in range(len(starts))] == starts
 
 
 def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +215,14 @@ def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytes
         file.seek(3 * RECORD + 25)
         file.write(b"?")
     expected = [offset // RECORD * RECORD for offset in range(8 * RECORD)]
-    assert [harness.log.walk_to_record(offset) for offset in range(8 * RECORD)] == expected
+    assert [harness.log.segments.snapshot().record_start(offset) for offset in range(8 * RECORD)] == expected
 
 
 def test_walking_in_a_file_that_is_gone_says_so(harness: StoreHarness) -> None:
     harness.append(ten(1), ten(2))
     os.unlink(harness.data_file())
     with pytest.raises(StoreError, match="is gone"):
-        harness.log.walk_to_record(RECORD)
+        harness.log.segments.snapshot().record_start(RECORD)
 
 
 def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHarness) -> None:
@@ -233,12 +233,12 @@ def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHar
             harness.log.checkpoint()
             harness.threads.run_all()
     log = harness.log
-    assert log.message_count == 11
-    assert [log.count_before(offset) for offset in range(0, 331, 15)] == [
+    assert log.segments.message_count == 11
+    assert [log.lookup.count_before(offset) for offset in range(0, 331, 15)] == [
         offset // RECORD for offset in range(0, 331, 15)
     ]
-    assert log.count_before(-5) == 0
-    assert log.count_before(10_000) == 11
+    assert log.lookup.count_before(-5) == 0
+    assert log.lookup.count_before(10_000) == 11
 
 
 def test_offset_at_time_is_the_first_record_stored_then_or_later(harness: StoreHarness) -> None:
@@ -246,41 +246,41 @@ def test_offset_at_time_is_the_first_record_stored_then_or_later(harness: StoreH
     for number, time_ms in enumerate((100, 100, 200, 300, 300)):
         harness.append(ten(number), now_ms=time_ms)
     answers = {0: 0, 100: 0, 101: 60, 200: 60, 201: 90, 300: 90, 301: 150}
-    assert {time_ms: harness.log.offset_at_time(time_ms) for time_ms in answers} == answers
+    assert {time_ms: harness.log.lookup.offset_at_time(time_ms) for time_ms in answers} == answers
 
 
 def test_units_describe_the_records_of_a_span(harness: StoreHarness) -> None:
     harness.append(ten(1), ten(2))
     harness.append(b"\0\0\0\3buypayload", flag=1)
-    units = harness.log.units(0, 1000)
+    units = harness.log.lookup.units(0, 1000)
     assert units["offset"].tolist() == [0, 30, 60]
     assert units["size"].tolist() == [30, 30, 34]
     assert units["tag"].tolist() == [0, 0, tag_hash("buy")]
-    assert harness.log.units(1, 1000)["offset"].tolist() == [30, 60]
-    assert harness.log.units(0, 89)["offset"].tolist() == [0, 30]
-    assert harness.log.units(0, 1000, max_count=1)["offset"].tolist() == [0]
-    assert harness.log.units(94, 1000).tolist() == []
+    assert harness.log.lookup.units(1, 1000)["offset"].tolist() == [30, 60]
+    assert harness.log.lookup.units(0, 89)["offset"].tolist() == [0, 30]
+    assert harness.log.lookup.units(0, 1000, max_count=1)["offset"].tolist() == [0]
+    assert harness.log.lookup.units(94, 1000).tolist() == []
 
 
 def test_units_give_the_first_record_even_if_it_is_larger_than_the_span(harness: StoreHarness) -> None:
     harness.append(ten(1), ten(2))
-    assert harness.log.units(30, 5)["offset"].tolist() == [30]
+    assert harness.log.lookup.units(30, 5)["offset"].tolist() == [30]
 
 
 def test_units_are_the_same_before_and_after_they_reach_the_file(harness: StoreHarness) -> None:
     harness.append(*map(ten, range(10)))
-    before = harness.log.units(90, 150)
+    before = harness.log.lookup.units(90, 150)
     harness.log.checkpoint()
     harness.threads.run_all()
     harness.append(ten(11))
     assert harness.log.segments[0].index is not None
     assert harness.log.segments[0].index.stored == 10
-    assert harness.log.units(90, 150).tobytes() == before.tobytes()
-    assert harness.log.units(0, 1000)["offset"].tolist() == list(range(0, 330, 30))
+    assert harness.log.lookup.units(90, 150).tobytes() == before.tobytes()
+    assert harness.log.lookup.units(0, 1000)["offset"].tolist() == list(range(0, 330, 30))
 
 
 def test_index_units_in_memory_are_bounded(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaq.broker.store.partition_log.MAX_UNSTORED_UNITS", 10)
+    monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 10)
     for number in range(25):
         harness.append(ten(number))
         harness.threads.run_all()
@@ -288,14 +288,14 @@ def test_index_units_in_memory_are_bounded(harness: StoreHarness, monkeypatch: p
     assert index is not None
     assert index.unstored <= 10
     assert harness.files.calls["fdatasync"] == 0  # written, not synced
-    assert harness.log.count_before(10_000) == 25
+    assert harness.log.lookup.count_before(10_000) == 25
 
 
 def test_max_message_id_is_the_largest_positive_one(harness: StoreHarness) -> None:
     data, units = encode_puts([(0, 0, b""), (0, 0, b""), (0, 0, b"")], 0, [7, -9, 5], 0)
     harness.log.append(data, units)
-    assert harness.log.largest_id_below(1 << 62) == 7
-    assert harness.restart().largest_id_below(1 << 62) == 7
+    assert harness.log.segments.largest_id_below(1 << 62) == 7
+    assert harness.restart().segments.largest_id_below(1 << 62) == 7
 
 
 def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
@@ -305,16 +305,16 @@ def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
         for log in logs:
             data, units = encode_puts([(0, checksum(b"x"), b"x")], log.end_offset, [1], 0)
             log.append(data, units)
-            assert log.read(log.end_offset - 21, 21) == b"".join(data)
+            assert log.segments.read(log.end_offset - 21, 21) == b"".join(data)
     assert harness.files.open_descriptors <= 4 + 2  # and the data path with its lock
     harness.threads.run_all()
-    assert {log.message_count for log in logs} == {3}
+    assert {log.segments.message_count for log in logs} == {3}
 
 
 def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_log, "WRITEBACK_BYTES", 40)
+    monkeypatch.setattr(tuning, "WRITEBACK_BYTES", 40)
     harness.max_segment_size = 100
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(harness.files, "start_writeback", lambda fd, position, size: asked.append((position, size)))

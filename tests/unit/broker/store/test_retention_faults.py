@@ -25,7 +25,7 @@ def consumed(harness: StoreHarness) -> list[bytes]:
     """What a consumer reads from the start on, by index units as well."""
     log = harness.log
     check_invariants(log)
-    assert len(log.units(log.first_offset, 1 << 20))
+    assert len(log.lookup.units(log.first_offset, 1 << 20))
     return harness.bodies()
 
 
@@ -61,7 +61,7 @@ def test_a_fault_at_every_step_leaves_a_log_that_can_be_read_and_the_next_run_fi
         assert found == BODIES[len(BODIES) - len(found) :], step
         log = harness.restart()
         assert consumed(harness) == found, step
-        assert log.message_count == len(found)
+        assert log.segments.message_count == len(found)
         harness.store.apply_retention()
         harness.threads.run_all()
         assert consumed(harness) == [b"young"]
@@ -307,7 +307,7 @@ def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness: StoreHar
         harness.store.tick()
         harness.threads.run_all()
     assert harness.store.unindexed_segments == 0
-    assert harness.log.message_count == 3
+    assert harness.log.segments.message_count == 3
     check_invariants(harness.log)
 
 

@@ -43,7 +43,7 @@ class Scene:
             self.harness.now += 5
             self.harness.store.tick()
             self.harness.threads.run_all()
-            if not len(self.harness.store.key_building) and not self.harness.log.dirty:
+            if not len(self.harness.store.key_building) and not self.harness.log.durability.dirty:
                 return
         raise AssertionError("the store does not come to rest")
 

@@ -35,65 +35,66 @@ def advice(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     return found
 
 
-def read(reader: SequentialReader, page: int, pages: int = 1) -> None:
-    data = reader.read(page * PAGE, pages * PAGE, 2 * PAGE)
+def read(harness: StoreHarness, reader: SequentialReader, page: int, pages: int = 1) -> None:
+    data = reader.read(harness.log.segments.snapshot(), page * PAGE, pages * PAGE, 2 * PAGE)
     assert [data[each * PAGE + 20] for each in range(pages)] == list(range(page, page + pages))
 
 
 def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(
     harness: StoreHarness, advice: list[tuple[str, int, int]]
 ) -> None:
-    reader = SequentialReader(harness.log, harness.files)
-    read(reader, 0)
+    reader = SequentialReader(harness.files)
+    read(harness, reader, 0)
     assert advice == [("fetch", 0, 1), ("fetch", 1, 2)]
     advice.clear()
-    read(reader, 1)
-    read(reader, 2)
+    read(harness, reader, 1)
+    read(harness, reader, 2)
     assert advice == [("fetch", 3, 1), ("fetch", 4, 1), ("drop", 0, 1)]
     advice.clear()
     for page in range(3, 8):
-        read(reader, page)
+        read(harness, reader, page)
     assert all(start + size <= 8 for _, start, size in advice)  # of this file
     advice.clear()
-    read(reader, 8)  # the first of the next segment: the rest of the last one goes
+    read(harness, reader, 8)  # the first of the next segment: the rest of the last one goes
     assert [each for each in advice if each[0] == "drop"] == [("drop", page, 1) for page in range(4, 8)]
 
 
 def test_nothing_is_dropped_while_memory_is_spare(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
     harness.files.unused_memory = 0.5
-    reader = SequentialReader(harness.log, harness.files)
+    reader = SequentialReader(harness.files)
     for page in range(16):
-        read(reader, page)
+        read(harness, reader, page)
     assert {what for what, _, _ in advice} == {"fetch"}
 
 
 def test_the_end_of_the_partition_is_never_dropped(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
-    reader = SequentialReader(harness.log, harness.files)
+    reader = SequentialReader(harness.files)
     for page in range(9):
-        read(reader, page)
+        read(harness, reader, page)
     advice.clear()
     for page in range(9, 16):
-        read(reader, page)
+        read(harness, reader, page)
     dropped = [page for what, start, size in advice if what == "drop" for page in range(start, start + size)]
     assert dropped == list(range(16 - 8 - 3 - 1))
 
 
 def test_pages_that_were_there_before_are_left_alone(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
     harness.files.page_cache_empty = False
-    reader = SequentialReader(harness.log, harness.files)
+    reader = SequentialReader(harness.files)
     for page in range(16):
-        read(reader, page)
+        read(harness, reader, page)
     assert advice == []
 
 
 def test_a_segment_that_retention_took_is_out_of_range(harness: StoreHarness, advice: object) -> None:
-    reader = SequentialReader(harness.log, harness.files)
-    read(reader, 0)
-    for segment in harness.log.remove_first(1):
+    reader = SequentialReader(harness.files)
+    read(harness, reader, 0)
+    snapshot = harness.log.segments.snapshot()
+    for segment in harness.log.segments.remove_first(1):
         os.unlink(segment.path)
     with pytest.raises(OffsetOutOfRange):
-        reader.read(PAGE, PAGE)
-    read(reader, 8)
+        reader.read(snapshot, PAGE, PAGE)
+    read(harness, reader, 8)
 
 
 def test_a_disk_that_cannot_be_read_names_the_file(
@@ -104,4 +105,4 @@ def test_a_disk_that_cannot_be_read_names_the_file(
 
     monkeypatch.setattr(harness.files, "pread", broken)
     with pytest.raises(StoreError, match=r"0{20}\.meta cannot be read"):
-        SequentialReader(harness.log, harness.files).read(0, PAGE)
+        SequentialReader(harness.files).read(harness.log.segments.snapshot(), 0, PAGE)

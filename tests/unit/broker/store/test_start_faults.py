@@ -60,11 +60,13 @@ def test_a_start_that_the_disk_fails_names_the_file(
     assert f"'{bad}'" in str(caught.value)
     assert harness.files.open_descriptors <= 6, "no more than files that are kept open between uses"
     harness.kill()
-    assert [log.message_count for log in harness.store.logs()] == [1, 1, 1], "nothing is lost once the disk is well"
+    assert [log.segments.message_count for log in harness.store.logs()] == [1, 1, 1], (
+        "nothing is lost once the disk is well"
+    )
 
 
 def test_an_index_that_cannot_be_read_stops_no_start(harness: StoreHarness) -> None:
     put_to_three_partitions(harness, checkpoint=True)
     harness.files = BadSector("pread", str(Path(harness.path, SEGMENT).with_suffix(".index")))
     harness.open()
-    assert [log.message_count for log in harness.store.logs()] == [1, 1, 1]
+    assert [log.segments.message_count for log in harness.store.logs()] == [1, 1, 1]

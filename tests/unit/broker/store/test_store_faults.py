@@ -165,4 +165,4 @@ def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness: 
     with pytest.raises(StoreError, match="t-0 cannot be made"):
         store.get_or_create("t", 0)
     harness.files.heal()
-    assert store.get_or_create("t", 0).message_count == 0
+    assert store.get_or_create("t", 0).segments.message_count == 0

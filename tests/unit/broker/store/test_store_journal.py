@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store import journal, opening
+from metaq.broker.store import opening, tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
@@ -110,7 +110,7 @@ def records(harness: StoreHarness, partition: int) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     offset = log.first_offset
     while offset < log.visible_end:
-        data = log.read_blocking(offset, 1 << 30)
+        data = log.segments.snapshot().read(offset, 1 << 30)
         found |= {offset + header.start: data[header.end - header.length : header.end] for header in iter_headers(data)}
         offset += len(data)
     return found
@@ -247,7 +247,7 @@ def test_a_turn_that_fails_in_the_journal_is_answered_once_with_the_failure(puts
 
 
 def test_a_group_larger_than_the_limit_is_made_safe_in_pieces(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "MAX_GROUP_BYTES", 3 * 23)
+    monkeypatch.setattr(tuning, "JOURNAL_GROUP_BYTES", 3 * 23)
     puts.put_together(range(PARTITIONS), b"a")
     puts.harness.threads.run_one()
     assert [puts.harness.store.get("t", number).visible_end for number in (2, 3)] == [23, 0]
@@ -276,7 +276,7 @@ def test_what_the_journal_has_is_left_to_a_rare_checkpoint(puts: Puts) -> None:
     puts.harness.store.tick()
     puts.harness.threads.run_all()
     assert puts.harness.files.calls["fdatasync"] == before + 2 * PARTITIONS  # data and index of each
-    assert not any(log.dirty for log in puts.harness.store.logs())
+    assert not any(log.durability.dirty for log in puts.harness.store.logs())
 
 
 def test_full_files_are_kept_until_they_are_worth_a_checkpoint(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_a_clean_restart_checks_nothing_again(harness: StoreHarness) -> None:
     harness.append(*THREE)
     log = harness.restart()
     assert harness.report().checked_bytes == 0
-    assert log.message_count == 3
+    assert log.segments.message_count == 3
     assert harness.bodies() == THREE
     harness.append(b"fourth")
     assert harness.bodies() == [*THREE, b"fourth"]
@@ -52,8 +52,8 @@ def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarnes
     harness.append(b"more")
     log = harness.kill()
     assert harness.report().checked_bytes == 24
-    assert log.message_count == 4
-    assert log.offset_at_time(NOW_MS) == 0
+    assert log.segments.message_count == 4
+    assert log.lookup.offset_at_time(NOW_MS) == 0
     check_invariants(log)
 
 
@@ -73,7 +73,7 @@ def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
     index = log.segments[-1].index
     assert index is not None
     assert index.unstored == (3 if full_disk else 0)
-    assert log.message_count == 6
+    assert log.segments.message_count == 6
     harness.append(b"and on")
     check_invariants(harness.kill())
     assert harness.bodies() == [*THREE, *THREE, b"and on"]
@@ -90,12 +90,12 @@ def _no_space(files: FaultyFiles, fd: int, buffers: Sequence[Buffer], position: 
 def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metaq.broker.store.partition_log.MAX_UNSTORED_UNITS", 1)
+    monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 1)
     harness.append(*THREE)
     harness.threads.run_all()
     assert harness.index_file().stat().st_size == 64 + 3 * 32
     log = harness.kill()
-    assert log.message_count == 3
+    assert log.segments.message_count == 3
     check_invariants(log)
     check_invariants(harness.restart())
     assert harness.bodies() == THREE
@@ -141,7 +141,7 @@ def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(
     harness._start_anew()
     whole = sum(end <= kept for end in ends) - 1
     assert harness.bodies() == bodies[:whole]
-    assert harness.log.message_count == whole
+    assert harness.log.segments.message_count == whole
     check_invariants(harness.log)
     harness.files.kill()
 
@@ -163,7 +163,7 @@ def test_empty_records_of_a_java_broker_are_kept(harness: StoreHarness) -> None:
     harness.files.kill()
     harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 1 << 60, 4))
     log = harness._start_anew()
-    assert log.message_count == 3
+    assert log.segments.message_count == 3
     assert not harness.report().notable
 
 
@@ -177,7 +177,7 @@ def test_the_end_of_a_header_alone_is_no_message(harness: StoreHarness, written:
     with harness.data_file().open("ab") as file:
         file.write(bytes(20 - written) + record[20 - written :])
     log = harness._start_anew()
-    assert (log.message_count, log.end_offset) == (3, end)
+    assert (log.segments.message_count, log.end_offset) == (3, end)
     assert harness.bodies() == list(THREE)
 
 
@@ -199,7 +199,7 @@ def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
     assert harness.bodies() == THREE[: start // 25]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     harness.append(b"goes on")
-    assert harness.restart().message_count == start // 25 + 1
+    assert harness.restart().segments.message_count == start // 25 + 1
 
 
 @pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])
@@ -220,7 +220,7 @@ def test_an_index_of_other_data_is_not_believed(harness: StoreHarness) -> None:
     other = [encode_record(body, -77 - number, 0) for number, body in enumerate(THREE)]
     harness.data_file().write_bytes(b"".join(other))
     log = harness._start_anew()
-    assert log.units(0, 1000)["id"].tolist() == [-77, -78, -79]
+    assert log.lookup.units(0, 1000)["id"].tolist() == [-77, -78, -79]
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(
     log = harness._start_anew()
     assert harness.data_file().read_bytes() == bytes(data)
     assert (harness.report().cut_at, harness.report().damage) == (None, ())
-    assert log.message_count == len(THREE) + len(behind)
+    assert log.segments.message_count == len(THREE) + len(behind)
     harness.append(b"goes on")
-    assert harness.log.read_blocking(SIZE, 1000).endswith(b"goes on")
+    assert harness.log.segments.snapshot().read(SIZE, 1000).endswith(b"goes on")
 
 
 @pytest.mark.parametrize("body", [b"first", b"another length"])
@@ -265,7 +265,7 @@ def test_what_another_broker_has_written_from_a_record_on_is_no_damage(
     theirs = [encode_record(body, -77 - number, 0) for number in range(5)]
     harness.data_file().write_bytes(kept_data + b"".join(theirs))
     log = harness._start_anew()
-    assert log.units(0, 1000)["id"].tolist()[-5:] == [-77, -78, -79, -80, -81]
+    assert log.lookup.units(0, 1000)["id"].tolist()[-5:] == [-77, -78, -79, -80, -81]
     check_invariants(log)
 
 
@@ -277,7 +277,7 @@ def test_a_java_broker_may_append_between_two_starts_of_ours(harness: StoreHarne
     log = harness._start_anew()
     assert harness.bodies() == [*THREE, b"java"]
     assert harness.report().checked_bytes == 24
-    assert log.message_count == 4
+    assert log.segments.message_count == 4
     check_invariants(log)
 
 
@@ -292,22 +292,22 @@ def test_a_bad_index_is_rebuilt_with_our_store_times(harness: StoreHarness, dama
     else:
         harness.index_file().write_bytes(damaged[damage])
     log = harness._start_anew()
-    assert log.message_count == 3
-    assert log.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
+    assert log.segments.message_count == 3
+    assert log.lookup.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
     harness.store.close()
     assert harness.index_file().read_bytes() == before
 
 
 def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness: StoreHarness) -> None:
-    assert harness.log.message_count == 0
+    assert harness.log.segments.message_count == 0
     harness.files.kill()
     harness.data_file().write_bytes(encode_record(b"java", -5, 0))
     os.utime(harness.data_file(), (1_500_000_000, 1_500_000_000))
     log = harness._start_anew()
-    assert log.units(0, 1000)["time_ms"].tolist() == [-1_500_000_000_000]
-    assert log.offset_at_time(1_500_000_000_000) == 0
-    assert log.offset_at_time(1_500_000_000_001) == 24
-    assert log.largest_id_below(1 << 62) == 0
+    assert log.lookup.units(0, 1000)["time_ms"].tolist() == [-1_500_000_000_000]
+    assert log.lookup.offset_at_time(1_500_000_000_000) == 0
+    assert log.lookup.offset_at_time(1_500_000_000_001) == 24
+    assert log.segments.largest_id_below(1 << 62) == 0
 
 
 def test_a_java_record_before_one_of_ours_is_bounded_by_it() -> None:
@@ -326,7 +326,7 @@ def test_max_message_id_is_known_after_a_kill(harness: StoreHarness) -> None:
     last = harness.next_id - 1
     harness.log.checkpoint()
     harness.threads.run_all()
-    assert harness.kill().largest_id_below(1 << 62) == last
+    assert harness.kill().segments.largest_id_below(1 << 62) == last
     assert harness.store.max_message_id == last
 
 
@@ -338,11 +338,11 @@ def test_segments_roll_and_come_back(harness: StoreHarness) -> None:
     log = harness.kill()
     assert harness.bodies() == bodies
     harness.threads.run_all()
-    assert log.message_count == 20
+    assert log.segments.message_count == 20
     check_invariants(log)
     log = harness.restart()
     assert len(harness.threads) == 0
-    assert log.message_count == 20
+    assert log.segments.message_count == 20
     check_invariants(log)
 
 
@@ -360,7 +360,7 @@ def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(
     assert str(harness.data_file()) in str(caught.value)
     assert str(harness.data_file(25)) in str(caught.value)
     os.truncate(harness.data_file(), 25)
-    assert harness._start_anew().message_count == 2  # the failed start has left no lock
+    assert harness._start_anew().segments.message_count == 2  # the failed start has left no lock
 
 
 def test_closed_segments_without_index_are_indexed_in_the_background(harness: StoreHarness) -> None:
@@ -374,17 +374,17 @@ def test_closed_segments_without_index_are_indexed_in_the_background(harness: St
     log = harness._start_anew()
     assert harness.store.unindexed_segments == 2
     assert harness.bodies() == bodies  # served meanwhile
-    assert log.message_count == 4
-    assert log.count_before(log.visible_end) - log.count_before(150) == 4
-    assert log.units(75, 1000)["offset"].tolist() == [75, 100, 125]
-    assert log.units(75, 3)["offset"].tolist() == [75]
-    assert log.offset_at_time(NOW_MS) == 0
+    assert log.segments.message_count == 4
+    assert log.lookup.count_before(log.visible_end) - log.lookup.count_before(150) == 4
+    assert log.lookup.units(75, 1000)["offset"].tolist() == [75, 100, 125]
+    assert log.lookup.units(75, 3)["offset"].tolist() == [75]
+    assert log.lookup.offset_at_time(NOW_MS) == 0
     check_invariants(log)
     harness.threads.run_all()
     assert harness.store.unindexed_segments == 0
-    assert log.message_count == 10
+    assert log.segments.message_count == 10
     check_invariants(log)
-    assert harness.restart().message_count == 10
+    assert harness.restart().segments.message_count == 10
     assert len(harness.threads) == 0
 
 
@@ -403,8 +403,8 @@ def test_damage_in_a_closed_segment_is_reported_and_never_cut(
     harness.threads.run_all()
     assert "is damaged in [25, 50)" in caplog.text
     assert harness.data_file().read_bytes() == bytes(data)
-    assert log.message_count == 3
-    assert harness.log.read(25, 25) == bytes(data[25:50])
+    assert log.segments.message_count == 3
+    assert harness.log.segments.read(25, 25) == bytes(data[25:50])
 
 
 def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(

@@ -115,9 +115,9 @@ def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_
     removed = harness.store.apply_retention()
     assert [(entry.topic, entry.first_offset, entry.size) for entry in removed] == [("t", 0, 25), ("t", 25, 25)]
     log = harness.log
-    assert (log.first_offset, log.message_count) == (50, 2)
+    assert (log.first_offset, log.segments.message_count) == (50, 2)
     with pytest.raises(OffsetOutOfRange) as caught:
-        log.read(0, 100)
+        log.segments.read(0, 100)
     assert caught.value.first == 50
     check_invariants(log)
     harness.threads.run_all()
@@ -125,8 +125,8 @@ def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_
     assert not harness.index_file(25).exists()
     assert harness.bodies() == [b"00002", b"young"]
     harness.append(b"after")
-    assert harness.log.count_before(75) == 1
-    assert harness.restart().message_count == 3
+    assert harness.log.lookup.count_before(75) == 1
+    assert harness.restart().segments.message_count == 3
     assert harness.log.first_offset == 50
 
 
@@ -179,7 +179,7 @@ def test_segments_that_cannot_be_deleted_come_back(harness: StoreHarness, caplog
     harness.store.apply_retention()
     harness.threads.run_all()
     assert "stopped after 0 of 2 segments" in caplog.text
-    assert (harness.log.first_offset, harness.log.message_count) == (0, 4)
+    assert (harness.log.first_offset, harness.log.segments.message_count) == (0, 4)
     check_invariants(harness.log)
     harness.files.heal()
     assert len(harness.store.apply_retention()) == 2
@@ -206,7 +206,7 @@ def test_a_topic_larger_than_its_limit_loses_its_oldest_segments_of_all_partitio
     assert harness.store.apply_size_limits() == []
     harness.threads.run_all()
     assert not harness.data_file(25).exists()
-    assert (harness.log.first_offset, harness.log.size_bytes) == (50, 50)
+    assert (harness.log.first_offset, harness.log.segments.size_bytes) == (50, 50)
     assert other.first_offset == 0
     check_invariants(harness.log)
 
@@ -232,7 +232,7 @@ def test_a_read_under_way_is_not_hurt_by_a_segment_that_goes(harness: StoreHarne
         return fd
 
     harness.files.open = open_then_remove  # type: ignore[method-assign]
-    assert harness.log.read_blocking(0, 100)[20:] == b"00000"
+    assert harness.log.segments.snapshot().read(0, 100)[20:] == b"00000"
     assert not harness.data_file().exists()
     with pytest.raises(OffsetOutOfRange):
-        harness.log.read_blocking(0, 100)
+        harness.log.segments.snapshot().read(0, 100)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.broker.store.index import UNIT_DTYPE, UnitArray
+from metaq.broker.store.index import UNIT_DTYPE, UnitArray, order_times
 from metaq.broker.store.scan import bound_java_times
-from metaq.broker.store.times import order_times
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_record
@@ -19,7 +18,7 @@ RECORD = 25
 
 
 def times(harness: StoreHarness) -> list[int]:
-    return [int(each) for each in harness.log.units(0, 1 << 20)["time_ms"]]
+    return [int(each) for each in harness.log.lookup.units(0, 1 << 20)["time_ms"]]
 
 
 def test_a_clock_that_steps_back_skips_nothing(harness: StoreHarness) -> None:
@@ -28,7 +27,7 @@ def test_a_clock_that_steps_back_skips_nothing(harness: StoreHarness) -> None:
     assert times(harness) == [1000, 5000, 5000, 5000, 6000]
     # a message of each time is at or behind the place found, whatever the clock said when it was stored
     places = {1000: 0, 2000: RECORD, 3000: RECORD, 5000: RECORD, 6000: 4 * RECORD, 6001: 5 * RECORD}
-    assert {time_ms: harness.log.offset_at_time(time_ms) for time_ms in places} == places
+    assert {time_ms: harness.log.lookup.offset_at_time(time_ms) for time_ms in places} == places
 
 
 @pytest.mark.parametrize("again", ["restart", "kill"])
@@ -37,7 +36,7 @@ def test_a_clock_behind_the_log_after_a_start(harness: StoreHarness, again: str)
     getattr(harness, again)()
     harness.append(b"12345", b"12345", now_ms=NOW_MS - 3_600_000)
     assert times(harness) == [NOW_MS] * 3
-    assert harness.log.offset_at_time(NOW_MS - 1) == 0
+    assert harness.log.lookup.offset_at_time(NOW_MS - 1) == 0
 
 
 def test_a_clock_behind_a_directory_of_javas(harness: StoreHarness) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from metaq.broker.store.turns import Turns
+from metaq.broker.store.threads import Turns
 from tests.doubles.store import ManualThreads
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store import background_syncs
+from metaq.broker.store import tuning
+from metaq.broker.store.durability import INDEX
 from metaq.broker.store.index import HEADER_BYTES, UNIT, UNIT_BYTES, unpack_header
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import LogReadOnly
@@ -66,7 +67,7 @@ def unstored(log: PartitionLog) -> int:
 
 @pytest.fixture(autouse=True)
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaq.broker.store.partition_log.MAX_UNSTORED_UNITS", LIMIT)
+    monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", LIMIT)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def disk(harness: StoreHarness) -> SlowDisk:
 def begin_checkpoint(harness: StoreHarness, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all partitions, alone or in a group; the worker's call waits to be run."""
     if grouped:
-        monkeypatch.setattr(background_syncs, "_GROUPED_FROM", 0)
+        monkeypatch.setattr(tuning, "GROUPED_FROM", 0)
     for _ in range(4):
         harness.store.tick()
         harness.now += 2.0
@@ -110,11 +111,11 @@ def test_units_do_not_wait_in_memory_while_a_sync_is_slow(
     assert most <= 2 * LIMIT + 1  # of the growing segment, and what the one before had left
     harness.log.checkpoint()
     harness.threads.run_all()
-    assert not harness.log.dirty
+    assert not harness.log.durability.dirty
     assert disk.headers >= 2
     harness.kill()
     assert sum(report.checked_bytes for report in harness.store.reports) == 0
-    assert harness.log.message_count == 41
+    assert harness.log.segments.message_count == 41
 
 
 @pytest.mark.parametrize("group_commit", [False, True])
@@ -127,7 +128,7 @@ def test_a_copy_of_the_units_is_not_kept_while_they_are_synced(
     held: list[int] = []
 
     def look() -> None:
-        job = harness.log.flusher._running
+        job = next((each for each in harness.log._jobs if each.kind != INDEX), None)
         if job is not None and job.settle_units():
             held.append(sum(len(part.units) for part in job._parts) + unstored(harness.log))
 
@@ -179,7 +180,7 @@ def test_a_stop_awaits_units_that_are_being_written_beside_a_sync(harness: Store
         report()
     harness.open()
     assert sum(report.checked_bytes for report in harness.store.reports) == 0
-    assert harness.log.message_count == LIMIT + 3
+    assert harness.log.segments.message_count == LIMIT + 3
 
 
 # --- any interleaving -------------------------------------------------------------------------------------------------

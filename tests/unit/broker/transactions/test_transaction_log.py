@@ -419,13 +419,13 @@ def test_a_torn_tail_is_cut_kept_beside_and_reported(tmp_path, caplog):
 def test_what_retention_has_removed_is_not_appended_again(tmp_path):
     harness = Harness(tmp_path)
     ask = Asker(harness)
-    harness.store.get_or_create("t", 0)._max_segment_size = 100
+    harness.store.get_or_create("t", 0)._writer.max_segment_size = 100
     committed(ask, "TX:s:1", b"a" * 100)
     ask.ok(put("t", 0, b"b" * 100), put("t", 0, b"c"))
     log = harness.store.get("t", 0)
     log.checkpoint()
     harness.threads.run()
-    for segment in log.remove_first(1):
+    for segment in log.segments.remove_first(1):
         REAL_FILES.unlink(segment.path)
         REAL_FILES.unlink(segment.index_path)
     harness.threads.run()
@@ -434,7 +434,7 @@ def test_what_retention_has_removed_is_not_appended_again(tmp_path):
     again = Harness(tmp_path)
     log = again.store.get("t", 0)
     assert log.first_offset == 120
-    assert log.message_count == 2
+    assert log.segments.message_count == 2
     close(again)
 
 

@@ -28,7 +28,7 @@ def test_messages_are_seen_at_the_commit_as_one_block_in_the_order_of_the_puts(h
     assert ask.ok(tx("TX:s:1", "COMMIT_ONE_PHASE")) == ""
     assert bodies(harness, "t", 0) == [b"between", b"a", b"c"]
     assert bodies(harness, "t", 1) == [b"b"]
-    (header, *_) = iter_headers(harness.store.get("t", 1).read_blocking(0, 100))
+    (header, *_) = iter_headers(harness.store.get("t", 1).segments.snapshot().read(0, 100))
     assert header.checksum == checksum(b"b")
     assert int(message_id) < header.id
     assert ask.refused(tx("TX:s:1", "COMMIT_ONE_PHASE")) == "Local transaction 'TX:s:1' has not been started."
@@ -38,7 +38,7 @@ def test_ids_are_those_that_the_puts_were_answered_with(harness, ask):
     ask.ok(tx("TX:s:1", "BEGIN"))
     ids = [int(ask.ok(tx_put("TX:s:1", "t", 0, body)).split(" ")[0]) for body in (b"a", b"b")]
     ask.ok(tx("TX:s:1", "COMMIT_TWO_PHASE"))
-    data = harness.store.get("t", 0).read_blocking(0, 100)
+    data = harness.store.get("t", 0).segments.snapshot().read(0, 100)
     assert [header.id for header in iter_headers(data)] == ids
 
 

@@ -1,28 +1,24 @@
-"""Finding places in one partition by its index units: by count, by time, by offset."""
+"""Finding places in one partition by its index units: by offset, by count, by time."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.errors import StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
 from .damage import Damaged, Place, Sound, place_by_units, place_by_walking
-from .files import Files
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
-from .log_segments import LogSegments
 from .scan import scan_units
 from .segment import Segment
+from .segments import Segments
 
-__all__ = ["LogLookup"]
+__all__ = ["Lookup"]
 
 _EXAMINED_UNITS = 1 << 12
 """Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
@@ -35,51 +31,46 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _despite_damage(question: Callable[Concatenate[LogLookup, P], T]) -> Callable[Concatenate[LogLookup, P], T]:
+def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
     """Ask again without an index that turns out to be damaged; each time one segment less has one."""
 
-    def ask(self: LogLookup, /, *arguments: P.args, **more: P.kwargs) -> T:
+    def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
         while True:
             try:
                 return question(self, *arguments, **more)
             except IndexDamaged as damage:
-                self._give_up(damage)
+                self._do_without(damage)
 
     update_wrapper(ask, question)
     return ask
 
 
-class LogLookup(LogSegments, ABC):
-    """Adds the look-ups to the readable log. Owning thread.
+GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
+"""give_up(segment, index, damage): do without `index` of the segment, and have another made. False if that is not
+possible now, or not wanted any more, because the segment has another index or is gone. Raises StoreError if no other
+segment can go on.
+"""
 
-    A damaged index is given up (`index_damaged`), and the question answered as for a segment that has none. Raises
-    StoreError if that cannot be.
+
+class Lookup:
+    """Answers from the segments' indexes. Owning thread.
+
+    A damaged index is given up, and the question answered as for a segment that has none. Raises StoreError if that
+    cannot be.
     """
 
-    _walked: frozenset[int] = frozenset()
-    """Ends of records in segments without an index, from where `examination` need not begin at the segment's start."""
+    def __init__(self, segments: Segments, give_up: GiveUp) -> None:
+        self._segments = segments
+        self._give_up = give_up
+        # ends of records in segments without an index, from where `examination` need not begin at the segment's start
+        self._walked: frozenset[int] = frozenset()
 
-    @abstractmethod
-    def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        """Do without `index` of the segment, and have another made; False if that is not possible now, or not wanted
-        any more, because the segment has another index or is gone. Raises StoreError if no other segment can go on.
-        """
-
-    def _give_up(self, damage: IndexDamaged) -> None:
+    def _do_without(self, damage: IndexDamaged) -> None:
         for segment in self._segments:
             index = segment.index
-            if index is not None and index.path == damage.path and self.index_damaged(segment, index, damage):
+            if index is not None and index.path == damage.path and self._give_up(segment, index, damage):
                 return
         raise StoreError(f"{damage}; it cannot be made again now")
-
-    def segment_start(self, offset: int) -> int:
-        """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.
-
-        Source: the 1.x `offset` command (wire.md §4), which asks for a safe place to start from.
-        """
-        if offset >= self.visible_end:
-            return self.visible_end
-        return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     @_despite_damage
     def record_start(self, offset: int) -> int:
@@ -88,11 +79,12 @@ class LogLookup(LogSegments, ABC):
 
         In a segment whose index is being rebuilt: where the segment starts, which is all that is known at once.
         """
-        if offset >= self.visible_end:
-            return self.visible_end
-        if offset < self.first_offset:
-            return self.first_offset
-        segment, _ = self.extent(offset, 1)
+        segments = self._segments
+        if offset >= segments.visible_end:
+            return segments.visible_end
+        if offset < segments.first_offset:
+            return segments.first_offset
+        segment, _ = segments.extent(offset, 1)
         if segment.index is None:
             return segment.first_offset
         found = self._unit_at(segment, segment.index, offset)
@@ -108,7 +100,7 @@ class LogLookup(LogSegments, ABC):
         if number >= 0 and offset < end:
             return number, start
         following = index.unit(number + 1)[0] if number + 1 < len(index) else segment.end
-        return Damaged(end, min(following, self.visible_end))
+        return Damaged(end, min(following, self._segments.visible_end))
 
     @_despite_damage
     def examination(self, offset: int) -> Callable[[], Place]:
@@ -117,58 +109,30 @@ class LogLookup(LogSegments, ABC):
 
         It raises OffsetOutOfRange if retention is faster, StoreError if the file cannot be read.
         """
-        segment, _ = self.extent(offset, 1)
+        segment, _ = self._segments.extent(offset, 1)
+        look = partial(self._segments.snapshot().look, segment)
         index = segment.index
         if index is None:
             start = max((each for each in self._walked if segment.first_offset <= each <= offset), default=None)
             start = segment.first_offset if start is None else start
             walk = partial(place_by_walking, first_offset=segment.first_offset, start=start, end=segment.end)
-            return partial(self._look, segment, partial(walk, offset=offset))
+            return partial(look, partial(walk, offset=offset))
         found = self._unit_at(segment, index, offset)
         if isinstance(found, Damaged):
             return partial(Damaged, *found)
         units = index.units(found[0], min(len(index), found[0] + _EXAMINED_UNITS))
-        units = units[units["offset"] < self.visible_end]
-        return partial(self._look, segment, partial(place_by_units, first_offset=segment.first_offset, units=units))
-
-    def _look(self, segment: Segment, look: Callable[[Files, int], T]) -> T:
-        """Any thread: uses a descriptor of its own."""
-        try:
-            fd = self._files.open(segment.path, os.O_RDONLY)
-            try:
-                return look(self._files, fd)
-            finally:
-                self._files.close(fd)
-        except FileNotFoundError:
-            if segment in self._segments:
-                raise StoreError(f"{segment.path} is gone") from None
-            raise OffsetOutOfRange(segment.first_offset, self.first_offset, self.visible_end) from None
-        except OSError as error:
-            raise StoreError(f"{segment.path} cannot be read: {error}") from error
+        units = units[units["offset"] < self._segments.visible_end]
+        return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
     def is_indexed(self, offset: int) -> bool:
-        """Whether `record_start` can tell for this offset; else `walk_to_record` must."""
-        return self._segment_of(offset).index is not None
-
-    def walk_to_record(self, offset: int) -> int:
-        """The same from the data, from the segment's start on: up to 0.4 µs a record before it. Any thread.
-
-        Behind damage it goes on at the next good record; inside, the damage's start is given. Raises OffsetOutOfRange,
-        StoreError.
-        """
-        segment, _ = self.extent(offset, 1)
-        first = segment.first_offset
-        walk = partial(place_by_walking, first_offset=first, start=first, end=segment.end, offset=offset)
-        return self._look(segment, walk).start
-
-    def _segment_of(self, offset: int) -> Segment:
-        return self._segments[max(0, bisect_right(self._starts, offset) - 1)]
+        """Whether `record_start` can tell for this offset; else `Snapshot.record_start` must, in a worker thread."""
+        return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
         """Messages from this byte offset on: message_count - count_before."""
         before = self._count_before(offset)
-        return self.message_count - before
+        return self._segments.message_count - before
 
     @_despite_damage
     def count_before(self, offset: int) -> int:
@@ -176,28 +140,29 @@ class LogLookup(LogSegments, ABC):
         return self._count_before(offset)
 
     def _count_before(self, offset: int) -> int:
-        if offset >= self.visible_end:
-            return self.message_count
-        number = bisect_right(self._starts, offset) - 1
+        segments = self._segments
+        if offset >= segments.visible_end:
+            return segments.message_count
+        number = segments.number_at(offset)
         if number < 0:
             return 0
-        index = self._segments[number].index
-        return self._bases[number] - self._removed + (0 if index is None else index.ending_by(offset))
+        index = segments[number].index
+        return segments.count_before(number) + (0 if index is None else index.ending_by(offset))
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
         """How far at most `messages` whole messages and `max_bytes` bytes lead from where a message begins: byte offset
         of the next one, visible_end at most. A segment whose index is being rebuilt is taken whole.
         """
-        number = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
-        if number >= self.message_count:
-            return self.visible_end
-        absolute = number + self._removed
-        place = bisect_right(self._bases, absolute) - 1
-        index = self._segments[place].index
+        segments = self._segments
+        message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
+        if message >= segments.message_count:
+            return segments.visible_end
+        number = segments.number_with(message)
+        index = segments[number].index
         if index is None:
-            return self._starts[place + 1] if place + 1 < len(self._starts) else self.visible_end
-        return index.unit(absolute - self._bases[place])[0]
+            return min(segments[number].end, segments.visible_end)
+        return index.unit(message - segments.count_before(number))[0]
 
     @_despite_damage
     def offset_at_time(self, time_ms: int) -> int:
@@ -206,16 +171,17 @@ class LogLookup(LogSegments, ABC):
         Exact for our records; a Java broker's are taken at the latest time they can have been stored. A segment whose
         index is being rebuilt is taken whole.
         """
+        visible_end = self._segments.visible_end
         for segment in self._segments:
             index = segment.index
-            if segment.first_offset >= self.visible_end:
+            if segment.first_offset >= visible_end:
                 break
             if index is None:
                 return segment.first_offset
             count = len(index)
             if count and abs(index.unit(count - 1)[2]) >= time_ms:
-                return min(index.unit(index.stored_before(time_ms))[0], self.visible_end)
-        return self.visible_end
+                return min(index.unit(index.stored_before(time_ms))[0], visible_end)
+        return visible_end
 
     @_despite_damage
     def units(self, offset: int, max_bytes: int, max_count: int = 1 << 20) -> UnitArray:
@@ -224,11 +190,11 @@ class LogLookup(LogSegments, ABC):
         All of one segment, the one `offset` is in, and back to back: they end at a gap, where damaged bytes were found
         when the index was made, so the first one may start behind `offset`. It is given even if it is larger than
         max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last record or the
-        damage behind it. Raises OffsetOutOfRange and StoreError like `read`.
+        damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
         If the segment's index is being rebuilt the records are walked, at most 4 MiB or one of MAX_BODY_BYTES, so
         `offset` must be the start of one; empty if it is not, or the record is damaged.
         """
-        segment, length = self.extent(offset, max_bytes)
+        segment, length = self._segments.extent(offset, max_bytes)
         if not length:
             return np.empty(0, UNIT_DTYPE)
         index = segment.index
@@ -237,7 +203,7 @@ class LogLookup(LogSegments, ABC):
         start = index.starting_before(offset)
         units = index.units_ending_by(start, offset + length, max_count)
         if not len(units):
-            return index.units_ending_by(start, self.visible_end, 1)  # larger than max_bytes
+            return index.units_ending_by(start, self._segments.visible_end, 1)  # larger than max_bytes
         return _without_gap(units)
 
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
@@ -247,12 +213,12 @@ class LogLookup(LogSegments, ABC):
         offset: where a record starts, or damage. max_bytes, max_count: of a piece, as `units` takes them. Reports the
         damage that it passes over. Raises OffsetOutOfRange, StoreError.
         """
-        while offset < min(end, self.visible_end):
+        while offset < min(end, self._segments.visible_end):
             units = self.units(offset, max_bytes, max_count)
             if not len(units):
                 place = self.examination(offset)()
                 if isinstance(place, Damaged):
-                    self.report_damage(place)
+                    self._segments.report_damage(place)
                     offset = place.end
                     continue
                 units = self._unit_of(place)
@@ -261,21 +227,21 @@ class LogLookup(LogSegments, ABC):
 
     def _unit_of(self, place: Sound) -> UnitArray:
         """Of a record that is too large to be walked: Java's may be."""
-        segment, _ = self.extent(place.start, 1)
+        segment, _ = self._segments.extent(place.start, 1)
         start = place.start - segment.first_offset
         scan = partial(scan_units, start=start, size=start + place.size, first_offset=segment.first_offset)
-        return self._look(segment, scan).units
+        return self._segments.snapshot().look(segment, scan).units
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
         start = offset - segment.first_offset
         length = min(length, _WALKED_BYTES)
         segment.data.require(length, start)
-        fd = segment.data.use()
-        found = scan_units(self._files, fd, start, start + length, segment.first_offset)
-        end = min(segment.size, self.visible_end - segment.first_offset)
+        files, fd = self._segments.files, segment.data.use()
+        found = scan_units(files, fd, start, start + length, segment.first_offset)
+        end = min(segment.size, self._segments.visible_end - segment.first_offset)
         if not len(found.units) and start + length < end:  # one record larger than max_bytes
             end = min(end, start + HEADER_BYTES + MAX_BODY_BYTES)
-            found = scan_units(self._files, fd, start, end, segment.first_offset, max_records=1)
+            found = scan_units(files, fd, start, end, segment.first_offset, max_records=1)
         if len(found.units):
             known = self._walked if len(self._walked) < _MAX_WALKED else frozenset[int]()
             self._walked = known | {segment.first_offset + found.end}

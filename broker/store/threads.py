@@ -1,19 +1,31 @@
-"""Worker threads shared fairly: a bounded number of calls at once, and whoever waits is served in turn."""
+"""Handing work to worker threads, and calling back."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
-from .flush import RunInThread
+__all__ = ["RunInThread", "Turns", "call_safely"]
 
-__all__ = ["Turns"]
+_log = logging.getLogger(__name__)
+
+RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+"""run_in_thread(fn, done): runs fn in a worker thread, later calls done(result or exception) on the owning thread."""
+
+
+def call_safely(callback: Callable[..., None], *arguments: object) -> None:
+    """Call back; an exception is the callback's bug and must not keep the others from being called: it is logged."""
+    try:
+        callback(*arguments)
+    except Exception:
+        _log.exception("%r failed", callback)
 
 
 class Turns:
-    """Runs functions by `run_in_thread`, at most `limit` at once. Lives on the owning thread.
+    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread.
 
     Each key has a queue of its own and the queues take turns, so that many calls of one key cost another no more than
     its share. Invariant: a key is in `_waiting` as long as calls of it wait, and at its place in the order of turns.

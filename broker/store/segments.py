@@ -3,48 +3,70 @@
 from __future__ import annotations
 
 import logging
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
 
-from metaq.protocol.errors import OffsetOutOfRange, StoreError
+from metaq.protocol.errors import StoreError
 from metaq.protocol.record import Buffer
 
 from .damage import Damaged, DamagedRanges
-from .files import OpenFiles, read_exactly
+from .files import Files
 from .index import Index, IndexDamaged
 from .segment import Segment
+from .snapshot import Snapshot, find_segment
 
-__all__ = ["LogSegments"]
+__all__ = ["Segments"]
 
 _UNITS_READ = 1 << 16
 _log = logging.getLogger(__name__)
 
 
-class LogSegments:
-    """What readers see of a partition. All methods belong to the owning thread unless they say otherwise."""
+class Segments(Sequence[Segment]):
+    """What readers see of a partition, oldest segment first. Owning thread; `snapshot` is for the others.
 
-    def __init__(self, segments: Sequence[Segment], open_files: OpenFiles) -> None:
+    Invariants: segments are contiguous; only the last one grows, and it is the only one that may be empty;
+    first_offset <= visible_end <= end_offset = end of the last segment, none of them ever goes back;
+    0 <= message_count.
+    """
+
+    def __init__(self, segments: Sequence[Segment], files: Files) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
-        self._open_files = open_files
-        self._files = open_files.files
-        self._segments: list[Segment] = list(segments)
+        self.files = files
+        self._segments = list(segments)  # replaced and never changed, so that snapshots can share it
         # what is to be taken from the log's own count: records that retention took away, and those of lost indexes;
         # so that the numbers of all others stay, which syncs under way have
         self._removed = 0
         self._relist()
-        self.end_offset = self._active.end
-        self._written = self._visible = self._bases[-1] + self._active.count
-        self.visible_end = self.end_offset
+        self.end_offset = self.visible_end = self.active.end
+        self._visible = self._bases[-1] + self.active.count
         self.damage = DamagedRanges()
         """What readers, and the rebuilding of indexes, have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
         """Called with how many bytes are newly known to be damaged, and whether they are a range by themselves."""
 
+    @overload
+    def __getitem__(self, number: int) -> Segment: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Segment]: ...
+    def __getitem__(self, number: int | slice) -> Segment | Sequence[Segment]:
+        return self._segments[number]
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
     @property
     def first_offset(self) -> int:
         """Byte offset of the first byte that is still there."""
         return self._starts[0]
+
+    @property
+    def counted(self) -> int:
+        """Readable records in the log's own count, which goes on over what retention and lost indexes take away."""
+        return self._visible
 
     @property
     def message_count(self) -> int:
@@ -56,22 +78,39 @@ class LogSegments:
         """Readable bytes."""
         return self.visible_end - self.first_offset
 
+    @property
+    def synced_end(self) -> int:
+        """Byte offset up to which the files are on the disk. O(segments that are not)."""
+        end = self.end_offset
+        for segment in reversed(self._segments):
+            if segment.synced == segment.end:
+                if segment.size:
+                    break
+                continue
+            end = segment.synced
+        return end
+
     def largest_id_below(self, limit: int) -> int:
         """Largest known message id below `limit`, 0 if there is no positive one. Reads an index only if it has more."""
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """The segments, oldest first; not to be changed."""
-        return self._segments
+    def unfinished(self) -> list[Segment]:
+        """The segments that no checkpoint covers yet, oldest first: the last ones but for those without an index."""
+        found = [] if self.active.finished else [self.active]
+        for segment in self._segments[-2::-1]:
+            if not segment.finished:
+                found.append(segment)
+            elif segment.index is not None:  # one that lost its index may be in front of others
+                break
+        return found[::-1]
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
         """At most `max_bytes` stored bytes from `offset` on, of one segment, up to visible_end; b"" there.
 
-        None if they are not all in the page cache: call `read_blocking` in a worker thread. The last record may be cut.
-        Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
+        None if they are not all in the page cache: have a worker thread call `snapshot().read`. The last record may be
+        cut. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
         max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
@@ -82,41 +121,40 @@ class LogSegments:
         except OSError as error:
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
-    def read_blocking(self, offset: int, max_bytes: int) -> bytes:
-        """The same, waiting for the disk. Any thread: uses a descriptor of its own and one snapshot of the segments."""
-        segment, length = self.extent(offset, max_bytes)
-        if not length:
-            return b""
-        try:
-            fd = self._files.open(segment.path, os.O_RDONLY)
-            try:
-                return read_exactly(self._files, fd, length, offset - segment.first_offset)
-            finally:
-                self._files.close(fd)
-        except FileNotFoundError:
-            if segment in self._segments:
-                raise StoreError(f"{segment.path} is gone") from None
-            raise OffsetOutOfRange(offset, self.first_offset, self.visible_end) from None  # retention was faster
-        except OSError as error:
-            raise StoreError(f"{segment.path} cannot be read: {error}") from error
-
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """The segment that has `offset` and how many readable bytes of it may be given. Any thread.
+        """The segment that has `offset` and how many readable bytes of it may be given.
 
-        Raises OffsetOutOfRange, ValueError.
+        Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
         """
         if max_bytes <= 0:
             raise ValueError(f"max_bytes {max_bytes} must be positive")
-        visible_end, segments = self.visible_end, self._segments  # in this order: other threads must not see beyond
-        last = segments[-1]
-        if offset >= last.first_offset:
-            segment = last
-        else:
-            number = bisect_right(segments, offset, key=_first_offset) - 1
-            segment = segments[max(0, number)]
-        if not segments[0].first_offset <= offset <= visible_end:
-            raise OffsetOutOfRange(offset, segments[0].first_offset, visible_end)
-        return segment, min(max_bytes, min(segment.first_offset + segment.size, visible_end) - offset)
+        segment, end = find_segment(self._segments, self.visible_end, offset)
+        return segment, min(max_bytes, end - offset)
+
+    def snapshot(self) -> Snapshot:
+        """What other threads may read now. O(1)."""
+        return Snapshot(self.files, self._segments, self.visible_end)
+
+    def start_of(self, offset: int) -> int:
+        """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.
+
+        Source: the 1.x `offset` command (wire.md §4), which asks for a safe place to start from.
+        """
+        if offset >= self.visible_end:
+            return self.visible_end
+        return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
+
+    def number_at(self, offset: int) -> int:
+        """Number of the segment with this byte, the last one if it is beyond, -1 if it is below first_offset."""
+        return bisect_right(self._starts, offset) - 1
+
+    def count_before(self, number: int) -> int:
+        """Messages in front of segment `number`."""
+        return self._bases[number] - self._removed
+
+    def number_with(self, message: int) -> int:
+        """Number of the segment that has message number `message`, 0 <= message < message_count."""
+        return bisect_right(self._bases, message + self._removed) - 1
 
     def report_damage(self, found: Damaged) -> None:
         """Somebody has found damaged bytes: remember them, and say so if they were not known."""
@@ -131,7 +169,25 @@ class LogSegments:
             if self.on_damage is not None:
                 self.on_damage(new, new == found.end - found.start)
 
-    # --- changes of the list of segments ------------------------------------------------------------------------------
+    # --- what the writer and durability tell --------------------------------------------------------------------------
+
+    def grown(self, size: int, units: Buffer) -> int:
+        """So many bytes with these index units were written behind the last record: units that are only in memory."""
+        self.active.size += size
+        self.end_offset += size
+        return self.active_index.extend(units)
+
+    def show(self, end: int, count: int) -> None:
+        """Everything up to `end` is readable from now on, `count` records in the log's own count."""
+        self.visible_end = end
+        self._visible = count
+
+    def add(self, segment: Segment) -> None:
+        """Go on with a new, empty segment."""
+        self._segments = [*self._segments, segment]
+        self._relist()
+
+    # --- what retention and the rebuilding of indexes do --------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:
         """Forget the first `count` segments, never the last one, and return them; the caller deletes the files."""
@@ -140,6 +196,7 @@ class LogSegments:
         self._removed += sum(segment.count for segment in removed)
         self._relist()
         for segment in removed:
+            segment.removed = True
             segment.close()
         self.damage.forget_before(self.first_offset)
         return removed
@@ -148,6 +205,8 @@ class LogSegments:
         """Take back segments that could not be deleted; they end where the log starts now."""
         self._segments = [*segments, *self._segments]
         self._removed -= sum(segment.count for segment in segments)
+        for segment in segments:
+            segment.removed = False
         self._relist()
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
@@ -159,32 +218,33 @@ class LogSegments:
         self._removed -= len(index)
         self._relist()
 
-    def _drop_index(self, segment: Segment) -> None:
+    def drop_index(self, segment: Segment) -> None:
         """Take a closed segment's index away: its messages are not counted until `adopt_index`."""
         assert segment.index is not None
-        assert segment is not self._active
+        assert segment is not self.active
         self._removed += len(segment.index)
         segment.index.file.close()
         segment.index = None
         self._relist()
 
+    def close(self) -> None:
+        """Close the files."""
+        for segment in self._segments:
+            segment.close()
+
     def _relist(self) -> None:
-        self._active = self._segments[-1]
-        assert self._active.index is not None
-        self._active_index = self._active.index
+        self.active = self._segments[-1]
+        assert self.active.index is not None
+        self.active_index = self.active.index
         self._starts = [segment.first_offset for segment in self._segments]
         base = self._removed
-        self._bases = []
+        self._bases: list[int] = []
         self._counted_from = base  # behind the last record that is not counted, which may be not visible yet
         for segment in self._segments:
             self._bases.append(base)
             base += segment.count
             if segment.index is None:
                 self._counted_from = base
-
-
-def _first_offset(segment: Segment) -> int:
-    return segment.first_offset
 
 
 def _largest_id_below(index: Index | None, limit: int) -> int:

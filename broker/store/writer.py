@@ -1,0 +1,135 @@
+"""Appending to a partition's last segment, closing it, and beginning the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
+from metaq.protocol.record import Buffer
+
+from . import tuning
+from .disk_space import no_room
+from .files import OpenFiles
+from .index import UNIT, UNIT_BYTES, IndexDamaged, ordered_units
+from .segment import Segment, create_segment
+from .segments import Segments
+from .threads import RunInThread
+
+__all__ = ["Writer"]
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Owning thread. Knows nothing of what is safe or shown.
+
+    Invariants: an indexed segment's units lie back to back and end at its end; within a segment store times (of bounds:
+    without their sign) never decrease, whatever the clock does.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        segments: Segments,
+        open_files: OpenFiles,
+        run_in_thread: RunInThread,
+        max_segment_size: int,
+        unsynced_directories: Sequence[str] = (),
+    ) -> None:
+        """unsynced_directories: in which names of the partition's files may not be on the disk."""
+        self.max_segment_size = max_segment_size
+        """Bytes of the last segment from which on `roll` is due."""
+        self.unsynced_directories = list(unsynced_directories)
+        self._directory = directory
+        self._segments = segments
+        self._open_files = open_files
+        self._run_in_thread = run_in_thread
+        self._stored_ms: int | None = None
+        self._written_back = segments.end_offset
+        self._writing_back = False
+
+    def append(self, data: Sequence[Buffer], units: Buffer) -> int:
+        """Write whole records behind the last one: the number of index units that are only in memory now.
+
+        All or nothing: what a failed write left is cut back. Raises DiskFull where there only was no room; LogReadOnly
+        for any other failure, after which nothing may be appended; ValueError, with nothing written, if data and units
+        do not belong together.
+        """
+        segments = self._segments
+        base = segments.end_offset
+        size = len(data[0]) if len(data) == 1 else sum(map(len, data))
+        first_ms, last_ms = _check_units(units, base, size)
+        stored_ms = self._last_stored_ms() if self._stored_ms is None else self._stored_ms
+        if first_ms < stored_ms:
+            units, last_ms = ordered_units(units, stored_ms), max(last_ms, stored_ms)
+        active = segments.active
+        try:
+            active.data.write(data, size, active.size)
+        except OSError as error:
+            raise self._cut_back(active, error) from error
+        self._stored_ms = last_ms
+        unstored = segments.grown(size, units)
+        if base + size - self._written_back >= tuning.WRITEBACK_BYTES:
+            self._write_back(active, base + size)
+        return unstored
+
+    def roll(self) -> None:
+        """Begin the next segment. Raises OSError: the last one can go on growing."""
+        self._segments.add(create_segment(self._open_files, self._directory, self._segments.end_offset))
+        self.unsynced_directories.append(self._directory)
+
+    def _last_stored_ms(self) -> int:
+        """Store time of the last segment's last record (Unix ms), 0 if it has none. Read once for a log."""
+        index = self._segments.active_index
+        if not len(index):
+            return 0
+        try:
+            return abs(index.unit(len(index) - 1)[2])
+        except (OSError, MetaqError, IndexDamaged) as error:  # costs searches by time some order, but refuses no put
+            _log.warning("%s: the store time of the last message is unknown: %s", self._directory, error)
+            return 0
+
+    def _cut_back(self, segment: Segment, failure: OSError) -> DiskFull | LogReadOnly:
+        """Undo a write that has failed; what to raise."""
+        cause = str(failure)
+        try:
+            self._open_files.files.truncate(segment.data.use(), segment.size)
+        except OSError as error:  # recovery cuts it at the next start
+            left = f"cutting the file back to {segment.size} bytes failed: {error}"
+            return LogReadOnly(self._directory, f"{cause} (and {left})")
+        if no_room(failure):  # nothing of it was shown, journaled or synced, and nothing is left of it
+            return DiskFull(self._directory, f"{cause}; nothing of the put was kept")
+        return LogReadOnly(self._directory, cause)
+
+    def _write_back(self, segment: Segment, end: int) -> None:
+        """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.
+
+        Else it comes all at once with the next sync, which then takes long.
+        """
+        if not self._writing_back:
+            self._writing_back = True
+            start, self._written_back = max(self._written_back, segment.first_offset), end
+            position = start - segment.first_offset
+            start_writeback: Callable[..., Any] = self._open_files.files.start_writeback
+            write_back = partial(start_writeback, segment.data.pin(), position, end - start)
+            self._run_in_thread(write_back, partial(self._wrote_back, segment))
+
+    def _wrote_back(self, segment: Segment, result: object) -> None:
+        self._writing_back = False
+        segment.data.unpin()
+
+
+def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
+    """The first and the last record's store time, without the sign of a bound."""
+    if not size or not units or len(units) % UNIT_BYTES:
+        raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
+    first, _, first_ms, length, _ = UNIT.unpack_from(units)
+    last, last_ms = first, first_ms
+    if len(units) > UNIT_BYTES:
+        last, _, last_ms, length, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
+    if first != base or last + length != base + size:
+        raise ValueError(f"index units do not describe [{base}, {base + size})")
+    return abs(first_ms), abs(last_ms)
