@@ -119,7 +119,11 @@ TABLE: dict[Mode, dict[Event, tuple[Mode, int]]] = {
         _E.ASYNCHRONOUS: (_M.LEAVING, 0),
         _E.FAILURE: (_M.FAILED, TELL),
     },
-    _M.FAILED: {event: (_M.FAILED, 0) for event in _E if event is not _E.ALL_SAFE},
+    _M.FAILED: {
+        _E.GROUP_COMMIT: (_M.FAILED, 0),
+        _E.ASYNCHRONOUS: (_M.FAILED, 0),
+        _E.FAILURE: (_M.FAILED, 0),
+    },
 }
 """(mode, event) -> (next mode, actions). A pair that is missing is a bug and raises KeyError."""
 
@@ -195,8 +199,6 @@ class Durability:
         if self.mode is _SHOWING:
             self.mode, actions = row[_PAST_THRESHOLD if unsynced > self._policy.threshold_records else _APPENDED]
             self.shown, self.shown_count = end, count
-            if self._waiters:
-                actions |= TELL
         elif self._journal_end == base or self.synced_end >= base:
             self._journal_end = end
             self.mode, actions = row[_APPENDED]
@@ -241,8 +243,6 @@ class Durability:
             return 0
         self._policy = policy
         if policy.waits:
-            if not self.waits:
-                self._journal_end = -1  # the journal knows nothing of what was written meanwhile
             actions = self._next(Event.GROUP_COMMIT)
             return actions if self.unsynced_records else actions & ~SYNC
         self._leaving_from = self.end
