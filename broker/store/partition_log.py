@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -309,8 +308,7 @@ class PartitionLog:
         """Sync everything on this thread, waiting for the disk, and answer everybody. For start and shutdown."""
         job = self.begin_last()
         if job is not None:
-            with suppress(OSError):  # the job keeps it, and `end_last` reports it
-                job.run()
+            job.run()
             self.end_last(job)
 
     def begin_last(self, *, grouped: bool = False) -> SyncJob | None:

@@ -96,21 +96,16 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Worker thread. Does nothing if the job was cancelled first. Raises the OSError that ended it."""
-        with self._lock:
-            if self._cancelled:
-                return
-            self.ran = True
+        """Worker thread: all of the job alone. Does nothing if it was cancelled first. What ends it is in `error`."""
+        if self.enter():
             try:
-                if self.error is None:
-                    self._sync()
-            except OSError as error:
-                self.error = error
-            if self.error is not None:
-                raise self.error
+                self.step(self.write_units)
+                self.step(self._sync)
+            finally:
+                self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Worker thread: one action of a job that runs in a group; an OSError ends this job and no other."""
+        """Worker thread: one action of the job; an OSError ends this job and no other."""
         if self.error is None:
             try:
                 action()
@@ -153,17 +148,6 @@ class SyncJob:
                 if part.index is not None and part.index is segment.index:
                     segment.checkpointed = part.end
 
-    def _sync(self) -> None:
-        self.write_units()
-        if self.kind & DATA:
-            for part in self._parts:
-                if part.fd is not None:
-                    self._files.fdatasync(part.fd)
-            for directory in dict.fromkeys(self.directories):
-                self._files.fsync_directory(directory)
-            for path, checkpoint in self._checkpoints():
-                sync_units(self._files, path, checkpoint)
-
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
         """Index paths, and what their headers may promise when data and units are synced."""
         if self.kind & INDEX:
@@ -173,10 +157,10 @@ class SyncJob:
                     units, max_id = part.stored + part.count, max(part.max_stored_id, part.max_id)
                     yield segment.index_path, Checkpoint(segment.first_offset, part.end, units, max_id, part.crc)
 
-    # --- the same in a group ------------------------------------------------------------------------------------------
+    # --- the steps, in a worker thread --------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Worker thread: begin, unless it was cancelled; `leave` follows."""
+        """Begin, unless it was cancelled; `leave` follows."""
         self._lock.acquire()
         self.ran = not self._cancelled
         if not self.ran:
@@ -184,11 +168,11 @@ class SyncJob:
         return self.ran
 
     def leave(self) -> None:
-        """Worker thread: it has run."""
+        """It has run."""
         self._lock.release()
 
     def write_units(self) -> None:
-        """Worker thread: put the index units into their files, unsynced."""
+        """Put the index units into their files, unsynced."""
         for part in self._parts:
             if part.units:
                 part.max_id = largest_id(part.units)
@@ -198,8 +182,19 @@ class SyncJob:
                 part.units = b""
         self._units_written = True
 
+    def _sync(self) -> None:
+        """Bring data, units and names to the disk, file by file, and say so in the indexes."""
+        if self.kind & DATA:
+            for part in self._parts:
+                if part.fd is not None:
+                    self._files.fdatasync(part.fd)
+            for directory in dict.fromkeys(self.directories):
+                self._files.fsync_directory(directory)
+            for path, checkpoint in self._checkpoints():
+                sync_units(self._files, path, checkpoint)
+
     def move_checkpoints(self) -> None:
-        """Worker thread: say in the indexes that data and units are on the disk."""
+        """Say in the indexes that a sync of the file systems has covered data and units."""
         if self.kind & DATA:
             for path, checkpoint in self._checkpoints():
                 write_checkpoint(self._files, path, checkpoint)
