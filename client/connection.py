@@ -1,16 +1,8 @@
 """One TCP connection to a broker, shared by any number of threads.
 
-Requests are pipelined and matched to their answers by opaque (protocol/client_stream.py); wire.py has the socket. No
-thread only reads: **a blocked caller reads for everybody** (the leader), completes the answers of others as they come,
-and hands the role to another blocked caller (a follower) when its own is there. So a single thread that sends and waits
-never switches threads. Only while requests without a blocked caller are under way (futures, long polls) does a
-background thread hold the role.
-
-Invariants (`_mutex` guards the role):
-- `_leader` has the role: it reads, or has been handed the role and is about to;
-- every request's `on_done` is called exactly once: with an answer, at its deadline, or when the connection ends;
-- a request is entered in the stream before the role is looked at, and who gives the role up looks at the stream after
-  that: so a request that needs a background reader always gets one.
+Requests are pipelined and matched to their answers by opaque (protocol/client_stream.py). wire.py has the socket, and
+reading_role.py says which thread reads. The `on_done` of every request is called exactly once: with an answer, at its
+deadline, or when the connection ends.
 
 **Interrupts.** A user's thread may leave any line with an exception that is not the line's own: KeyboardInterrupt, or
 what a handler of SIGALRM raises. So:
@@ -25,13 +17,11 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere, is_interrupt
+from metaq.coordination.interrupts import begin_elsewhere, is_interrupt
 from metaq.coordination.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
@@ -39,6 +29,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
 
 from .config import ConnectionConfig, Protocol
+from .reading_role import HANDLER_FAILED, ReadingRole
 from .waiting import Waiter
 from .wire import TICK, Endpoint, Wire, connect
 
@@ -105,13 +96,6 @@ class Request:
         self.told = False  # on_done was called
 
 
-class _Background:
-    """Has the role while the background thread reads."""
-
-
-_BACKGROUND = _Background()
-
-
 class Connection:
     """An open connection; see the module for who reads. All methods may be called on any thread.
 
@@ -140,13 +124,8 @@ class Connection:
         self._wire = Wire(sock, stream, config, clock, self._failed)
         self._config = config
         self._clock = clock
-        self._mutex = threading.Lock()
-        self._leader: Waiter | _Background | None = None
-        self._followers: dict[Waiter, None] = {}
-        self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
-        self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
-        self._background_thread: BackgroundThread | None = None
-        self._ended = False  # it failed, and nothing is under way any more
+        name = f"metaq-reader-{endpoint.host}:{endpoint.port}"
+        self._role = ReadingRole(name, self._wire, stream, self._read, self._end, clock)
         self._closers: list[Waiter] = []  # no Event: one whose wait was interrupted may keep its lock for ever
         self._told = False  # on_closed was called
         self._heartbeat_under_way = False
@@ -202,8 +181,7 @@ class Connection:
                 pending[request.opaque] = request
                 entered += 1
             self._wire.send(buffers, first.deadline)
-            if self._wire.failure is not None or ((first.background or self._orphans) and self._leader is None):
-                self._wake_background()
+            self._role.read_for(first)
         except BaseException:
             begin_elsewhere((self._cut_short, requests, entered))
             raise
@@ -215,8 +193,7 @@ class Connection:
             request.deadline = _CUT_SHORT
         for request in requests[entered:]:
             self._stream.pending[request.opaque] = request
-        self._orphans = True
-        self._look_again()
+        self._role.read_in_background()
 
     def send_unanswered(self, data: Buffer, deadline: float) -> None:
         """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""
@@ -231,14 +208,16 @@ class Connection:
         Raises RequestTimedOut, BrokerUnavailable, LocalProtocolError. An error answer is returned, not raised.
         """
         deadline = self._deadline(timeout)
-        return self._answer(self._begin(build, deadline), deadline)
+        return self._answer(self.begin(build, deadline), deadline)
 
-    def begin(self, build: Build) -> Call:
+    def begin(self, build: Build, deadline: float = math.inf) -> Call:
         """Send a small request whose answer the caller is going to `finish`, or else it closes the connection.
 
-        Until then the answer waits in the socket, or at the broker, and has no deadline. Raises LocalProtocolError.
+        Until then the answer waits in the socket, or at the broker. Raises LocalProtocolError.
         """
-        return self._begin(build, math.inf)
+        call = Call(self.new_opaque())
+        self.send((Request(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
+        return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
         """Wait for the answer to what was begun, `timeout` seconds from now on at most; otherwise as `call`."""
@@ -251,11 +230,6 @@ class Connection:
     def _deadline(self, timeout: float | None) -> float:
         return self._clock() + (self._config.request_timeout_seconds if timeout is None else timeout)
 
-    def _begin(self, build: Build, deadline: float) -> Call:
-        call = Call(self.new_opaque())
-        self.send((Request(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
-        return call
-
     def _answer(self, call: Call, deadline: float) -> Reply:
         self.drive(call, deadline)
         if call.error is not None:
@@ -267,35 +241,11 @@ class Connection:
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
         nobody else does. In the process that made the connection, which the caller has looked at."""
-        following = False
-        try:
-            while not waiter.done:
-                if waiter.answered:
-                    self._hand_over(waiter)  # it may have been handed the role in between
-                    self.read_in_background()  # this thread may have promised to read for others
-                    waiter.park_until_done(deadline, self._clock)
-                    break
-                following = not self._take_role(waiter)
-                if following:
-                    waiter.park(deadline - self._clock())
-                else:
-                    self._lead(waiter, deadline)
-                    self._hand_over(waiter)
-                if not waiter.done and self._clock() >= deadline:
-                    break
-            if following or not waiter.done:
-                self._leave(waiter)
-            else:
-                waiter.go()
-        except BaseException:
-            begin_elsewhere((self._leave, waiter))
-            raise
+        self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
         """Take back all promises to `drive`: have a thread read for whatever is under way."""
-        self._orphans = True
-        if self._stream.pending and self._leader is None:
-            self._wake_background()
+        self._role.read_in_background()
 
     def close(self) -> None:
         """End the connection; requests under way get BrokerUnavailable. A process that was forked off only gives up its
@@ -309,140 +259,13 @@ class Connection:
         except BaseException:
             begin_elsewhere((self._wire.fail, failure))
             raise
-        if self._background is None and not self._ended:
+        if not (self._role.has_thread or self._role.has_ended):
             self._end()  # the interpreter is about to exit
-        if self._background_thread is None or not self._background_thread.is_current:  # else a handler has called
+        if not self._role.is_background:  # else a handler has called
             closer = Waiter()
             self._closers.append(closer)
-            if not self._ended:  # looked at behind the line above, as `_end` looks behind setting it
+            if not self._role.has_ended:  # looked at behind the line above, as `_end` looks behind setting it
                 closer.park_until_done(time.monotonic() + _CLOSE_SECONDS, time.monotonic)
-
-    # --- who reads --------------------------------------------------------------------------------------------------
-
-    def _take_role(self, waiter: Waiter) -> bool:
-        """True: the caller reads now. False: it has become a follower and shall park."""
-        with self._mutex:
-            if self._leader is waiter:  # handed over while it was parked
-                return True
-            if self._leader is None and self._wire.failure is None:
-                self._leader = waiter
-                if waiter.mailbox is not None:
-                    self._followers.pop(waiter, None)
-                return True
-            if waiter.mailbox is None:
-                waiter.mailbox = Bell()
-            self._followers[waiter] = None
-        if waiter.done:
-            waiter.mailbox.ring()  # finished before it had a mailbox
-        return False
-
-    def _leave(self, waiter: Waiter) -> None:
-        """The waiter's thread goes away: it is no follower any more, and passes the role on. May be repeated, on any
-        thread."""
-        waiter.go()
-        if not waiter.done and not waiter.returns:
-            self._orphans = True
-        self._hand_over(waiter)
-
-    def _lead(self, waiter: Waiter, deadline: float) -> None:
-        while not (waiter.done or waiter.answered) and self._wire.failure is None:
-            remaining = deadline - self._clock()
-            if remaining <= 0:
-                return
-            self._read(remaining)
-
-    def _hand_over(self, giver: Waiter | _Background) -> None:
-        """Give the role, if the giver has it, to a follower, or to the background thread if a request needs it, or to
-        nobody. May be repeated."""
-        with self._mutex:
-            if isinstance(giver, Waiter) and giver.mailbox is not None:
-                self._followers.pop(giver, None)
-            if self._leader is giver:
-                self._leader = self._wake_heir() if self._followers and self._wire.failure is None else None
-        # only now: a request entered in the meantime saw a leader and relies on this look
-        if self._leader is None and (self._stream.pending or self._has_unfinished or self._wire.failure is not None):
-            self._look_again()
-
-    def _wake_heir(self) -> Waiter | None:
-        """The next leader. It is woken first, and finds the mutex taken: woken in vain, it would park again."""
-        while self._followers:
-            heir = next(iter(self._followers))
-            if not heir.done:  # else it is about to be woken, and would only pass the role on
-                assert heir.mailbox is not None
-                heir.mailbox.ring()
-                return heir  # which takes itself off the followers when it hands the role over
-            self._followers.pop(heir, None)
-        return None
-
-    def _look_again(self) -> None:
-        """Have the background thread do what nobody else is going to do. May be repeated, on any thread."""
-        if self._leader is not None:
-            return
-        if self._wire.failure is not None:
-            if self._stream.pending or self._stream.outcomes or not self._ended:
-                self._wake_background()
-            else:
-                self._wire.close()  # not before: the reader may have been in recv, and the number be reused
-            return
-        if self._has_unfinished or (self._stream.pending and self._needs_background()):
-            self._wake_background()
-
-    @property
-    def _has_unfinished(self) -> bool:
-        """Whether the last reader was interrupted, or a thread beside it has ended requests."""
-        return bool(self._stream.outcomes) or self._stream.torn
-
-    def _needs_background(self) -> bool:
-        return self._orphans or any(request.background for request in list(self._stream.pending.values()))
-
-    def _wake_background(self) -> None:
-        """Have the background thread read if nobody does, and end the connection if it has failed."""
-        with self._mutex:
-            if self._leader is not None and self._wire.failure is None:
-                return
-            if self._background is None:
-                wake: SimpleQueue[None] = SimpleQueue()
-                name = f"metaq-reader-{self.endpoint.host}:{self.endpoint.port}"
-                try:
-                    thread = BackgroundThread(self._background_loop, name, wake)
-                except RuntimeError as error:  # the interpreter is about to exit
-                    log.debug("no thread to read from %s: %s", self.endpoint, error)
-                    return
-                self._background, self._background_thread = wake, thread
-            self._background.put(None)  # first, as in `_wake_heir`
-            if self._leader is None and (self._stream.outcomes or self._wire.failure is None):
-                self._leader = _BACKGROUND
-
-    def _background_loop(self, wake: SimpleQueue[None]) -> None:
-        with self._mutex:
-            if self._background is not wake:
-                return  # starting it was interrupted, and another one took its place
-        while True:
-            wake.get()
-            with self._mutex:
-                leads = self._leader is _BACKGROUND
-            if leads:
-                self._lead_in_background()
-            if self._wire.failure is not None:
-                self._end()
-                with self._mutex:
-                    if wake.empty():
-                        self._background = None
-                        return
-
-    def _lead_in_background(self) -> None:
-        stream = self._stream
-        while self._wire.failure is None or stream.outcomes:
-            try:
-                self._read(TICK)
-            except BaseException:  # SystemExit of a user's callback, for example: it must not end the reading
-                _log_failed_handler()
-            if not stream.pending and not stream.outcomes:
-                self._orphans = False
-                break
-            if not (self._needs_background() or stream.outcomes):
-                break
-        self._hand_over(_BACKGROUND)
 
     # --- what has come ----------------------------------------------------------------------------------------------
 
@@ -472,8 +295,8 @@ class Connection:
 
     def _failed(self) -> None:
         """The wire has failed. May be repeated."""
-        if not self._ended:
-            self._wake_background()
+        if not self._role.has_ended:
+            self._role.wake_background()
 
     def _end(self) -> None:
         """Background thread, without the role: end all requests, and wake who waits."""
@@ -486,20 +309,15 @@ class Connection:
             try:
                 request.on_done(None, self._wire.failure)
             except BaseException:  # as in `_lead_in_background`
-                _log_failed_handler()
-        with self._mutex:
-            followers = list(self._followers)
-            self._followers.clear()
-        for follower in followers:
-            assert follower.mailbox is not None
-            follower.mailbox.ring()
+                log.exception(HANDLER_FAILED)
+        self._role.free_followers()
         if self.on_closed is not None and not self._told:
             self._told = True
             self.on_closed(self)
-        self._ended = True
+        self._role.has_ended = True
         for closer in list(self._closers):
             closer.finish()
-        self._look_again()
+        self._role.look_again()
 
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
@@ -508,15 +326,15 @@ class Connection:
         now, wire = self._clock(), self._wire
         if self.closed:
             return
-        seen = self._leader, wire.next_expiry, wire.last_traffic
+        seen = self._role.leader, wire.next_expiry, wire.last_traffic
         if seen != self._seen:
             self._seen, self._seen_first = seen, now
-        elif self._leader is not None and now - self._seen_first > _STUCK_SECONDS:
+        elif self._role.leader is not None and now - self._seen_first > _STUCK_SECONDS:
             wire.free_reader()
         if self._heartbeat_under_way:
             return
-        if self._leader is None and wire.is_readable:
-            self._wake_background()  # nobody asked for anything: the broker closed the connection
+        if self._role.leader is None and wire.is_readable:
+            self._role.wake_background()  # nobody asked for anything: the broker closed the connection
             return
         if now - wire.last_traffic < self._config.heartbeat_idle_seconds:
             return
@@ -541,11 +359,7 @@ def _call(handler: Callable[..., None], *arguments: object) -> None:
     except Exception as failure:
         if is_interrupt(failure):
             raise
-        _log_failed_handler()
-
-
-def _log_failed_handler() -> None:
-    log.exception("a handler of an answer failed")
+        log.exception(HANDLER_FAILED)
 
 
 def open_connection(

@@ -28,9 +28,11 @@ Reply = Frame | SentReply | Answer
 
 
 class Timed(Protocol):
-    """What a driver enters for a request. deadline: by the driver's clock; it may be changed while it is under way."""
+    """What a driver enters for a request."""
 
-    deadline: float
+    @property
+    def deadline(self) -> float:
+        """By the driver's clock, in seconds. It may change while the request is under way."""
 
 
 R = TypeVar("R", bound=Timed)

@@ -1,13 +1,12 @@
 """A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
 
-It speaks text commands, or frames where the other side's `version` says that it can; answers are matched by opaque.
-Not client/connection.py: that one serves blocking threads, and a broker must not depend on the client.
+Twisted's driver of a ClientStream. client/connection.py is the one for blocking threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint
@@ -15,38 +14,38 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import PeerLost, PeerTimedOut, RemoteProtocolError
-from metaq.protocol.frames import Frame, FrameReader, encode_frame
-from metaq.protocol.limits import FRAMES_MARK
+from metaq.protocol.client_stream import ClientStream, Reply
+from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, RemoteProtocolError, RequestTimedOut
+from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
-from metaq.protocol.text import Answer, AnswerReader, Result, Value, encode_version
+from metaq.protocol.text import Answer, Result, encode_version
 
 from ..runtime.reactor import Transport
 from ..runtime.timers import repeat
 
-__all__ = ["Done", "Peer", "Reply", "connect"]
+__all__ = ["Done", "Peer", "connect"]
 
-Reply = Result | Value | Frame
-Done = Callable[[Reply | None, Exception | None], None]
+Done = Callable[[Reply | None, MetaqError | None], None]
 """done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
 
 _SWEEP_SECONDS = 0.1
 
 
+class _Asked(NamedTuple):
+    done: Done
+    deadline: float
+
+
 class Peer(Protocol):
-    """One open connection. Lost when the other side is gone or sends nonsense."""
+    """One open connection; text until `agree` is called. Lost when the other side is gone or sends nonsense."""
 
     def __init__(self, reactor: Any, name: str) -> None:
         """name: of the other side, for errors."""
         self.name = name
-        self.version = ""
-        self.speaks_frames = False
-        self.lost: Exception | None = None
+        self.lost: MetaqError | None = None
         self.on_lost: Callable[[Exception], None] | None = None
         self._reactor = reactor
-        self._reader: AnswerReader | FrameReader = AnswerReader()
-        self._waiting: dict[int, tuple[Done, float]] = {}
-        self._opaque = 0
+        self._stream = ClientStream[_Asked](name)
         self._sweep: LoopingCall | None = None
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -56,8 +55,8 @@ class Peer(Protocol):
         if self.lost is not None:
             done(None, self.lost)
             return
-        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        self._waiting[opaque] = (done, self._reactor.seconds() + timeout)
+        opaque = self._stream.new_opaque()
+        self._stream.pending[opaque] = _Asked(done, self._reactor.seconds() + timeout)
         # Twisted takes nothing but bytes
         buffers = [each if isinstance(each, bytes) else bytes(each) for each in build(opaque)]
         cast(Transport, self.transport).writeSequence(buffers)
@@ -77,7 +76,7 @@ class Peer(Protocol):
     def _ask(self, build: Callable[[int], Sequence[Buffer]], timeout: float) -> Deferred[Any]:
         deferred: Deferred[Any] = Deferred()
 
-        def done(reply: Reply | None, error: Exception | None) -> None:
+        def done(reply: Reply | None, error: MetaqError | None) -> None:
             if error is None:
                 deferred.callback(reply)
             else:
@@ -87,9 +86,18 @@ class Peer(Protocol):
         return deferred
 
     @property
+    def version(self) -> str:
+        """What the other side says of itself."""
+        return self._stream.peer_version
+
+    @property
+    def speaks_frames(self) -> bool:
+        return self._stream.speaks_frames
+
+    @property
     def waiting(self) -> int:
         """Requests without an answer yet."""
-        return len(self._waiting)
+        return len(self._stream.pending)
 
     def close(self) -> None:
         """End the connection; whoever waits gets PeerLost."""
@@ -103,43 +111,39 @@ class Peer(Protocol):
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         try:
-            replies: Sequence[Reply] = self._reader.receive(data)
+            self._stream.receive(data)
         except RemoteProtocolError as error:
-            self._lose(PeerLost(f"{self.name} answered what is no answer: {error}"))
-            return
-        for reply in replies:
-            waiting = self._waiting.pop(reply.opaque, None)
-            if waiting is not None:  # else it came too late
-                waiting[0](reply, None)
+            self._lose(PeerLost(f"{self.name} sent something that is not an answer: {error}"))
+        self._tell()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
-    def use_frames(self) -> None:
-        """From now on only frames are sent and received. Nothing may be waiting."""
-        self.speaks_frames = True
-        self._reader = FrameReader()
+    def agree(self, version: str, frames: bool) -> None:
+        """From now on speak what this version says that the other side can. Nothing may be waiting."""
+        self._stream = ClientStream(self.name, version, text=not frames)
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: MetaqError) -> None:
         if self.lost is not None:
             return
         self.lost = error
         if self._sweep is not None:
             self._sweep.stop()
         cast(Transport, self.transport).abortConnection()
-        waiting, self._waiting = self._waiting, {}
-        for done, _ in waiting.values():
-            done(None, error)
+        self._stream.end(list(self._stream.pending), error)
+        self._tell()
         if self.on_lost is not None:
             self.on_lost(error)
 
     def _expire(self) -> None:
-        now = self._reactor.seconds()
-        expired = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
-        for opaque in expired:
-            waiting = self._waiting.pop(opaque, None)
-            if waiting is not None:
-                waiting[0](None, PeerTimedOut(f"{self.name} did not answer in time"))
+        self._stream.expire(self._reactor.seconds())
+        self._tell()
+
+    def _tell(self) -> None:
+        outcomes = self._stream.outcomes
+        while outcomes:
+            asked, reply, error = outcomes.popleft()
+            asked.done(reply, PeerTimedOut(str(error)) if isinstance(error, RequestTimedOut) else error)
 
 
 def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
@@ -164,9 +168,7 @@ def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool 
 
 
 def _agree(answer: Answer, peer: Peer, frames: bool) -> Peer:
-    peer.version = answer.text if isinstance(answer, Result) else ""
-    if frames and FRAMES_MARK in peer.version.split():
-        peer.use_frames()
+    peer.agree(answer.text if isinstance(answer, Result) else "", frames)
     return peer
 
 

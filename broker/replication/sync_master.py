@@ -13,6 +13,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
+from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError, PeerLost, ReplicationError, SlaveDisconnected, SyncFailed
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, iter_headers
@@ -22,7 +23,7 @@ from metaq.protocol.text import Result, encode_sync_line
 from ..broker import Broker
 from ..store.partition_log import PartitionLog
 from ..writing import CopiesDone
-from .peer import Peer, Reply, connect
+from .peer import Peer, connect
 from .plugins import SamsaPlugin
 from .status import ReplicationStatus
 

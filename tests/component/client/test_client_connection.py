@@ -140,9 +140,9 @@ def test_who_is_handed_the_reading_while_another_thread_takes_its_answer_hands_i
         for each in (reading, following)
     ]
     threads[0].start()
-    eventually(lambda: connection._leader is reading)
+    eventually(lambda: connection._role.leader is reading)
     threads[1].start()
-    eventually(lambda: following in connection._followers)
+    eventually(lambda: following in connection._role._followers)
     following.answered = True
     reading.finish()
     threads[0].join(DEADLINE)
@@ -299,15 +299,15 @@ def test_a_peer_that_is_no_broker_is_refused():
 def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(broker, connection):
     answers = Answers()
     connection.submit(ask(), answers, time.monotonic() + 5)
-    eventually(lambda: answers.replies and connection._leader is None)
+    eventually(lambda: answers.replies and connection._role.leader is None)
     readers: list[int] = []
-    read = connection._read
+    read = connection._role._read
 
     def noted_read(patience: float) -> None:
         readers.append(threading.get_ident())
         read(patience)
 
-    connection._read = noted_read
+    connection._role._read = noted_read
     connection.call(ask())
     assert set(readers) == {threading.get_ident()}
 

@@ -25,6 +25,7 @@ from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig
 from metaq.client import connection as connection_module
 from metaq.client import local_store as local_store_module
 from metaq.client import pool as pool_module
+from metaq.client import reading_role as reading_role_module
 from metaq.client import timers as timers_module
 from metaq.client import waiting as waiting_module
 from metaq.client import wire as wire_module
@@ -66,7 +67,8 @@ from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
 FILES = frozenset(
-    str(module.__file__) for module in (connection_module, wire_module, client_stream_module, waiting_module)
+    str(module.__file__)
+    for module in (connection_module, reading_role_module, wire_module, client_stream_module, waiting_module)
 )
 MOST_POINTS = 2000
 FRUITLESS = 3

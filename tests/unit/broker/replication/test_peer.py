@@ -3,7 +3,8 @@
 import pytest
 from twisted.internet.task import Clock
 
-from metaq.broker.replication.peer import Peer, Reply
+from metaq.broker.replication.peer import Peer
+from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import PeerLost, PeerTimedOut
 from metaq.protocol.text import Result, encode_version
 from tests.unit.broker.harness import Transport

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import simplejson
 
-from metaq.broker.replication.peer import Peer, Reply
+from metaq.broker.replication.peer import Peer
 from metaq.broker.replication.plugins import Plugins
 from metaq.broker.replication.roles import Roles, config_for
 from metaq.broker.store.scan import scan_bytes
+from metaq.protocol.client_stream import Reply
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import AnswerReader, Result, Sync, Version, encode_sync_line, encode_version
 from tests.unit.broker.harness import Harness, Transport
