@@ -13,11 +13,11 @@ import simplejson
 
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, RequestRefused, TopicNotAccepted
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.refusals import is_success, transaction_refusal
 from metaq.protocol.remoting import ClosePartitionsRequest, CompleteTransactionRequest, OpenPartitionsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
 from .inquiry import Asked
-from .replies import is_success, transaction_refusal
 
 __all__ = [
     "close_partitions",

@@ -23,7 +23,7 @@ from .finding import MessageFinder
 from .nearest import published_nowhere
 from .pool import ConnectionPool
 from .sources import source_of
-from .time_left import TimeLeft
+from .timers import TimeLeft
 from .values import TopicPartition
 
 __all__ = ["Cluster", "Source"]

@@ -78,7 +78,7 @@ def view_message(
 ) -> FoundMessages:
     """The message with an id on one broker; several only if Java brokers gave the id.
 
-    Raises RequestRefused if the broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what replies.py
+    Raises RequestRefused if the broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what refusals.py
     makes of a refusal.
     """
     request = ViewMessageRequest(topic, message_id, partition)

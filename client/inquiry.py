@@ -2,7 +2,7 @@
 a time, and the bytes themselves. For readers without a group (Spark, `metaq consume`) and for tools.
 
 All functions block the calling thread, at most `timeout` seconds (default: the connection's request timeout), and raise
-BrokerUnavailable, RequestTimedOut, or what replies.py makes of the broker's refusal.
+BrokerUnavailable, RequestTimedOut, or what refusals.py makes of the broker's refusal.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX, MAX_FRAME_BYTES
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES
+from metaq.protocol.refusals import frame_error, is_success, text_error
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -39,7 +40,6 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode_stats
 
 from .connection import Build, Connection, Endpoint, Reply
-from .replies import frame_error, is_success, text_error
 from .values import Lag, TopicPartition
 
 __all__ = [

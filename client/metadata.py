@@ -1,14 +1,23 @@
-"""Where a topic's partitions are: the producer's picture of the cluster."""
+"""Where a topic's partitions are: the producer's picture of a cluster, or of one broker without ZooKeeper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import DEFAULT_PORT, check_topic
 
 from .connection import Endpoint
 from .values import TopicPartition
 
-__all__ = ["Metadata", "TopicView"]
+__all__ = ["UNKNOWN", "DirectMetadata", "Metadata", "TopicView", "parse_address"]
+
+UNKNOWN = -1
+"""As a partition: the broker chooses one. As a broker: nobody told its id."""
+
+_ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
 
 
 class TopicView(NamedTuple):
@@ -19,7 +28,7 @@ class TopicView(NamedTuple):
 
 
 class Metadata(Protocol):
-    """What a producer needs to know. Implementations: ZooKeeperMetadata, testing.FakeCluster."""
+    """What a producer needs to know. Implementations: ZooKeeperMetadata, DirectMetadata, testing.FakeCluster."""
 
     def view(self, topic: str) -> TopicView:
         """The topic's partitions that take messages, kept current from the first call on. Any thread.
@@ -32,3 +41,43 @@ class Metadata(Protocol):
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session behind it, within `timeout` seconds. Idempotent."""
+
+
+def parse_address(address: str) -> Endpoint:
+    """`host`, `host:port`, `[IPv6]:port`, or these behind 1.x's `meta://`; the port is 8123 if there is none.
+
+    Raises ConfigError.
+    """
+    match = _ADDRESS.fullmatch(address.strip())
+    port = int(match[3] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise ConfigError("address", repr(address), "write it as host:port, for example 127.0.0.1:8123")
+    return Endpoint(match[1] or match[2], port)
+
+
+class DirectMetadata:
+    """One broker by its address, as in metaq 1.x's direct mode.
+
+    Every topic has one partition, "the broker chooses", or as many as were named.
+    """
+
+    def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
+        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName."""
+        for topic, count in partitions.items():
+            if check_topic(topic) and count < 1:
+                raise ConfigError(f"partitions[{topic!r}]", count, "choose 1 or more")
+        self._broker_id = broker_id
+        self._endpoints = {broker_id: endpoint}
+        self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}
+
+    def view(self, topic: str) -> TopicView:
+        return self._views.get(topic) or self._made(check_topic(topic), (UNKNOWN,))
+
+    def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
+        return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Nothing ever changes."""
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Nothing is held open."""

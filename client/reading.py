@@ -23,9 +23,9 @@ from .consumer.fetcher import Fetcher
 from .consumer.handout import Accept, Handout
 from .consumer.partition_state import PartitionState
 from .consumer.single_read import read_messages
-from .direct import parse_address
 from .inquiry import READER_GROUP, max_offset, min_offset
 from .message import Message
+from .metadata import parse_address
 from .pool import ConnectionPool
 from .timers import Timers
 from .values import TopicPartition

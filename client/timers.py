@@ -1,4 +1,4 @@
-"""Things to do later, on one thread that is started with the first of them."""
+"""Things to do later, on one thread that is started with the first of them; and what is left of a time limit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from collections.abc import Callable
 from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 
-__all__ = ["Timers"]
+__all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 
 log = get_log(__name__)
+
+END_SECONDS = 1.0
+"""What close() takes at most beyond its timeout, to end connections and sessions when it was needed for messages."""
 
 _Entry = tuple[float, int, Callable[[], None]]
 
@@ -80,3 +83,20 @@ class Timers:
             action()
         except Exception:  # one action's bug must not stop the others
             log.exception("%s: an action failed", self._name)
+
+
+class TimeLeft:
+    """Counts down `seconds` from now, for an end that has several steps, any of which may hang. Any thread."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def seconds(self) -> float:
+        """0 when the time is over."""
+        return max(0.0, self._end - self._clock())
+
+    def part(self, share: float) -> float:
+        """For a step that may take this share of what is left, so that the next ones get some too."""
+        return share * self.seconds

@@ -9,26 +9,13 @@ import simplejson
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import (
-    ChecksumMismatch,
-    DiskFull,
-    FiltersBusy,
-    InvalidName,
-    LogReadOnly,
-    MessageTooLarge,
     MetaqError,
-    NotMaster,
-    OffsetOutOfRange,
     PartitionClosed,
-    PartitionNotFound,
-    RemoteProtocolError,
-    SearchesBusy,
-    SlaveDisconnected,
-    TopicNotAccepted,
     TransactionRefused,
-    WrongPartition,
 )
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
+from metaq.protocol.refusals import response_code
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_result
 
@@ -43,7 +30,6 @@ __all__ = [
     "json_frame",
     "put_failure",
     "reply_frame",
-    "response_code",
     "then",
 ]
 
@@ -83,30 +69,6 @@ def answer_frame(
 ) -> bytes:
     """Prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
-
-
-_RESPONSE_CODES: Mapping[type[MetaqError], ResponseCode] = {
-    TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
-    WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
-    PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
-    PartitionClosed: ResponseCode.NO_PERMISSION,
-    DiskFull: ResponseCode.DISK_FULL,
-    LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
-    NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
-    SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
-    FiltersBusy: ResponseCode.SYSTEM_BUSY,
-    SearchesBusy: ResponseCode.SYSTEM_BUSY,
-    InvalidName: ResponseCode.MESSAGE_ILLEGAL,
-    RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
-    ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
-    MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
-    OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
-}
-
-
-def response_code(error: MetaqError) -> ResponseCode:
-    """How a frame is told of an error."""
-    return _RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
 
 
 def reply_frame(opaque: int, reply: Reply) -> Bytes:

@@ -11,6 +11,7 @@ from metaq.protocol.errors import ChecksumMismatch, MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.refusals import response_code
 from metaq.protocol.send_many import Parts, SendManyReply, SendManyRequest, encode_rows, split_many
 from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 from metaq.protocol.statuses import ResponseCode
@@ -20,7 +21,7 @@ from ..store.batch import SLICE_RECORDS, StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
-from .answers import Bytes, Work, answer_frame, reply_frame, response_code
+from .answers import Bytes, Work, answer_frame, reply_frame
 
 __all__ = ["answer_send_batch", "answer_send_many"]
 

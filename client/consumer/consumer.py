@@ -29,8 +29,7 @@ from ..finding import FoundMessages
 from ..message import Message
 from ..places import Place, locate
 from ..pool import ConnectionPool
-from ..time_left import END_SECONDS, TimeLeft
-from ..timers import Timers
+from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
 from .arrivals import Arrivals
 from .choices import check_topics, offset_store_for, start_position, strategy_named

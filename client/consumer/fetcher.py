@@ -25,6 +25,7 @@ from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, 
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, is_blank, iter_headers
+from metaq.protocol.refusals import frame_error, text_error
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
@@ -35,7 +36,6 @@ from ..damage import locate_damage
 from ..inquiry import damaged_bytes, max_offset
 from ..places import Locate
 from ..pool import ConnectionPool
-from ..replies import frame_error, text_error
 from ..timers import Timers
 from ..values import TopicPartition
 from .arrivals import Arrivals

@@ -18,7 +18,7 @@ from metaq.protocol.record import Buffer
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
-from ..time_left import END_SECONDS, TimeLeft
+from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import build_message
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key

@@ -28,13 +28,11 @@ from metaq.protocol.errors import (
 from metaq.protocol.record import Buffer, checksum
 
 from ..config import ProducerConfig, check_protocol
-from ..direct import UNKNOWN, DirectMetadata, parse_address
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
-from ..metadata import Metadata
+from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
-from ..time_left import END_SECONDS, TimeLeft
-from ..timers import Timers
+from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import SendResult, TopicPartition
 from .at_exit import AtExit, Losses
 from .batching import Outbox

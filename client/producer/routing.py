@@ -7,8 +7,7 @@ from typing import Any
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestTimedOut
 
-from ..direct import UNKNOWN
-from ..metadata import Metadata, TopicView
+from ..metadata import UNKNOWN, Metadata, TopicView
 from ..pool import ConnectionPool
 from ..values import TopicPartition
 from .outgoing import Outgoing

@@ -10,6 +10,7 @@ from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
+from metaq.protocol.refusals import frame_error, is_success
 from metaq.protocol.send_many import PartRows, decode_rows
 from metaq.protocol.sends import SendBatchRequest, SendHeaders, SentReply
 from metaq.protocol.statuses import RequestCode
@@ -18,7 +19,6 @@ from ..config import ConnectionConfig
 from ..connection import Connection, Endpoint, Reply, Request
 from ..metadata import Metadata
 from ..pool import ConnectionPool
-from ..replies import frame_error, is_success
 from ..values import TopicPartition
 from ..waiting import Waiter, finish_together
 from .lanes import Flight, Turn

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.record import Buffer
+from metaq.protocol.refusals import text_error
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
 from ..connection import Connection, Endpoint, Reply, Request
-from ..replies import text_error
 from ..values import SendResult
 from .lanes import Flight, Turn
 from .outgoing import Outgoing

@@ -15,6 +15,7 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer
+from metaq.protocol.refusals import frame_error, is_success, text_error, transaction_refusal
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
@@ -26,7 +27,6 @@ from ..connection import Connection
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
-from ..replies import frame_error, is_success, text_error, transaction_refusal
 from ..values import SendResult, TopicPartition
 from .building import build_batch, build_message
 from .futures import refuse_in_callback

@@ -14,7 +14,7 @@ import pytest
 
 from metaq import Consumer, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
 from metaq.client.cluster import Cluster
-from metaq.client.time_left import END_SECONDS
+from metaq.client.timers import END_SECONDS
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.waiting import DEADLINE, assert_within, eventually

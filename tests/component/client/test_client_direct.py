@@ -4,7 +4,7 @@ import pytest
 
 from metaq import Producer, TopicPartition
 from metaq.client.connection import Endpoint
-from metaq.client.direct import parse_address
+from metaq.client.metadata import parse_address
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
 from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE

@@ -1,0 +1,107 @@
+"""How each protocol tells of an error, and what error its answers stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .errors import (
+    BrokerUnavailable,
+    ChecksumMismatch,
+    DiskFull,
+    FiltersBusy,
+    InvalidName,
+    LogReadOnly,
+    MessageTooLarge,
+    MetaqError,
+    NotMaster,
+    OffsetOutOfRange,
+    PartitionClosed,
+    PartitionNotFound,
+    RemoteProtocolError,
+    RequestRefused,
+    SearchesBusy,
+    SlaveDisconnected,
+    TopicNotAccepted,
+    TransactionRefused,
+    WrongPartition,
+    XaRefused,
+)
+from .frames import Frame
+from .statuses import ResponseCode, Status
+from .text import Result
+from .topic_partition import TopicPartition
+
+__all__ = ["frame_error", "is_success", "response_code", "text_error", "transaction_refusal"]
+
+_XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
+"""How 1.x puts a number into an answer, for its clients to read (wire.md §4; errors.XaRefused writes it)."""
+
+_CODES: Mapping[type[MetaqError], ResponseCode] = {
+    TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
+    WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
+    PartitionClosed: ResponseCode.NO_PERMISSION,
+    DiskFull: ResponseCode.DISK_FULL,
+    LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
+    SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FiltersBusy: ResponseCode.SYSTEM_BUSY,
+    SearchesBusy: ResponseCode.SYSTEM_BUSY,
+    InvalidName: ResponseCode.MESSAGE_ILLEGAL,
+    RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
+    ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+def response_code(error: MetaqError) -> ResponseCode:
+    """How a frame is told of an error."""
+    return _CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+
+
+def is_success(frame: Frame) -> bool:
+    """Whether a frame's request was done."""
+    return frame.code == ResponseCode.SUCCESS
+
+
+def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> MetaqError:
+    """The error that a frame's response code and remark stand for."""
+    code, remark = frame.code, frame.remark
+    if code == ResponseCode.NO_PERMISSION:
+        return PartitionClosed(partition.broker, partition.partition)
+    if code == ResponseCode.TOPIC_NOT_EXIST:
+        return TopicNotAccepted(partition.topic)
+    if code == ResponseCode.SERVICE_NOT_AVAILABLE:
+        return LogReadOnly(f"{partition.topic} {partition} on {broker}", remark)
+    if code == ResponseCode.DISK_FULL:
+        return DiskFull(str(broker), remark)
+    if code == ResponseCode.SYSTEM_BUSY:
+        return BrokerUnavailable(f"{broker} is busy: {remark}")
+    if code == ResponseCode.TRANSACTION_REFUSED:
+        return transaction_refusal(remark)
+    return RequestRefused(code, f"{broker}: {remark or f'response code {code}'}")
+
+
+def text_error(result: Result, partition: TopicPartition, broker: object) -> MetaqError:
+    """The error that a `result` line's status stands for.
+
+    1.x answers most failures with 500 and a text for people; the texts are not matched on, except that a wrong
+    checksum has a text of its own which both brokers send unchanged.
+    """
+    if result.code == Status.FORBIDDEN:
+        return PartitionClosed(partition.broker, partition.partition)
+    if result.code == Status.NOT_FOUND:
+        return PartitionNotFound(partition.topic, partition.partition)
+    if result.code == Status.UNAVAILABLE:
+        return BrokerUnavailable(f"{broker} is stopping: {result.text}")
+    if str(ChecksumMismatch()) in result.text:
+        return ChecksumMismatch()
+    return RequestRefused(result.code, f"{broker}: {result.text or f'status {result.code}'}")
+
+
+def transaction_refusal(text: str) -> TransactionRefused:
+    """What a broker's refusal of a transaction's verb stands for: with a code of XA's if there is one."""
+    coded = _XA_REFUSAL.fullmatch(text)
+    return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])
