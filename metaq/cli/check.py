@@ -11,11 +11,16 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from metaq.broker.store.directories import LOCK_NAME
-from metaq.broker.store.segment import DATA_SUFFIX
+from metaq.broker.inspection import (
+    DirectoryReport,
+    Level,
+    Options,
+    data_directories_near,
+    inspect_directory,
+    is_data_directory,
+)
 from metaq.protocol.errors import ConfigError
 
-from .inspection import DirectoryReport, Level, Options, inspect_directory
 from .options import json_option
 from .output import byte_size, console, print_json, print_table
 
@@ -76,9 +81,9 @@ def check(
 
 def _require_data(directory: Path) -> None:
     """Raise ConfigError if nothing there is a broker's: to find nothing damaged there would say nothing."""
-    if (directory / LOCK_NAME).exists() or any(directory.glob(f"*-*/*{DATA_SUFFIX}")):
+    if is_data_directory(directory):
         return
-    near = sorted(lock.parent for depth in ("*", "*/*") for lock in directory.glob(f"{depth}/{LOCK_NAME}"))
+    near = data_directories_near(directory)
     remedy = "name the dataPath of its server.ini" + (f", perhaps {' or '.join(map(str, near))}" if near else "")
     raise ConfigError("DIR", directory, f"has no partition of a broker: {remedy}")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from metaq.broker.store.directories import scan_data_paths
-from metaq.broker.store.files import REAL_FILES
+from metaq.broker import inspection
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
@@ -55,9 +54,9 @@ def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
         number = data.parent.name.removeprefix("broker-")
-        partitions = scan_data_paths(REAL_FILES, [str(data)]) if number.isascii() and number.isdecimal() else []
-        if partitions:  # in order: the last one of a topic stays
-            found[int(number)] = {each.topic: each.partition + 1 for each in partitions}
+        topics = inspection.stored_topics(data) if number.isascii() and number.isdecimal() else {}
+        if topics:
+            found[int(number)] = topics
     return found
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
+from metaq.broker.inspection import DataDirectory, Move, delete_directory, move_directories
 from metaq.client.admin import close_partitions, open_partitions
 from metaq.protocol.errors import ConfigError, TopicNotAccepted
 
 from .confirm import confirm
 from .options import TOPIC, dry_run_option, json_option, yes_option
 from .output import print_json
-from .partition_files import DataDirectory, Move, delete_directory, move_directories
 from .stats import check_topic
 from .target import Target, target_options
 
@@ -116,7 +116,7 @@ def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run:
     chosen = _range(start, end)
     with DataDirectory(data_dir, lock=not dry_run) as directory:
         paths = directory.existing(topic, chosen)
-        directory.warn_of_replay(topic, chosen)
+        _warn_of_replay(directory, topic, chosen)
         for path in paths:
             if dry_run:
                 click.echo(f"would delete {path}")
@@ -153,11 +153,20 @@ def move(
     chosen = _range(start, end)
     with DataDirectory(data_dir, lock=not dry_run) as directory:
         moves = directory.plan_move(topic, chosen, offset)
-        directory.warn_of_replay(topic, chosen)
+        _warn_of_replay(directory, topic, chosen)
         if not dry_run:
             confirm(f"move {_names(topic, chosen)} by {offset:+d}?", yes=yes)
             move_directories(directory.path, moves)
     _say_moves(moves, dry_run, as_json)
+
+
+def _warn_of_replay(directory: DataDirectory, topic: str, chosen: Sequence[int]) -> None:
+    if named := directory.replayed(topic, chosen):
+        click.echo(
+            f"warning: the transaction log of {directory.path} has commits to {', '.join(named)}: a broker would write "
+            "those messages again at its start; `metaq check` shows what is in the log",
+            err=True,
+        )
 
 
 def _say_moves(moves: Sequence[Move], dry_run: bool, as_json: bool) -> None:

@@ -17,11 +17,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from metaq.broker.inspection import Options, inspect_directory
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import read_checkpoint
 from metaq.broker.store.journal_format import read_journal
 from metaq.broker.transactions.redo_reader import read_redo
-from metaq.cli.inspection import Options, inspect_directory
 from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, PullRequest

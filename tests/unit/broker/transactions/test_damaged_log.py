@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
+from metaq.broker.inspection.directory import Options, inspect_directory
+from metaq.broker.inspection.findings import Level
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.redo_reader import read_redo
-from metaq.cli.inspection.directory import Options, inspect_directory
-from metaq.cli.inspection.findings import Level
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put

@@ -1,4 +1,4 @@
-"""Partition directories of a broker that does not run: locked, checked, deleted, renamed."""
+"""Partition directories of a stopped broker: locked, checked, deleted, renamed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import click
-
-from metaq.broker.store.directories import lock_data_path
-from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.journal_format import read_journal
-from metaq.broker.transactions.redo import DIRECTORY, REDO_PREFIX, numbered_files
-from metaq.broker.transactions.redo_reader import RedoReader
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.limits import INT32_MAX
 
-from .inspection import is_in_use
+from ..store.directories import lock_data_path
+from ..store.files import REAL_FILES
+from ..store.journal_format import read_journal
+from ..transactions.redo import DIRECTORY, REDO_PREFIX, numbered_files
+from ..transactions.redo_reader import RedoReader
+from .directory import is_in_use
 
 __all__ = ["DataDirectory", "Move", "delete_directory", "move_directories"]
 
@@ -88,26 +86,18 @@ class DataDirectory:
         moves = [Move(*each) for each in zip(sources, targets, strict=True)]
         return moves if offset < 0 else moves[::-1]
 
-    def warn_of_replay(self, topic: str, partitions: Sequence[int]) -> None:
-        """Say on stderr when the transaction log still names one of them: a start would write its messages again."""
-        named = _stores_in_redo(self.path / DIRECTORY) & {f"{topic}-{partition}" for partition in partitions}
-        if named:
-            click.echo(
-                f"warning: {self.path / DIRECTORY} has commits to {', '.join(sorted(named))}: a broker would write "
-                "those messages again at its start; `metaq check` shows what is in the log",
-                err=True,
-            )
-
-
-def _stores_in_redo(directory: Path) -> set[str]:
-    if not directory.is_dir():
-        return set()
-    return {
-        location.store
-        for path in numbered_files(REAL_FILES, str(directory), REDO_PREFIX).values()
-        for entry in RedoReader(REAL_FILES, path)
-        for location in entry.locations
-    }
+    def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
+        """Names of those that the transaction log has commits to: a start would write these messages again."""
+        log = self.path / DIRECTORY
+        if not log.is_dir():
+            return []
+        stores = {
+            location.store
+            for path in numbered_files(REAL_FILES, str(log), REDO_PREFIX).values()
+            for entry in RedoReader(REAL_FILES, path)
+            for location in entry.locations
+        }
+        return sorted(stores.intersection(f"{topic}-{partition}" for partition in partitions))
 
 
 def delete_directory(path: Path) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaq.broker.store.files import Files, read_exactly
-from metaq.broker.store.segment import SegmentFile
-from metaq.broker.transactions.checkpoints import parse_checkpoint, read_state
-from metaq.broker.transactions.following import Ended, Following, Logged, LoggedBlock
-from metaq.broker.transactions.redo import (
+from metaq.protocol.record import checksum
+
+from ..store.files import Files, read_exactly
+from ..store.segment import SegmentFile
+from ..transactions.checkpoints import parse_checkpoint, read_state
+from ..transactions.following import Ended, Following, Logged, LoggedBlock
+from ..transactions.redo import (
     CHECKPOINT_PREFIX,
     DAMAGED_PREFIX,
     REDO_PREFIX,
@@ -21,10 +23,8 @@ from metaq.broker.transactions.redo import (
     RedoEntry,
     numbered_files,
 )
-from metaq.broker.transactions.redo_file import RedoPosition
-from metaq.broker.transactions.redo_reader import Damage, RedoReader
-from metaq.protocol.record import checksum
-
+from ..transactions.redo_file import RedoPosition
+from ..transactions.redo_reader import Damage, RedoReader
 from .findings import Finding, Level
 
 __all__ = ["PendingTransaction", "RedoFile", "RedoReport", "inspect_redo"]

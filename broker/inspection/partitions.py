@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from metaq.broker.store.files import Files
-from metaq.broker.store.recovery import first_unsafe
-from metaq.broker.store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, MAX_OFFSET, SegmentFile
-
+from ..store.files import Files
+from ..store.recovery import first_unsafe
+from ..store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, MAX_OFFSET, SegmentFile
 from .findings import Finding, Level
-from .key_files import KeysState, inspect_keys
-from .segments import Bad, BadRange, IndexState, SegmentReport, inspect_segment
+from .segments import Bad, BadRange, IndexState, KeysState, SegmentReport, inspect_keys, inspect_segment
 
 __all__ = ["PartitionReport", "SegmentList", "inspect_partition", "list_partition"]
 

@@ -1,4 +1,6 @@
-"""One segment, read record by record; bad bytes are passed over and told, as recovery would judge them."""
+"""One segment and what lies beside it. Records are read one by one; bad bytes are passed over and reported, as recovery
+would judge them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from metaq.broker.store.files import Files
-from metaq.broker.store.index import HEADER_BYTES as INDEX_HEADER_BYTES
-from metaq.broker.store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
-from metaq.broker.store.recovery import trusted_checkpoint
-from metaq.broker.store.scan import find_record, is_zero, scan_units
-from metaq.broker.store.segment import SegmentFile
-from metaq.broker.store.unit_reader import UnitReader
+import numpy as np
 
-__all__ = ["Bad", "BadRange", "IndexState", "SegmentReport", "inspect_segment"]
+from ..store.files import Files, read_exactly
+from ..store.index import HEADER_BYTES as INDEX_HEADER_BYTES
+from ..store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
+from ..store.key_index import ENTRY_BYTES, KeyBlock, read_blocks, scan_keys
+from ..store.recovery import trusted_checkpoint
+from ..store.scan import find_record, is_zero, scan_units
+from ..store.segment import SegmentFile
+from ..store.unit_reader import UnitReader
+
+__all__ = ["Bad", "BadRange", "IndexState", "KeysState", "SegmentReport", "inspect_keys", "inspect_segment"]
 
 _BLOCK_RECORDS = 1 << 20  # of one step; a step reads 4 MiB, or one larger record
 _PLACES = ["offset", "size"]
@@ -223,3 +228,58 @@ class _IndexComparison:
         same_places = len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _PLACES)
         self.misplaced |= not same_places
         return same_places and bool((stored["id"] == units["id"]).all())
+
+
+# --- the key file beside it -------------------------------------------------------------------------------------------
+
+
+class KeysState(Enum):
+    """Derived data like an index: whatever its state, a broker of ours makes it good again."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    """Blocks are missing at its end: a broker adds them, or it is torn and they are made again."""
+    MISSING = "missing"
+    WRONG = "wrong"
+    """Its entries are not those of the records."""
+
+
+def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> KeysState:
+    """Read a segment's key file and, unless `fast`, the keys of its records; change nothing. Raises OSError.
+
+    last: of its partition, which has no complete key file yet. Records that no index describes are not compared.
+    """
+    try:
+        size = files.status(file.keys_path).size
+    except FileNotFoundError:
+        return KeysState.OK if last else KeysState.MISSING
+    blocks = read_blocks(files, file.keys_path, file.path, file.first_offset, file.end)
+    if not fast and not _describes(files, file, blocks):
+        return KeysState.WRONG
+    torn = size > (blocks[-1].next_position if blocks else 0)
+    complete = bool(blocks) and blocks[-1].end == file.end
+    return KeysState.BEHIND if torn or not (complete or last) else KeysState.OK
+
+
+def _describes(files: Files, file: SegmentFile, blocks: tuple[KeyBlock, ...]) -> bool:
+    known = trusted_checkpoint(files, file)
+    if known is None or known.crc is None:
+        return True
+    data, keys = files.open(file.path, os.O_RDONLY), -1
+    try:
+        keys = files.open(file.keys_path, os.O_RDONLY)
+        with UnitReader(files, file.index_path, known.units, known.crc) as reader:
+            return all(_is_right(files, file, block, reader, data, keys) for block in blocks if block.end <= known.end)
+    except IndexDamaged:  # which is told of the index
+        return True
+    finally:
+        files.close(data)
+        if keys >= 0:
+            files.close(keys)
+
+
+def _is_right(files: Files, file: SegmentFile, block: KeyBlock, reader: UnitReader, data: int, keys: int) -> bool:
+    units = reader.units(reader.starting_before(block.start), reader.starting_before(block.end))
+    expected = np.sort(scan_keys(files, data, units, file.first_offset, lambda seconds: None))
+    stored = np.frombuffer(read_exactly(files, keys, block.entries * ENTRY_BYTES, block.position), "<u8")
+    return bool(np.array_equal(stored, expected))

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaq.broker.store.files import Files
-from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
-from metaq.broker.store.replay import Continuation, Gap, continuations
-from metaq.broker.store.segment import SegmentFile
-
+from ..store.files import Files
+from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
+from ..store.replay import Continuation, Gap, continuations
+from ..store.segment import SegmentFile
 from .findings import Finding, Level
 
 __all__ = ["JournalReport", "inspect_journal"]

@@ -8,16 +8,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaq.broker.store.directories import LOCK_NAME
-from metaq.broker.store.files import REAL_FILES, Files
-from metaq.broker.transactions.redo import DIRECTORY
-
+from ..store.directories import LOCK_NAME, scan_data_paths
+from ..store.files import REAL_FILES, Files
+from ..store.segment import DATA_SUFFIX
+from ..transactions.redo import DIRECTORY
 from .findings import Finding, Level
 from .journal import JournalReport, inspect_journal
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
 from .redo import RedoReport, inspect_redo
 
-__all__ = ["DirectoryReport", "Options", "inspect_directory", "is_in_use"]
+__all__ = [
+    "DirectoryReport",
+    "Options",
+    "data_directories_near",
+    "inspect_directory",
+    "is_data_directory",
+    "is_in_use",
+    "stored_topics",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,21 @@ def inspect_directory(
     directory = (log_path or path) / DIRECTORY
     transactions = inspect_redo(files, directory, logs, in_use=in_use is True) if directory.is_dir() else None
     return DirectoryReport(str(path), in_use, partitions, journal, transactions, findings)
+
+
+def is_data_directory(path: Path) -> bool:
+    """Whether a broker has ever used `path` as its dataPath."""
+    return (path / LOCK_NAME).exists() or any(path.glob(f"*-*/*{DATA_SUFFIX}"))
+
+
+def data_directories_near(path: Path) -> list[Path]:
+    """Directories up to two levels below `path` that a broker of ours has used, sorted."""
+    return sorted(lock.parent for depth in ("*", "*/*") for lock in path.glob(f"{depth}/{LOCK_NAME}"))
+
+
+def stored_topics(path: Path) -> dict[str, int]:
+    """By topic how many partitions, from 0 on, reach the highest one in `path`. Raises what a broker's start does."""
+    return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
 
 def is_in_use(path: Path) -> bool | None:
