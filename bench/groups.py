@@ -24,6 +24,7 @@ import click
 
 from metaq import ConsumerConfig
 from metaq.client.consumer.choices import StartPosition
+from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.missing_topics import MissingTopics
 from metaq.client.consumer.offset_commit import OffsetCommitter
@@ -57,28 +58,23 @@ class _Member:
         self.session.start(60.0)
         self.membership = GroupMembership(self.session, GROUP, None, topics, lambda: self.member.changed())
         store = ZooKeeperOffsetStore(self.session)
-        handout: Any = SimpleNamespace(is_out=lambda states: False, announce=lambda states, told: None)
-        fetcher: Any = SimpleNamespace(
-            open=lambda state, offset: state.start_at(0),
-            again=lambda state: None,
-            reroute=lambda state: None,
-            brokers_are=lambda endpoints: None,
-        )
+        config = ConsumerConfig()
+        fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda endpoints: None)
         self.member = GroupMember(
             self.membership,
             store,
             OffsetCommitter(store, GROUP),
-            handout,
-            ConsumerConfig(),
+            ConsumerCore(GROUP, config),
+            fetcher,
+            config,
             range_assignment,
             StartPosition(0),
             MissingTopics(GROUP, ClusterView(self.session)),
             timers,
-            wake=lambda: None,
             wants_notice=False,
         )
         SessionWatch(self.session, GROUP, timers, self.member.holds_its_claims).prove()
-        self.member.begin(fetcher)
+        self.member.begin()
 
     def close(self) -> None:
         self.member.close(30.0)

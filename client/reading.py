@@ -8,7 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
@@ -16,12 +15,9 @@ from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, Offse
 from .cluster import Cluster
 from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, Damage, check_damage, check_protocol
 from .connection import Connection
-from .consumer.arrivals import Arrivals
 from .consumer.choices import start_position
-from .consumer.damage import DamagePolicy, OnDamaged
+from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
-from .consumer.handout import Accept, Handout
-from .consumer.partition_state import PartitionState
 from .consumer.single_read import read_messages
 from .inquiry import READER_GROUP, max_offset, min_offset
 from .message import Message
@@ -173,15 +169,11 @@ class PartitionReader:
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
-        self._arrivals = Arrivals()
-        self._fetcher = Fetcher(
-            READER_GROUP, None, self._pool, lambda _: self._endpoint, self._arrivals, config, self._timers, clock
-        )
-        damage = DamagePolicy(config.damage, on_damaged)
-        self._handout = Handout(self._arrivals, self._fetcher, None, accept, config.check_crcs, damage)
-        self._state = PartitionState(partition, Backoff(config.error_min_seconds, config.error_max_seconds))
+        self._core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged)
+        self._fetcher = Fetcher(self._core, self._pool, lambda _: self._endpoint, config, self._timers, clock)
+        (self._cursor,) = self._core.claim([partition], [start_position(start).offset], announced=True)
         try:
-            self._fetcher.open(self._state, start_position(start).offset)
+            self._fetcher.serve_soon()
         except BaseException:
             begin_elsewhere((self.close,))
             self.close()
@@ -191,12 +183,12 @@ class PartitionReader:
     def position(self) -> int:
         """Byte offset of the next message that poll() returns: what to give as `start` to go on later."""
         self._settle()
-        return self._state.position
+        return self._cursor.position
 
     def _settle(self) -> None:
         """As Consumer's."""
-        if self._handout.under_way and not self._polling:
-            self._handout.take_back()
+        if not self._polling:
+            self._core.settle()
 
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
@@ -204,15 +196,15 @@ class PartitionReader:
         Raises CorruptRecord as Consumer.poll does, ClientError if closed or in a process that was forked off, and what
         `accept` and on_damaged raise.
         """
-        messages = self._poll(partial(self._handout.take, max_messages), timeout)
-        self._handout.under_way = False
+        messages = self._poll(partial(self._core.take, max_messages), timeout)
+        self._core.under_way = False
         return messages
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, as Consumer.poll_arrow returns them."""
-        self._fetcher.read_in_bulk()
-        batch = self._poll(partial(self._handout.take_batch, max_messages), timeout)
-        self._handout.under_way = False
+        self._core.codec.reads_in_bulk = True
+        batch = self._poll(partial(self._core.take_batch, max_messages), timeout)
+        self._core.under_way = False
         return batch
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
@@ -220,12 +212,13 @@ class PartitionReader:
         deadline = self._clock() + timeout
         self._polling = True
         try:
-            self._handout.acknowledge()
+            self._core.acknowledge()
             while True:
                 if self._closed:
                     raise ClientError("this reader is closed")
-                self._arrivals.listen()
+                self._fetcher.listen()
                 taken = take()
+                self._fetcher.serve()
                 seconds = deadline - self._clock()
                 if taken or seconds <= 0:
                     return taken
@@ -244,14 +237,14 @@ class PartitionReader:
         if offset < 0:
             raise ConfigError("offset", offset, "choose 0 or more bytes")
         self._settle()
-        self._state.forget_damage()
-        self._fetcher.move(self._state, offset)
+        self._cursor.moved_to(offset)
+        self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`."""
         self._guard.check()
         connection = self._pool.connection(self._endpoint, self._config.connection.connect_timeout_seconds)
-        return read_messages(connection, self._state.partition, offset, max_bytes, timeout)
+        return read_messages(connection, self._cursor.partition, offset, max_bytes, timeout)
 
     def close(self) -> None:
         """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""
@@ -262,8 +255,8 @@ class PartitionReader:
         self._ending.do(self._end)
 
     def _end(self) -> None:
-        self._state.deactivate()
-        self._arrivals.put(None)
+        self._core.lose([self._cursor])
+        self._fetcher.wake()
         self._timers.close()
         self._pool.close()
 

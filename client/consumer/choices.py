@@ -16,6 +16,7 @@ from metaq.protocol.limits import check_topic
 
 from ..inquiry import max_offset
 from ..places import Locate
+from .cursor import Reached
 
 __all__ = ["StartPosition", "check_topics", "offset_store_for", "start_position", "strategy_named"]
 
@@ -29,6 +30,10 @@ class StartPosition(NamedTuple):
 
     offset: int | Locate
     resume: bool = True
+
+    def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
+        """Of partitions with these committed offsets."""
+        return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 _STARTS = {

@@ -61,6 +61,11 @@ class Chunk(Records):
         """Bytes not handed out yet."""
         return self.end - self.start
 
+    @property
+    def reached(self) -> int:
+        """The position behind what was handed out."""
+        return self.offset if self.start < self.end else self.end_offset
+
     def take(
         self, partition: TopicPartition, limit: int, tags: Container[str] | None = None, check: bool = True
     ) -> list[Message]:

@@ -31,16 +31,13 @@ from ..places import Place, locate
 from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
-from .arrivals import Arrivals
 from .choices import check_topics, offset_store_for, start_position, strategy_named
-from .damage import DamagePolicy, OnDamaged
+from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
-from .handout import Accept, Handout
-from .listener import Deliver, Listener, accepting
+from .listener import Deliver, Handling, Listener, accepting
 from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
-from .partition_state import PartitionState
 from .poll_watch import PollWatch
 from .positions import LOOKUP_SECONDS, Positions
 from .rejected import LocalRecoverStore, RejectHandler, recovering
@@ -134,26 +131,27 @@ class Consumer:
         self._has_ended = False
         self._guard = ForkGuard("Consumer")
         self._listener: Listener | None = None
-        self._arrivals = Arrivals()
         self._timers = Timers("metaq-fetch", clock)
         self._commit_timers = Timers("metaq-commit", clock)
         self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
-        self._tags = frozenset(tags) if tags is not None else None
         self._accept = accept
-        self._fetcher = Fetcher(
+        self._core = ConsumerCore(
             self.group,
-            self._tags,
+            config,
+            tags=frozenset(tags) if tags is not None else None,
+            accept=accept,
+            on_damaged=on_damaged,
+            is_slave=lambda endpoint: self._member.is_slave(endpoint),
+        )
+        self._fetcher = Fetcher(
+            self._core,
             self._pool,
             lambda partition: self._member.endpoint_of(partition),
-            self._arrivals,
             config,
             self._timers,
             clock,
-            is_slave=lambda endpoint: self._member.is_slave(endpoint),
         )
-        self._damage = DamagePolicy(config.damage, on_damaged)
-        self._handout = Handout(self._arrivals, self._fetcher, self._tags, accept, config.check_crcs, self._damage)
         membership = GroupMembership(
             self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
         )
@@ -166,19 +164,19 @@ class Consumer:
             membership,
             store,
             self._committer,
-            self._handout,
+            self._core,
+            self._fetcher,
             config,
             strategy_named(strategy),
             start_position(start if isinstance(start, str | int) else self._start_offset),
             MissingTopics(self.group, view),
             self._timers,
-            wake=lambda: self._arrivals.put(None),
             wants_notice=on_revoked is not None,
             is_idle=self._poll_watch.is_idle,
             clock=clock,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
-        self._positions = Positions(self._member, self._fetcher, self._handout, view, self._connect_to)
+        self._positions = Positions(self._core, self._fetcher, self._member.endpoint_of, view, self._connect_to)
         try:
             self._session.start(config.start_timeout_seconds)
             self._locate = None if isinstance(start, str | int) else locate(start, self._topics, self._positions.finder)
@@ -195,11 +193,10 @@ class Consumer:
 
     def _begin(self) -> None:
         self._watch.prove()
-        self._member.begin(self._fetcher)
+        self._member.begin()
         self._poll_watch.begin(self._member, self._timers)
         if self._config.auto_commit_seconds:
-            owned = _Owned(self._member)
-            self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, owned)
+            self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, self._core)
 
     def _start_offset(self, connection: Connection, partition: TopicPartition) -> int:
         """Timer thread: where a partition begins that has no committed offset, if `start` is a place."""
@@ -215,8 +212,8 @@ class Consumer:
         a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
         ClientError (closed, or called on two threads at once), and what on_assigned, on_revoked and on_damaged raise.
         """
-        messages = self._poll(partial(self._handout.take, max_messages), timeout) or []
-        self._handout.under_way = False
+        messages = self._poll(partial(self._core.take, max_messages), timeout) or []
+        self._core.under_way = False
         return messages
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
@@ -234,15 +231,17 @@ class Consumer:
 
     def _poll_alone(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         self._check_open()
-        self._handout.acknowledge()
+        core = self._core
+        core.acknowledge()
         deadline = 0.0
         while True:
             self._poll_watch.attend()
-            self._arrivals.listen()
-            if self._member.notices.waiting:
-                self._member.notices.tell(self._tell_user)
-            doubtful = self._watch.may_have_lost_everything()
-            taken = None if doubtful else take()
+            self._fetcher.listen()
+            if core.notices.waiting:
+                core.notices.tell(self._tell_user)
+            core.in_doubt = self._watch.may_have_lost_everything()
+            taken = take()
+            self._fetcher.serve()
             if taken:
                 return taken
             now = self._clock()
@@ -250,10 +249,10 @@ class Consumer:
             if now >= deadline or self._closed:
                 return None
             # nothing arrives when a doubt ends, and what arrived before is there
-            seconds = min(deadline - now, _DOUBT_SECONDS) if doubtful else deadline - now
+            seconds = min(deadline - now, _DOUBT_SECONDS) if core.in_doubt else deadline - now
             self._poll_watch.wait(partial(self._fetcher.wait, seconds))
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
-            self._handout.acknowledge()
+            core.acknowledge()
 
     def _tell_user(self, assigned: bool, partitions: Sequence[TopicPartition]) -> None:
         callback = self._on_assigned if assigned else self._on_revoked
@@ -267,9 +266,9 @@ class Consumer:
         """
         from ..arrow import EMPTY  # pyarrow is an extra
 
-        self._fetcher.read_in_bulk()
-        batch = self._poll(partial(self._handout.take_batch, max_messages), timeout) or EMPTY
-        self._handout.under_way = False
+        self._core.codec.reads_in_bulk = True
+        batch = self._poll(partial(self._core.take_batch, max_messages), timeout) or EMPTY
+        self._core.under_way = False
         return batch
 
     def __iter__(self) -> Iterator[Message]:
@@ -342,32 +341,24 @@ class Consumer:
         try:
             self._check_open()
             self._end_listener()
-            self._handout.acknowledge()
+            self._core.acknowledge()
             reject = LocalRecoverStore() if on_reject is None else on_reject
             self._listener = Listener(
-                accepting(deliver, self._accept),
-                batch=batch,
-                max_retries=max_retries,
-                reject=reject,
-                threads=threads,
-                tags=self._tags,
-                config=self._config,
-                fetcher=self._fetcher,
-                handout=self._handout,
-                arrivals=self._arrivals,
-                timers=self._timers,
-                notices=self._member.notices,
+                Handling(accepting(deliver, self._accept), batch, max_retries, reject, threads),
+                self._core,
+                self._fetcher,
+                self._timers,
+                self._poll_watch,
+                self._config,
                 tell=self._tell_user,
-                damage=self._damage,
                 may_work=lambda: not self._watch.may_have_lost_everything(),
-                poll_watch=self._poll_watch,
                 clock=self._clock,
             )
             try:
                 with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
                     if self._stopped:  # looked at after _listener is set: stop() does the reverse
                         self._listener.stop()
-                    self._listener.loop(self._member.owned.values())
+                    self._listener.loop()
             finally:
                 self._end_listener()
         finally:
@@ -385,7 +376,7 @@ class Consumer:
     def assignment(self) -> list[TopicPartition]:
         """What this consumer owns now, sorted."""
         self._guard.check()
-        return sorted(self._member.owned)
+        return sorted(self._core.owned)
 
     def commit(self) -> int:
         """Count everything handed out as consumed and commit it now; return how many partitions changed.
@@ -393,13 +384,13 @@ class Consumer:
         Raises SessionLost (the partitions are others' now), CoordinationUnavailable.
         """
         self._check_open()
-        self._handout.acknowledge()
-        return self._committing.do(self._committer.commit, _Owned(self._member))
+        self._core.acknowledge()
+        return self._committing.do(self._committer.commit_owned, self._core)
 
     def position(self, partition: TopicPartition) -> int:
         """Byte offset of the next message that poll() returns. Raises NotOwner."""
         self._settle()
-        return self._positions.owned(partition).position
+        return self._core.cursor(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
         """Go on at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
@@ -422,8 +413,7 @@ class Consumer:
         if self._polling:  # a filter or a handler asks
             return
         self._end_listener()
-        if self._handout.under_way:
-            self._handout.take_back()
+        self._core.settle()
 
     def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = LOOKUP_SECONDS
@@ -504,7 +494,7 @@ class Consumer:
             self._ending.release()
 
     def _end(self, timeout: float, waits: bool) -> None:
-        self._arrivals.put(None)
+        self._fetcher.wake()
         left = TimeLeft(timeout, self._clock)
         listener = self._listener
         if listener is not None:
@@ -525,15 +515,5 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and not self._guard.is_elsewhere:
-            self._handout.acknowledge()
+            self._core.acknowledge()
         self.close()
-
-
-class _Owned:
-    """The partitions a member owns, looked at anew each time."""
-
-    def __init__(self, member: GroupMember) -> None:
-        self._member = member
-
-    def __iter__(self) -> Iterator[PartitionState]:
-        return iter(self._member.owned.values())

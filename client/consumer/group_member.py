@@ -23,17 +23,16 @@ from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint
-from ..places import Locate
 from ..sources import endpoint_at, source_of
 from ..timers import Timers
 from ..values import TopicPartition
 from .choices import StartPosition
+from .core import ConsumerCore
+from .cursor import PartitionCursor
 from .fetcher import Fetcher
-from .handout import Handout
 from .missing_topics import MissingTopics
-from .notices import Notice, Notices
+from .notices import Notice
 from .offset_commit import OffsetCommitter
-from .partition_state import PartitionState
 from .rebalance import Action, Event, State, next_state
 
 __all__ = ["GroupMember"]
@@ -45,10 +44,8 @@ _HELD_LOOK_SECONDS = 5.0
 
 
 class GroupMember:
-    """Owns partitions for one consumer.
+    """Claims partitions for one consumer, and gives them up: the core hears of both.
 
-    owned: what it owns now; a new dict at each change, so any thread may read it.
-    notices: what the polling thread has to hear; `wake` makes it look.
     stepped_out: it is not in the group, or not for long any more, because nobody polled; come_back() ends that.
     """
 
@@ -57,13 +54,14 @@ class GroupMember:
         membership: GroupMembership,
         store: OffsetStore,
         committer: OffsetCommitter,
-        handout: Handout,
+        core: ConsumerCore,
+        fetcher: Fetcher,
         config: ConsumerConfig,
         strategy: Strategy,
         start: StartPosition,
         missing_topics: MissingTopics,
         timers: Timers,
-        wake: Callable[[], None],
+        *,
         wants_notice: bool,
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -71,33 +69,31 @@ class GroupMember:
     ) -> None:
         """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations. is_idle:
         whether nobody polls still, when it is about to step out."""
-        self.owned: dict[TopicPartition, PartitionState] = {}
-        self.notices = Notices()
         self.state = State.NEW
         self.stepped_out = False
         self._membership = membership
         self._store = store
         self._committer = committer
-        self._handout = handout
+        self._core = core
+        self._fetcher = fetcher
         self._config = config
         self._strategy = strategy
         self._start = start
         self._missing_topics = missing_topics
         self._timers = timers
-        self._wake = wake
         self._wants_notice = wants_notice
         self._is_idle = is_idle
         self._clock = clock
         self._random = random or _RANDOM
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._checked: tuple[Mapping[TopicPartition, PartitionState], int] = ({}, 0)
+        self._checked: tuple[Mapping[TopicPartition, PartitionCursor], int] = ({}, 0)
         self._change_is_queued = False
         self._change_noted = False
         self._closing = False
         self._joined = False
         self._is_out = False  # the membership is given up
         self._gains: list[TopicPartition] = []
-        self._losses: list[PartitionState] = []
+        self._losses: list[PartitionCursor] = []
         self._draining: Notice | None = None
         self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds, self._random.random)
         self._reason = ""
@@ -108,14 +104,12 @@ class GroupMember:
         self._began = clock()
         self._moved = 0
         self._brokers: Mapping[int, BrokerNodes] = {}
-        self._fetcher: Fetcher | None = None
         self._thread = threading.Thread(target=self._run, name="metaq-rebalance", daemon=True)
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
-    def begin(self, fetcher: Fetcher) -> None:
-        """Join the group in the background and keep partitions fetched by `fetcher`."""
-        self._fetcher = fetcher
+    def begin(self) -> None:
+        """Join the group in the background."""
         self._events.put(Event.STARTED)
         self._thread.start()
 
@@ -129,6 +123,11 @@ class GroupMember:
         """Nobody polls: give everything up and leave the group, until come_back()."""
         self.stepped_out = True
         self._events.put(Event.IDLE)
+
+    @property
+    def owned(self) -> Mapping[TopicPartition, PartitionCursor]:
+        """As ConsumerCore.owned."""
+        return self._core.owned
 
     def come_back(self) -> None:
         """Somebody polls again. If this is interrupted `stepped_out` stays, and it may be repeated."""
@@ -193,17 +192,17 @@ class GroupMember:
     def _claims_hold(self) -> bool:
         """Whether everything owned was claimed on the session of now; the membership may have a new one already."""
         session_id = self._membership.session_id
-        return session_id != 0 and all(state.fence == session_id for state in self.owned.values())
+        return session_id != 0 and all(each.fence == session_id for each in self._core.owned.values())
 
     def holds_its_claims(self) -> bool:
         """Whether the session that claimed what is owned is still the one of now. Any thread; cheap at each poll.
 
         Between the end of a session and the moment at which this thread hears of it, nothing owned is ours any more.
         """
-        owned, session_id = self.owned, self._membership.session_id
+        owned, session_id = self._core.owned, self._membership.session_id
         if self._checked[0] is owned and self._checked[1] == session_id:
             return True
-        if any(state.fence != session_id for state in owned.values()):
+        if any(each.fence != session_id for each in owned.values()):
             return False
         self._checked = owned, session_id
         return True
@@ -218,7 +217,7 @@ class GroupMember:
         elif self._is_out:
             self._membership.rejoin()
             self._is_out = self.stepped_out = False
-        elif not self._session_lives() and not self.owned:  # else the plan drops what was owned first
+        elif not self._session_lives() and not self._core.owned:  # else the plan drops what was owned first
             raise SessionLost("there is no new ZooKeeper session yet")
         return Event.JOINED
 
@@ -244,51 +243,42 @@ class GroupMember:
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
         """Read on elsewhere what has another source now: a master went and left a slave, or came back."""
         former, self._brokers = self._brokers, brokers
-        assert self._fetcher is not None
         live = [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each is not None]
         self._fetcher.brokers_are({endpoint_at(each) for each in live})
-        for partition, state in self.owned.items():
+        for partition, cursor in self._core.owned.items():
             source = source_of(brokers, partition)
             if source is not None and source != source_of(former, partition):
                 log.info("group %s: %s is read from %s now", self._membership.group, _names([partition]), source)
-                self._fetcher.reroute(state)
+                cursor.ask_anew()
+        self._fetcher.serve_soon()
 
     def _compare(self, wanted: set[TopicPartition]) -> Event:
-        owned = self.owned
+        owned = self._core.owned
         stray = self._membership.held - {_znode(partition) for partition in wanted | owned.keys()}
         if stray:  # claimed or released without our hearing the answer: nobody else would get them
             self._membership.release_many(stray)
         self._gains = sorted(wanted - owned.keys())
         self._losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
         for partition in wanted & owned.keys():
-            self._keep(owned[partition])
+            owned[partition].keep()  # a hand-over that failed half-way is not wanted any more
+        self._fetcher.serve_soon()
         if self._losses:
             return Event.LOSSES
         return Event.GAINS if self._gains else Event.SETTLED
 
-    def _keep(self, state: PartitionState) -> None:
-        """A hand-over that failed half-way is not wanted any more: go on with the partition."""
-        if state.revoking:
-            state.revoking = False
-            assert self._fetcher is not None
-            if state.opened:  # else it has no position yet: its opening goes on
-                self._fetcher.again(state)
-
     def _drain(self) -> Event | None:
         losses = self._losses
-        for state in losses:
-            state.revoking = True
-        if not self._wants_notice and not self._handout.is_out(losses):
+        for cursor in losses:
+            cursor.revoke()
+        if not self._wants_notice and not self._core.is_out(losses):
             return Event.DRAINED
 
         def told(_: Sequence[TopicPartition]) -> None:
             if not notice.left:
                 self._drained(notice)
 
-        notice = Notice(False, (state.partition for state in losses), told)
-        self._draining = notice
-        self.notices.put(notice)
-        self._wake()
+        notice = self._draining = Notice(False, (cursor.partition for cursor in losses), told)
+        self._tell(notice)
         self._timers.call_later(self._config.revoke_wait_seconds, partial(self._drained, notice, late=True))
         return None
 
@@ -307,16 +297,16 @@ class GroupMember:
         self._events.put(Event.DRAINED)
 
     def _release(self) -> Event:
-        losses = self._losses
+        losses, self._losses = self._losses, []
         self._committer.commit(losses)
-        for state in losses:
-            state.deactivate()
-        lost = {state.partition for state in losses}
-        self.owned = {partition: state for partition, state in self.owned.items() if partition not in lost}
+        self._core.lose(losses)
         self._moved += len(losses)
-        self._losses = []
-        self._membership.release_many(map(_znode, lost))  # last: if it fails, it may be done or not, see `_compare`
+        self._membership.release_many(_znode(each.partition) for each in losses)  # last: if it fails, see `_compare`
         return Event.RELEASED
+
+    def _tell(self, notice: Notice) -> None:
+        self._core.notices.put(notice)
+        self._fetcher.wake()
 
     def _claim(self) -> Event:
         membership = self._membership
@@ -336,25 +326,11 @@ class GroupMember:
         except BaseException:
             membership.release_many(names)
             raise
-        states = [PartitionState(each, self._fetch_backoff(), fence, announced=False) for each in claimed]
-        begins: list[int | Locate] = []
-        for state, stored in zip(states, offsets, strict=True):
-            begin = self._start.offset
-            if stored is not None:
-                state.committed = (stored.offset, stored.message_id)
-                if self._start.resume:
-                    state.last_id, begin = stored.message_id, stored.offset
-            begins.append(begin)
-        self.owned = {**self.owned, **{state.partition: state for state in states}}  # from now on the user may seek
-        self._moved += len(states)
-        assert self._fetcher is not None
-        for state, begin in zip(states, begins, strict=True):
-            self._fetcher.open(state, begin)
-        self.notices.put(Notice(True, claimed, partial(self._handout.announce, states)))
-        self._wake()
-
-    def _fetch_backoff(self) -> Backoff:
-        return Backoff(self._config.error_min_seconds, self._config.error_max_seconds, self._random.random)
+        stored = [None if each is None else (each.offset, each.message_id) for each in offsets]
+        self._core.claim(claimed, self._start.begins(stored), stored, fence=fence)
+        self._moved += len(claimed)
+        self._fetcher.serve_soon()
+        self._fetcher.wake()
 
     def _settle(self) -> Event | None:
         if self._moved or self._backoff.tries:
@@ -362,7 +338,7 @@ class GroupMember:
                 "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
                 self._membership.group,
                 self._membership.consumer_id,
-                len(self.owned),
+                len(self._core.owned),
                 self._clock() - self._began,
                 self._backoff.tries + 1,
             )
@@ -383,7 +359,7 @@ class GroupMember:
         else:
             pause = self._backoff.next()
             self._complain(
-                f"rebalance try {self._backoff.tries} failed, next in {pause:.2f} s, keeping {len(self.owned)} "
+                f"rebalance try {self._backoff.tries} failed, next in {pause:.2f} s, keeping {len(self._core.owned)} "
                 "partitions",
                 self._reason,
             )
@@ -422,15 +398,13 @@ class GroupMember:
 
     def _abandon(self) -> Event:
         """The owner nodes are gone with the session; a commit could overwrite a new owner's."""
-        lost, self.owned = self.owned, {}
-        for state in lost.values():
-            state.deactivate()
+        lost = self._core.owned
+        self._core.lose(lost.values())
         if lost:
             log.warning(
                 "group %s: %s; %d partitions are lost, joining again", self._membership.group, self._reason, len(lost)
             )
-            self.notices.put(Notice(False, lost))
-            self._wake()
+            self._tell(Notice(False, lost))
         return Event.CHANGED
 
     def _step_out(self) -> Event:
@@ -440,16 +414,14 @@ class GroupMember:
             return Event.POLLED
         told = () if self._draining is None else self._draining.partitions
         self._draining, self._waits_for = None, []
-        owned = self.owned
-        for state in owned.values():
-            state.revoking = True
+        owned = self._core.owned
+        for cursor in owned.values():
+            cursor.revoke()
         if self._claims_hold():
             self._committer.commit(owned.values())
-        self.owned = {}
-        for state in owned.values():
-            state.deactivate()
+        self._core.lose(owned.values())
         if owned:
-            self.notices.put(Notice(False, owned.keys() - told))
+            self._tell(Notice(False, owned.keys() - told))
         self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
         self._membership.step_out()  # last: others claim at once, and if it fails, it may be done or not
         self._backoff.reset()
@@ -458,15 +430,14 @@ class GroupMember:
 
     def _leave(self) -> Event:
         self._draining = None
-        owned, self.owned = self.owned, {}
-        for state in owned.values():
-            state.revoking = True
+        owned = self._core.owned
+        for cursor in owned.values():
+            cursor.revoke()
         try:
             if self._session_lives():
                 self._committer.commit(owned.values())  # refused by its fence if the session is a new one
         finally:
-            for state in owned.values():
-                state.deactivate()
+            self._core.lose(owned.values())
             self._membership.leave()  # releases what is held
         return Event.GONE
 

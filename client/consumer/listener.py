@@ -1,7 +1,7 @@
 """Consuming by a handler: messages go to it partition by partition, and a failing one holds up its own partition only.
 
 The thread in run() takes arrivals and tells the user of assignments, as poll() does; a few worker threads call the
-handler. A partition is a lane: at most one worker is in it, so its order holds. A lane whose handler failed pauses with
+handler. A partition is a work: at most one worker is in it, so its order holds. A work whose handler failed pauses with
 its messages in memory, and a timer puts it back into the queue of work.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
@@ -21,23 +24,19 @@ from ..config import ConsumerConfig
 from ..message import Message
 from ..timers import Timers
 from ..values import TopicPartition
-from .arrivals import Arrivals
 from .chunk import Chunk
-from .damage import DamagePolicy
+from .core import Accept, ConsumerCore
+from .cursor import PartitionCursor
 from .fetcher import Fetcher
-from .handout import Accept, Handout, take_next
-from .lane import Lane
-from .notices import Notices
-from .partition_state import PartitionState
 from .poll_watch import PollWatch
 from .rejected import RejectHandler
 
-__all__ = ["Deliver", "Listener", "RetryLater", "accepting"]
+__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
 
 log = get_log(__name__)
 
 _BLOCK = 500
-"""Most messages that a worker takes before the next lane has its turn."""
+"""Most messages that a worker takes before the next work has its turn."""
 _LOOK_SECONDS = 1.0
 """How long the thread in run() waits at most before it looks whether it shall stop."""
 
@@ -63,82 +62,105 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
     return deliver_accepted
 
 
+class Handling(NamedTuple):
+    """What the user has asked run() for. deliver: gets at most `batch` messages at a time; they count as consumed when
+    it returns."""
+
+    deliver: Deliver
+    batch: int
+    max_retries: int | None
+    reject: RejectHandler
+    threads: int
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What is to be done of one partition. Everything belongs to the worker that is at it, but `queued`, `more` and
+    `paused` to Listener._lock."""
+
+    cursor: PartitionCursor
+    queued: bool = False
+    """In the queue, or a worker is at it."""
+    more: bool = False
+    """Something arrived meanwhile."""
+    paused: bool = False
+    messages: deque[Message] = field(default_factory=deque)
+    """Taken and not processed yet, from the cursor's position on."""
+    end: int = 0
+    """Where the position is once they are processed: behind the last, and behind what was filtered away after it."""
+    moves: int = -1
+    """The cursor's when they were taken."""
+    tries: int = 0
+    """Failed ones of the first of them."""
+    single_before: int = 0
+    """Below this offset, messages of a batch that failed go to the handler one by one."""
+
+    def is_current(self) -> bool:
+        """Whether the messages taken still are what comes next."""
+        cursor = self.cursor
+        return cursor.active and not cursor.revoking and cursor.moves == self.moves
+
+
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    deliver: gets at most `batch` messages at a time; they count as consumed when it returns. may_work: False while
-    another member may own the partitions. tell: as that of Notices.tell.
+    may_work: False while another member may own the partitions. tell: as that of Notices.tell.
     """
 
     def __init__(
         self,
-        deliver: Deliver,
-        *,
-        batch: int,
-        max_retries: int | None,
-        reject: RejectHandler,
-        threads: int,
-        tags: frozenset[str] | None,
-        config: ConsumerConfig,
+        handling: Handling,
+        core: ConsumerCore,
         fetcher: Fetcher,
-        handout: Handout,
-        arrivals: Arrivals,
         timers: Timers,
-        notices: Notices,
-        tell: Callable[[bool, Sequence[TopicPartition]], None],
-        damage: DamagePolicy,
-        may_work: Callable[[], bool],
         poll_watch: PollWatch,
+        config: ConsumerConfig,
+        *,
+        tell: Callable[[bool, Sequence[TopicPartition]], None],
+        may_work: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._deliver = deliver
-        self._batch = batch
-        self._max_retries = max_retries
-        self._reject = reject
-        self._tags = tags
-        self._config = config
+        self._handling = handling
+        self._core = core
         self._fetcher = fetcher
-        self._handout = handout
-        self._arrivals = arrivals
         self._timers = timers
-        self._notices = notices
-        self._tell = tell
-        self._damage = damage
-        self._may_work = may_work
         self._poll_watch = poll_watch
+        self._config = config
+        self._tell = tell
+        self._may_work = may_work
         self._clock = clock
         self._lock = threading.Lock()
-        self._lanes: dict[PartitionState, Lane] = {}
-        self._taken: dict[TopicPartition, Lane] = {}  # the lane of each partition that is queued
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._works: dict[PartitionCursor, _Work] = {}
+        self._taken: dict[TopicPartition, _Work] = {}  # what is queued of each partition
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
         self._failure: BaseException | None = None
-        self._threads = threads
         self._workers: list[BackgroundThread] = []
         self._gave_back = False
         self._ending = Ending()
 
     # --- the thread in run() ----------------------------------------------------------------------------------------
 
-    def loop(self, owned: Iterable[PartitionState]) -> None:
-        """Work until stop(). owned: partitions of which something may be there already.
+    def loop(self) -> None:
+        """Work until stop().
 
         Raises what on_assigned and on_revoked raise, and what a handler raises that is no Exception (SystemExit …).
         """
+        core = self._core
         try:
-            for number in range(self._threads):
+            for number in range(self._handling.threads):
                 self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
-            for state in owned:
-                self._arrived(self._lane_of(state))
+            for cursor in core.owned.values():  # something may be there already
+                self._arrived(self._work_of(cursor))
             while not self._stopping:
                 self._poll_watch.attend()
-                self._arrivals.listen()
-                if self._notices.waiting:
-                    self._notices.tell(self._tell, self._is_busy)
-                while (arrived := self._arrivals.first()) is not None:
-                    lane = self._lane_of(arrived)  # first: give_back() knows it by its lane
-                    self._arrivals.discard(arrived)
-                    self._arrived(lane)
+                self._fetcher.listen()
+                if core.notices.waiting:
+                    core.notices.tell(self._tell, self._is_busy)
+                while (arrived := core.next_ready()) is not None:
+                    work = self._work_of(arrived)  # first: give_back() knows it by its work
+                    core.hand_over(arrived)
+                    self._arrived(work)
                 self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
         finally:
             self._end()
@@ -148,7 +170,7 @@ class Listener:
     def stop(self) -> None:
         """Have `loop` return once the handlers under way have. Any thread."""
         self._stopping = True
-        self._arrivals.put(None)
+        self._fetcher.wake()
 
     def is_worker(self) -> bool:
         """Whether the caller's thread is one on which handlers are called."""
@@ -160,56 +182,57 @@ class Listener:
 
     def add_work(self, job: Callable[[], None]) -> None:
         """Have a worker do something else that calls the handler."""
-        self._work.put(job)
+        self._jobs.put(job)
 
-    def _lane_of(self, state: PartitionState) -> Lane:
+    def _work_of(self, cursor: PartitionCursor) -> _Work:
         with self._lock:
-            lane = self._lanes.get(state)
-            if lane is None:
-                self._lanes = {each: lane for each, lane in self._lanes.items() if each.active or lane.queued}
-                lane = self._lanes[state] = Lane(state)
-            return lane
+            work = self._works.get(cursor)
+            if work is None:
+                self._works = {each: work for each, work in self._works.items() if each.active or work.queued}
+                work = self._works[cursor] = _Work(cursor)
+            return work
 
-    def _arrived(self, lane: Lane) -> None:
+    def _arrived(self, work: _Work) -> None:
         with self._lock:
-            lane.more = True
-            self._queue(lane)
+            work.more = True
+            self._queue(work)
 
-    def _queue(self, lane: Lane) -> None:
-        """Under the lock. The lane of a former claim of the partition may still be in its handler."""
-        if lane.queued or lane.paused:
+    def _queue(self, work: _Work) -> None:
+        """Under the lock. The work of a former claim of the partition may still be in its handler."""
+        if work.queued or work.paused:
             return
-        if self._taken.setdefault(lane.state.partition, lane) is lane:
-            lane.queued, lane.more = True, False
-            self._work.put(partial(self._work_on, lane))
+        if self._taken.setdefault(work.cursor.partition, work) is work:
+            work.queued, work.more = True, False
+            self._jobs.put(partial(self._work_on, work))
         else:
-            lane.more = True
+            work.more = True
 
-    def _leave_queue(self, lane: Lane) -> None:
-        """Under the lock. It is the turn of a lane of a later claim, if there is one."""
-        lane.queued = False
-        del self._taken[lane.state.partition]
-        if not lane.state.active:
-            for later in list(self._lanes.values()):
-                if later.more and later.state.partition == lane.state.partition:
+    def _leave_queue(self, work: _Work) -> None:
+        """Under the lock. It is the turn of a later claim, if there is one."""
+        work.queued = False
+        del self._taken[work.cursor.partition]
+        if not work.cursor.active:
+            for later in list(self._works.values()):
+                if later.more and later.cursor.partition == work.cursor.partition:
                     self._queue(later)
 
     def _is_busy(self, partition: TopicPartition) -> bool:
         """Whether a handler works for a claim of it that is given up or lost; not for a later one."""
         with self._lock:
-            given = [state for state in self._lanes if state.revoking or not state.active]
-        return self._handout.is_out([state for state in given if state.partition == partition])
+            works = list(self._works)
+        given = [each for each in works if each.partition == partition and (each.revoking or not each.active)]
+        return self._core.is_out(given)
 
     def _end(self) -> None:
         try:
             self._stop_workers()
-            self._notices.tell(self._tell, self._is_busy)
+            self._core.notices.tell(self._tell, self._is_busy)
         finally:
             self.give_back()
 
     def _stop_workers(self) -> None:
         self._stopping = True
-        self._work.put(None)
+        self._jobs.put(None)
         deadline = self._clock() + self._config.stop_seconds
         returned = [worker.join(max(0.0, deadline - self._clock())) for worker in self._workers]
         if not all(returned):
@@ -224,14 +247,14 @@ class Listener:
         if self._gave_back:
             return
         self._stopping = True
-        self._work.put(None)
+        self._jobs.put(None)
         for worker in self._workers:
             self._poll_watch.rests(worker.ident)
         with self._lock:
-            states = list(self._lanes)
-        for state in states:
-            if state.opened and state.active and not state.revoking:
-                self._fetcher.again(state)
+            cursors = list(self._works)
+        for cursor in cursors:
+            cursor.again()
+        self._fetcher.serve_soon()
         self._ending.tell()
         self._gave_back = True
 
@@ -239,7 +262,7 @@ class Listener:
 
     def _run_worker(self) -> None:
         worker = threading.get_ident()
-        while (job := self._work.get()) is not None:
+        while (job := self._jobs.get()) is not None:
             try:
                 if not self._stopping:
                     self._poll_watch.works(worker)
@@ -251,143 +274,130 @@ class Listener:
                 self.stop()
             finally:
                 self._poll_watch.rests(worker)
-        self._work.put(None)  # for the other workers
+        self._jobs.put(None)  # for the other workers
 
-    def _work_on(self, lane: Lane) -> None:
-        state, pause = lane.state, 0.0
-        if self._handout.hold(state):
+    def _work_on(self, work: _Work) -> None:
+        cursor, pause = work.cursor, 0.0
+        if cursor.hold():
             try:
-                pause = self._process(lane)
+                pause = self._process(work)
             finally:
-                self._handout.let_go(state)
-                if state.revoking or not state.active:
-                    self._arrivals.put(None)  # somebody waits for the handler to return
+                cursor.let_go()
+                if cursor.revoking or not cursor.active:
+                    self._fetcher.wake()  # somebody waits for the handler to return
         with self._lock:
-            self._leave_queue(lane)
+            self._leave_queue(work)
             if pause:
-                lane.paused = True
-                self._timers.call_later(pause, partial(self._resume, lane))
-            elif lane.more or (lane.messages and lane.is_current()) or state.next_chunk() is not None:
-                self._queue(lane)
+                work.paused = True
+                self._timers.call_later(pause, partial(self._resume, work))
+            elif work.more or (work.messages and work.is_current()) or cursor.next_chunk() is not None:
+                self._queue(work)
 
-    def _resume(self, lane: Lane) -> None:
+    def _resume(self, work: _Work) -> None:
         """Timer thread."""
         with self._lock:
-            lane.paused = False
-            self._queue(lane)
+            work.paused = False
+            self._queue(work)
 
-    def _process(self, lane: Lane) -> float:
-        """Process what the lane holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
-        if not lane.is_current():
-            lane.messages.clear()
-            lane.tries = 0
-        if not lane.messages:
-            pause = self._take(lane)
+    def _process(self, work: _Work) -> float:
+        """Process what the work holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
+        if not work.is_current():
+            work.messages.clear()
+            work.tries = 0
+        if not work.messages:
+            pause = self._take(work)
             if pause:
                 return pause
-        while lane.messages:
-            if self._stopping or not lane.is_current():
+        while work.messages:
+            if self._stopping or not work.is_current():
                 return 0.0
             if not self._may_work():
                 return self._config.retry_step_seconds
-            pause = self._process_next(lane)
+            pause = self._process_next(work)
             if pause:
                 return pause
-        if lane.is_current():
-            self._passed(lane, lane.end, lane.state.last_id)
+        work.cursor.consumed_to(work.end, work.cursor.last_id, work.moves)
         return 0.0
 
-    def _take(self, lane: Lane) -> float:
-        state = lane.state
-        lane.moves, lane.end = state.moves, state.position
-        chunk = state.next_chunk()
-        # looked at behind the chunk: what moves the state, as give_back() does, finds it here no more
-        if chunk is None or self._stopping or not lane.is_current():
+    def _take(self, work: _Work) -> float:
+        cursor = work.cursor
+        work.moves, work.end = cursor.moves, cursor.position
+        chunk = cursor.next_chunk()
+        # looked at behind the chunk: what moves the cursor, as give_back() does, finds it here no more
+        if chunk is None or self._stopping or not work.is_current():
             return 0.0
+        pause = 0.0
         try:
-            messages, lane.end = take_next(
-                state, chunk, max(_BLOCK, self._batch), self._tags, self._config.check_crcs is not False
-            )
+            work.messages.extend(self._core.next_messages(cursor, chunk, max(_BLOCK, self._handling.batch)))
+            work.end = chunk.reached
+            if not chunk.bytes_left:
+                cursor.used_up(chunk)
         except CorruptRecord as error:
-            return self._damaged(lane, chunk, error)
-        state.damage = 0
-        lane.messages.extend(messages)
-        if not chunk.bytes_left:
-            state.drop_chunk(chunk)
-            self._fetcher.refill(state)
-        return 0.0
+            pause = self._damaged(work, chunk, error)
+        self._fetcher.serve()
+        return pause
 
-    def _damaged(self, lane: Lane, chunk: Chunk, error: CorruptRecord) -> float:
+    def _damaged(self, work: _Work, chunk: Chunk, error: CorruptRecord) -> float:
         """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it, or try again
         for ever: another broker, or a repaired file, may have it. Other partitions go on.
         """
-        state = lane.state
+        cursor = work.cursor
         if chunk.damage is None:
-            self._fetcher.examine(state, error.position, lane.moves)
+            cursor.damaged_at(error.position, work.moves)
             return 0.0
-        new = state.reported != error.position
+        is_new = cursor.reported != error.position
         try:
-            passes = self._damage.passes(state, error)
+            passes = self._core.passes_damage(cursor, error)
         except Exception:
             log.exception("on_damaged failed")
             passes = False
         if passes:
-            lane.end = chunk.end_offset
-            state.drop_chunk(chunk)
-            self._fetcher.refill(state)
+            work.end = chunk.reached
+            cursor.used_up(chunk)
             return 0.0
-        if new:
+        if is_new:
             log.error("the partition waits at damaged bytes, which are fetched again and again: %s", error)
-        state.damage = 0
-        self._fetcher.examine(state, chunk.offset, lane.moves)
+        cursor.damaged_at(chunk.offset, work.moves, anew=True)
         return self._config.retry_max_seconds
 
-    def _process_next(self, lane: Lane) -> float:
+    def _process_next(self, work: _Work) -> float:
         self._poll_watch.works(threading.get_ident())
-        size = 1 if lane.messages[0].offset < lane.single_before else self._batch
-        unit = [lane.messages[number] for number in range(min(size, len(lane.messages)))]
+        size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
+        unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
         try:
-            self._deliver(unit)
+            self._handling.deliver(unit)
         except Exception as error:
-            return self._failed(lane, unit, error)
-        self._done(lane, unit)
+            return self._failed(work, unit, error)
+        self._done(work, unit)
         return 0.0
 
-    def _done(self, lane: Lane, unit: Sequence[Message]) -> None:
+    def _done(self, work: _Work, unit: Sequence[Message]) -> None:
         for _ in unit:
-            lane.messages.popleft()
-        lane.tries = 0
-        self._passed(lane, unit[-1].next_offset, unit[-1].id)
+            work.messages.popleft()
+        work.tries = 0
+        work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
-    def _passed(self, lane: Lane, offset: int, message_id: int) -> None:
-        """Everything in front of `offset` counts as consumed, unless the partition was lost or moved meanwhile."""
-        state = lane.state
-        with state.lock:
-            if state.moves == lane.moves and (state.position, state.last_id) != (offset, message_id):
-                state.position, state.last_id = offset, message_id
-                state.consumed = (offset, message_id)
-
-    def _failed(self, lane: Lane, unit: Sequence[Message], error: Exception) -> float:
-        lane.tries += 1
-        if self._max_retries is None or lane.tries <= self._max_retries:
-            pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * lane.tries)
+    def _failed(self, work: _Work, unit: Sequence[Message], error: Exception) -> float:
+        work.tries += 1
+        if self._handling.max_retries is None or work.tries <= self._handling.max_retries:
+            pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
             if not isinstance(error, RetryLater):
                 log.warning(
                     "the handler failed on %r, try %d; the next in %.2f s",
                     unit[0],
-                    lane.tries,
+                    work.tries,
                     pause,
-                    exc_info=error if lane.tries == 1 else None,
+                    exc_info=error if work.tries == 1 else None,
                 )
             return pause
         if len(unit) > 1:
-            log.warning("a batch of %d messages failed %d times: now one by one", len(unit), lane.tries)
-            lane.single_before, lane.tries = unit[-1].next_offset, 0
+            log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)
+            work.single_before, work.tries = unit[-1].next_offset, 0
             return self._config.retry_step_seconds
         try:
-            self._reject(unit[0], error)
+            self._handling.reject(unit[0], error)
         except Exception:
             log.exception("%r can be neither processed nor put aside: its partition waits", unit[0])
             return self._config.retry_max_seconds
-        self._done(lane, unit)
+        self._done(work, unit)
         return 0.0

@@ -10,7 +10,8 @@ from metaq.coordination.offset_store import Offset, OffsetStore
 from metaq.protocol.errors import MetaqError
 
 from ..timers import Timers
-from .partition_state import PartitionState
+from .core import ConsumerCore, changes
+from .cursor import PartitionCursor
 
 __all__ = ["OffsetCommitter"]
 
@@ -29,37 +30,33 @@ class OffsetCommitter:
         self._group = group
         self._lock = threading.Lock()
 
-    def commit(self, states: Iterable[PartitionState]) -> int:
+    def commit(self, cursors: Iterable[PartitionCursor]) -> int:
         """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""
         with self._lock:
-            dirty: dict[object, list[tuple[PartitionState, tuple[int, int]]]] = {}
-            for state in states:
-                consumed = state.consumed
-                if state.active and consumed is not None and consumed != state.committed:
-                    dirty.setdefault(state.fence, []).append((state, consumed))
-            for fence, group in dirty.items():
-                self._write(fence, group)
-            return sum(map(len, dirty.values()))
+            changed = changes(cursors)
+            for fence, reached in changed.items():
+                offsets = {
+                    (cursor.partition.topic, str(cursor.partition)): Offset(message_id, offset)
+                    for cursor, (offset, message_id) in reached
+                }
+                self._store.commit(self._group, offsets, fence)
+                for cursor, written in reached:
+                    cursor.committed_to(written)
+            return sum(map(len, changed.values()))
 
-    def _write(self, fence: object, group: list[tuple[PartitionState, tuple[int, int]]]) -> None:
-        offsets = {
-            (state.partition.topic, str(state.partition)): Offset(message_id, offset)
-            for state, (offset, message_id) in group
-        }
-        assert isinstance(fence, int)
-        self._store.commit(self._group, offsets, fence)
-        for state, consumed in group:
-            state.committed = consumed
+    def commit_owned(self, core: ConsumerCore) -> int:
+        """Write what changed of everything owned by now."""
+        return self.commit(core.owned.values())
 
-    def commit_regularly(self, timers: Timers, seconds: float, owned: Iterable[PartitionState]) -> None:
-        """Commit every `seconds` on the timer thread, for as long as the timers run. owned: looked at each time."""
+    def commit_regularly(self, timers: Timers, seconds: float, core: ConsumerCore) -> None:
+        """Commit every `seconds` on the timer thread, for as long as the timers run."""
 
         complaint = ""
 
         def run() -> None:
             nonlocal complaint
             try:
-                self.commit(owned)
+                self.commit_owned(core)
                 complaint = ""
             except (MetaqError, OSError) as error:
                 if str(error) != complaint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from metaq.coordination.brokers import ClusterView
-from metaq.protocol.errors import BrokerUnavailable, ConfigError, NotOwner
+from metaq.protocol.errors import BrokerUnavailable, ConfigError
 
 from ..connection import Connection, Endpoint
 from ..finding import MessageFinder
@@ -14,10 +14,8 @@ from ..message import Message
 from ..places import Place, locate
 from ..sources import source_of
 from ..values import Lag, TopicPartition
+from .core import ConsumerCore
 from .fetcher import Fetcher
-from .group_member import GroupMember
-from .handout import Handout
-from .partition_state import UNKNOWN_MESSAGE_ID, PartitionState
 from .single_read import read_messages
 
 __all__ = ["LOOKUP_SECONDS", "Positions"]
@@ -31,35 +29,24 @@ class Positions:
 
     def __init__(
         self,
-        member: GroupMember,
+        core: ConsumerCore,
         fetcher: Fetcher,
-        handout: Handout,
+        endpoint_of: Callable[[TopicPartition], Endpoint | None],
         view: ClusterView,
         connect: Callable[[Endpoint], Connection],
     ) -> None:
-        self._member = member
+        self._core = core
         self._fetcher = fetcher
-        self._handout = handout
+        self._endpoint_of = endpoint_of
         self._view = view
         self._connect = connect
         self.finder = MessageFinder(view, connect)
 
-    def owned(self, partition: TopicPartition) -> PartitionState:
-        """The state of a partition. Raises NotOwner."""
-        state = self._member.owned.get(partition)
-        if state is None:
-            raise NotOwner(f"{partition.topic} {partition} is not assigned to this consumer: see assignment()")
-        return state
-
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
         """See Consumer.seek."""
-        state = self.owned(partition)
-        offset = self._resolve(partition, to)
-        self._handout.forget(state)
-        state.forget_damage()
-        state.last_id = UNKNOWN_MESSAGE_ID
-        self._fetcher.move(state, offset)
-        state.consumed = (offset, UNKNOWN_MESSAGE_ID)
+        cursor = self._core.cursor(partition)
+        cursor.moved_to(self._resolve(partition, to))
+        self._fetcher.serve_soon()
 
     def _resolve(self, partition: TopicPartition, to: int | str | Place) -> int:
         if isinstance(to, int):
@@ -77,22 +64,22 @@ class Positions:
     def lag(self) -> dict[TopicPartition, Lag]:
         """See Consumer.lag."""
         lags: dict[TopicPartition, Lag] = {}
-        for partition, state in sorted(self._member.owned.items()):
-            if state.opened:
-                lags[partition] = lag_behind(self._connection(partition), partition, state.position, LOOKUP_SECONDS)
+        for partition, cursor in sorted(self._core.owned.items()):
+            if cursor.opened:
+                lags[partition] = lag_behind(self._connection(partition), partition, cursor.position, LOOKUP_SECONDS)
             else:
                 lags[partition] = Lag(None, None)
         return lags
 
     def fetch(self, partition: TopicPartition, offset: int, max_bytes: int, timeout: float) -> list[Message]:
         """See Consumer.fetch."""
-        endpoint = self._member.endpoint_of(partition)
+        endpoint = self._endpoint_of(partition)
         if endpoint is None:  # not before the group is joined
             endpoint = source_of(self._view.brokers(), partition)
         return read_messages(self._connection_to(endpoint, partition), partition, offset, max_bytes, timeout)
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        return self._connection_to(self._member.endpoint_of(partition), partition)
+        return self._connection_to(self._endpoint_of(partition), partition)
 
     def _connection_to(self, endpoint: Endpoint | None, partition: TopicPartition) -> Connection:
         if endpoint is None:

@@ -167,7 +167,7 @@ def test_start_latest_skips_what_is_there(brokers, producer, protocol):
     producer.send_batch("t", [b"old"] * 5)
     arguments = {"group": "late", "topics": ["t"], "protocol": protocol, "config": CONFIG, "start": "latest"}
     with Consumer(brokers.connect, **arguments) as consumer:
-        eventually(lambda: any(state.opened for state in consumer._member.owned.values()), 10)
+        eventually(lambda: any(state.opened for state in consumer._core.owned.values()), 10)
         producer.send("t", b"new")
         assert [message.payload for message in read_until_quiet(consumer, 1, 0.5)] == [b"new"]
 

@@ -42,7 +42,7 @@ def test_what_was_fetched_during_a_doubt_comes_after_it(
 ) -> None:
     with Producer(chroot) as producer, Consumer(chroot, group=take.__name__, topics=["t"], start="latest") as consumer:
         eventually(lambda: take(consumer, 0.1) or len(consumer.assignment()) == len(PARTITIONS), what="the assignment")
-        states = consumer._member.owned.values()
+        states = consumer._core.owned.values()
         eventually(lambda: take(consumer, 0.1) or all(state.opened for state in states), what="the first positions")
         doubt = threading.Event()
         doubt.set()

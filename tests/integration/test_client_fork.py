@@ -41,7 +41,7 @@ reader = PartitionReader(address, HERE)
 producer.send("t", b"before")
 consumed = until(consumer.poll)
 read = until(reader.poll)
-owned, session = consumer._member.owned, consumer._session.session_id
+owned, session = consumer._core.owned, consumer._session.session_id
 metadata_session = producer._metadata._session.session_id
 connections = [link.connection for each in (producer, consumer, reader) for link in each._pool._links.values()]
 seen = []
@@ -108,7 +108,7 @@ until(lambda: [each.payload for each in seen] == [b"child"] or seen.extend(consu
 producer.send("t", b"after")
 assert b"after" in {message.payload for message in until(consumer.poll)}
 assert until(reader.poll)
-assert consumer._member.owned is owned and consumer._session.session_id == session
+assert consumer._core.owned is owned and consumer._session.session_id == session
 assert producer._metadata._session.session_id == metadata_session
 assert not any(connection.closed for connection in connections)
 consumer.close()

@@ -258,9 +258,9 @@ def test_a_member_that_polls_and_gets_nothing_is_not_idle(brokers, producer, cap
     config = replace(CONFIG, max_poll_interval_seconds=0.5)
     with Consumer(brokers.connect, group="g", topics=["t"], config=config) as consumer:
         eventually(lambda: consumer.poll(timeout=0.1) or owns(consumer, 4)(), what="owning everything")
-        before = consumer._member.owned
+        before = consumer._core.owned
         assert consumer.poll(timeout=2.0) == []
-        assert consumer._member.owned is before
+        assert consumer._core.owned is before
 
 
 def expire(consumer):
@@ -273,10 +273,10 @@ def test_after_a_lost_session_the_consumer_joins_again_and_goes_on(brokers, prod
     producer.send_batch("t", [b"%d" % number for number in range(10)])
     read(consumer, 10)
     consumer.commit()
-    before = {id(state) for state in consumer._member.owned.values()}
+    before = {id(state) for state in consumer._core.owned.values()}
     expire(consumer)
     eventually(
-        lambda: len(consumer.assignment()) == 4 and not before & set(map(id, consumer._member.owned.values())),
+        lambda: len(consumer.assignment()) == 4 and not before & set(map(id, consumer._core.owned.values())),
         10,
         "joining and claiming again",
     )
@@ -291,12 +291,12 @@ def test_the_commit_of_an_owner_whose_session_ended_is_refused(brokers, producer
     producer.send_batch("t", [b"%d" % number for number in range(10)], partition=here)
     old = member(brokers)
     read(old, 10)
-    stale = old._member.owned[here]
-    old._handout.acknowledge()
+    stale = old._core.owned[here]
+    old._core.acknowledge()
     expire(old)
     with member(brokers, "other") as reference:
         read(reference, 10)
-    eventually(lambda: old._member.owned.get(here) not in (None, stale), 10, "joining again")
+    eventually(lambda: old._core.owned.get(here) not in (None, stale), 10, "joining again")
     stale.active = True
     with pytest.raises(SessionLost):
         old._committer.commit([stale])

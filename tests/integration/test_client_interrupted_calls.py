@@ -60,17 +60,17 @@ def test_the_position_behind_an_interrupted_poll_is_that_of_what_comes_next(
     with Producer(brokers.connect) as producer, Consumer(brokers.connect, group="g", topics=["t"]) as consumer:
         eventually(partial(_owns_all, consumer), what="owning everything")
         producer.send_batch("t", [b"a", b"b", b"c"], partition=here)
-        take = consumer._handout.take
+        take = consumer._core.take
 
         def interrupted(limit: int) -> list[Message]:
             if take(limit):
                 raise KeyboardInterrupt  # what it took does not reach poll()'s caller
             return []
 
-        monkeypatch.setattr(consumer._handout, "take", interrupted)
+        monkeypatch.setattr(consumer._core, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             consumer.poll(timeout=DEADLINE)
-        monkeypatch.setattr(consumer._handout, "take", take)
+        monkeypatch.setattr(consumer._core, "take", take)
         assert consumer.position(here) == 0
         assert consumer.lag()[here].messages == 3
         consumer.seek(here, consumer.position(here))

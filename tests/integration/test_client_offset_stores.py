@@ -62,8 +62,8 @@ def test_a_member_that_lost_its_partitions_writes_nothing_into_the_database(brok
     producer.send_batch("t", [b"1", b"2"], partition=HERE)
     consumer = member(brokers, offset_store=sql_store(database), auto_commit_seconds=0)
     read(consumer, 2)
-    state = consumer._member.owned[HERE]
-    consumer._handout.acknowledge()
+    state = consumer._core.owned[HERE]
+    consumer._core.acknowledge()
     consumer._member._membership.release("t", "0-0")  # as if another had it
     with pytest.raises(SessionLost):
         consumer._committer.commit([state])
@@ -89,7 +89,7 @@ def test_an_option_of_its_own_chooses_where_a_new_group_begins(brokers, producer
         assert [message.payload for message in read(consumer, 1)] == [b"2"]
     with member(brokers, start="always_latest") as consumer:
         eventually(lambda: consumer.poll(timeout=0.1) or len(consumer.assignment()) == 2, 20)
-        eventually(lambda: all(state.opened for state in consumer._member.owned.values()), 20)
+        eventually(lambda: all(state.opened for state in consumer._core.owned.values()), 20)
         producer.send("t", b"new", partition=HERE)
         assert [message.payload for message in read(consumer, 1)] == [b"new"]
 

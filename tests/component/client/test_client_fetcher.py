@@ -7,16 +7,14 @@ import pytest
 
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
-from metaq.client.consumer.arrivals import Arrivals
+from metaq.client.consumer.core import ConsumerCore
+from metaq.client.consumer.cursor import PartitionCursor
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer.handout import Handout
-from metaq.client.consumer.partition_state import PartitionState
 from metaq.client.inquiry import lag_behind, max_offset, messages_before, min_offset, offset_at_time, partition_bounds
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.client.values import Lag, TopicPartition
-from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord, RequestRefused
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
@@ -29,36 +27,42 @@ FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds
 
 
 class Reader:
-    """A fetcher with what it needs, and the handing out behind it."""
+    """A core with a fetcher, and what both need."""
+
+    cursor: PartitionCursor
 
     def __init__(
         self, broker, protocol="auto", tags=None, config=FAST, is_slave=lambda endpoint: False, endpoint_of=None
     ):
         self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
-        self.arrivals = Arrivals()
         self.broker = broker
-        tags = frozenset(tags) if tags else None
+        self.core = ConsumerCore("g", config, tags=frozenset(tags) if tags else None, is_slave=is_slave)
         self.fetcher = Fetcher(
-            "g",
-            tags,
-            self.pool,
-            endpoint_of or (lambda partition: self.broker.endpoint),
-            self.arrivals,
-            config,
-            self.timers,
-            is_slave=is_slave,
+            self.core, self.pool, endpoint_of or (lambda partition: self.broker.endpoint), config, self.timers
         )
-        self.handout = Handout(self.arrivals, self.fetcher, tags)
-        self.state = PartitionState(HERE, Backoff(config.error_min_seconds, config.error_max_seconds))
+
+    def open(self, begin=0, partition=HERE, stored=None):
+        (self.cursor,) = self.core.claim([partition], [begin], [stored], announced=True)
+        self.fetcher.serve_soon()
+        return self.cursor
+
+    def seek(self, offset):
+        self.cursor.moved_to(offset)
+        self.fetcher.serve_soon()
+
+    def take(self, count):
+        messages = self.core.take(count)
+        self.fetcher.serve()
+        self.core.under_way = False
+        return messages
 
     def read(self, count, seconds=DEADLINE):
         """The next `count` messages."""
         found: list[Message] = []
         deadline = time.monotonic() + seconds
         while len(found) < count:
-            self.arrivals.listen()
-            found += self.handout.take(count - len(found))
-            self.handout.under_way = False
+            self.fetcher.listen()
+            found += self.take(count - len(found))
             if len(found) < count:
                 assert time.monotonic() < deadline, f"only {len(found)} messages came"
                 self.fetcher.wait(deadline - time.monotonic())
@@ -69,14 +73,14 @@ class Reader:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline
-            self.arrivals.listen()
+            self.fetcher.listen()
             self.fetcher.wait(0.01)
 
     def payloads(self, count):
         return [message.payload for message in self.read(count)]
 
     def close(self):
-        self.state.deactivate()
+        self.core.lose(self.core.owned.values())
         self.timers.close()
         self.pool.close()
 
@@ -101,7 +105,7 @@ def reader(broker, protocol):
 
 def test_what_is_stored_and_what_comes_later_is_read_in_order(broker, reader):
     broker.append("t", 0, *(b"%d" % number for number in range(100)))
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert reader.payloads(100) == [b"%d" % number for number in range(100)]
     broker.append("t", 0, b"later")
     assert reader.payloads(1) == [b"later"]
@@ -135,9 +139,9 @@ def test_what_follows_is_pulled_before_an_answer_is_complete_and_nothing_is_lost
         broker.breaks = breaks
         broker.append("t", 0, *(b"%d" % number for number in range(200)))
         reader = Reader(broker, config=config)
-        reader.fetcher.read_in_bulk()
+        reader.core.codec.reads_in_bulk = True
         try:
-            reader.fetcher.open(reader.state, 0)
+            reader.open(0)
             assert reader.payloads(200) == [b"%d" % number for number in range(200)]
         finally:
             reader.close()
@@ -147,9 +151,9 @@ def test_what_follows_is_pulled_before_an_answer_is_complete_and_nothing_is_lost
 def test_no_more_is_pulled_ahead_than_may_be_buffered(broker):
     broker.append("t", 0, *(b"%d" % number for number in range(200)))
     reader = Reader(broker, config=ConsumerConfig(arrow_fetch_bytes=1000, max_buffered_bytes=900))
-    reader.fetcher.read_in_bulk()
+    reader.core.codec.reads_in_bulk = True
     try:
-        reader.fetcher.open(reader.state, 0)
+        reader.open(0)
         assert reader.payloads(1) == [b"0"]
         assert broker.pulls == 1
         assert reader.payloads(199) == [b"%d" % number for number in range(1, 200)]
@@ -158,7 +162,7 @@ def test_no_more_is_pulled_ahead_than_may_be_buffered(broker):
 
 
 def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     broker.append("t", 0, b"first")
     assert reader.payloads(1) == [b"first"]
 
@@ -168,33 +172,34 @@ def test_a_seek_while_the_begin_is_looked_for_holds(broker, reader):
 
     def late(connection, partition):
         end = max_offset(connection, partition)
-        reader.fetcher.move(reader.state, 0)  # the user's seek comes before the begin that was found
+        reader.seek(0)  # the user's seek comes before the begin that was found
         return end
 
-    reader.fetcher.open(reader.state, late)
+    reader.open(late)
     assert reader.payloads(3) == [b"0", b"1", b"2"]
 
 
-def test_a_seek_before_the_first_position_is_set_holds(broker, reader):
+def test_a_seek_before_the_begin_is_looked_for_holds(broker, reader):
     broker.append("t", 0, b"0", b"1", b"2")
-    reader.fetcher.move(reader.state, 0)
-    reader.fetcher.open(reader.state, 3 * 21)
+    (reader.cursor,) = reader.core.claim([HERE], [max_offset], announced=True)
+    reader.seek(0)
     assert reader.payloads(3) == [b"0", b"1", b"2"]
 
 
 def test_a_partition_that_is_kept_goes_on_where_a_seek_has_led_meanwhile(broker, reader):
     broker.append("t", 0, b"0", b"1", b"2")
-    reader.fetcher.open(reader.state, 3 * 21)
-    reader.fetcher.move(reader.state, 21)
-    reader.fetcher.again(reader.state)
+    reader.open(3 * 21)
+    reader.seek(21)
+    reader.cursor.again()
+    reader.fetcher.serve_soon()
     assert reader.payloads(2) == [b"1", b"2"]
 
 
 def test_latest_begins_at_the_end(broker, reader):
     broker.append("t", 0, b"old")
-    reader.fetcher.open(reader.state, max_offset)
+    reader.open(max_offset)
     deadline = time.monotonic() + DEADLINE
-    while not reader.state.opened:
+    while not reader.cursor.opened:
         assert time.monotonic() < deadline
     broker.append("t", 0, b"new")
     assert reader.payloads(1) == [b"new"]
@@ -203,7 +208,7 @@ def test_latest_begins_at_the_end(broker, reader):
 def test_a_position_in_front_of_what_is_kept_goes_on_at_the_first_message(broker, reader, caplog):
     _, second = broker.append("t", 0, b"gone", b"kept")
     broker.log("t", 0).drop_before(second)
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     (message,) = reader.read(1)
     assert (message.payload, message.offset) == (b"kept", second)
     assert "not readable" not in caplog.text
@@ -212,7 +217,7 @@ def test_a_position_in_front_of_what_is_kept_goes_on_at_the_first_message(broker
 def test_a_position_that_was_lost_is_said(broker, reader, caplog):
     broker.append("t", 0, b"gone", b"gone too", b"kept")
     broker.log("t", 0).drop_before(broker.log("t", 0).starts[2])
-    reader.fetcher.open(reader.state, 24)
+    reader.open(24)
     assert reader.payloads(1) == [b"kept"]
     assert "t 0-0: position 24 is not readable, going on at 52" in caplog.text
 
@@ -220,8 +225,7 @@ def test_a_position_that_was_lost_is_said(broker, reader, caplog):
 def test_a_committed_0_that_retention_has_overtaken_is_said_too(broker, reader, caplog):
     _, second = broker.append("t", 0, b"gone", b"kept")
     broker.log("t", 0).drop_before(second)
-    reader.state.committed = (0, -1)
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0, stored=(0, -1))
     assert reader.payloads(1) == [b"kept"]
     assert f"t 0-0: position 0 is not readable, going on at {second}" in caplog.text
 
@@ -229,7 +233,7 @@ def test_a_committed_0_that_retention_has_overtaken_is_said_too(broker, reader, 
 def test_a_message_larger_than_a_pull_is_read(broker, protocol):
     reader = Reader(broker, protocol, config=ConsumerConfig(fetch_max_bytes=1000, text_idle_step_ms=1))
     broker.append("t", 0, b"small", bytes(50_000), b"after")
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert [len(payload) for payload in reader.payloads(3)] == [5, 50_000, 5]
     reader.close()
 
@@ -238,12 +242,12 @@ def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
     config = ConsumerConfig(fetch_max_bytes=1020, max_buffered_bytes=3000, text_idle_step_ms=1)
     reader = Reader(broker, protocol, config=config)
     broker.append("t", 0, *[bytes(1000)] * 50)
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     reader.read(1)
     deadline = time.monotonic() + DEADLINE
-    while reader.state.pulling:
+    while reader.cursor.asking:
         assert time.monotonic() < deadline
-    assert 3000 <= reader.state.buffered_bytes <= 3000 + 1020
+    assert 3000 <= reader.cursor.buffered_bytes <= 3000 + 1020
     assert len(reader.read(49)) == 49
     reader.close()
 
@@ -251,7 +255,7 @@ def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
 def test_a_broker_that_dies_and_comes_back_is_read_on(broker, protocol, caplog):
     reader = Reader(broker, protocol)
     broker.append("t", 0, b"before")
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert reader.payloads(1) == [b"before"]
     broker.stop()
     reader.until(lambda: "fetching t 0-0 failed" in caplog.text)
@@ -269,7 +273,7 @@ def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, capl
         refusals.pop() if refusals and (getattr(request, "code", 0) == 11 or type(request).__name__ == "Get") else None
     )
     broker.append("t", 0, b"x")
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert reader.payloads(1) == [b"x"]
     assert caplog.text.count("fetching t 0-0 failed") == 1
     broker.append("t", 0, b"y")
@@ -279,21 +283,21 @@ def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, capl
 
 def test_a_seek_drops_what_was_fetched(broker, reader):
     offsets = broker.append("t", 0, *(b"%d" % number for number in range(10)))
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert reader.payloads(3) == [b"0", b"1", b"2"]
-    reader.fetcher.move(reader.state, offsets[7])
+    reader.seek(offsets[7])
     assert reader.payloads(3) == [b"7", b"8", b"9"]
 
 
 def test_nothing_is_asked_for_any_more_once_the_partition_is_lost(broker):
     reader = Reader(broker)
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     broker.append("t", 0, b"x")
     reader.read(1)
-    reader.state.deactivate()
+    reader.core.lose([reader.cursor])
     broker.append("t", 0, b"y")
     pulls = broker.pulls
-    reader.fetcher.refill(reader.state)
+    reader.fetcher.ask(reader.cursor)
     assert broker.pulls == pulls
     reader.close()
 
@@ -308,10 +312,10 @@ def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, protoc
     for number in range(10):
         body, flag = tagged(b"%d" % number, "a" if number % 3 == 0 else "b")
         broker.append("t", 0, body, flag=flag)
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     assert reader.payloads(4) == [b"0", b"3", b"6", b"9"]
-    reader.handout.acknowledge()
-    assert reader.state.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[9])
+    reader.core.acknowledge()
+    assert reader.cursor.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[9])
     reader.close()
 
 
@@ -364,7 +368,7 @@ def test_a_record_that_the_broker_will_not_hand_out_whole_is_complained_about(br
     reader = Reader(broker, "text", config=ConsumerConfig(fetch_max_bytes=1 << 20, error_min_seconds=0.001))
     broker.append("t", 0, bytes(5000))
     broker.max_transfer_bytes = 1000
-    reader.fetcher.open(reader.state, 0)
+    reader.open(0)
     reader.until(lambda: "1000 bytes of the record at 0" in caplog.text)
     assert "raise its maxTransferSize" in caplog.text
     broker.max_transfer_bytes = 10_000
@@ -377,7 +381,7 @@ def test_a_length_that_cannot_be_is_damage_behind_what_is_good(broker, text_read
     _, second = broker.append("t", 0, b"good", b"bad")
     log = broker.log("t", 0)
     log.data[second : second + 4] = length.to_bytes(4, "big", signed=True)
-    text_reader.fetcher.open(text_reader.state, 0)
+    text_reader.open(0)
     assert text_reader.payloads(1) == [b"good"]
     with pytest.raises(CorruptRecord) as caught:
         text_reader.read(1)
@@ -386,14 +390,14 @@ def test_a_length_that_cannot_be_is_damage_behind_what_is_good(broker, text_read
 
 def test_a_position_behind_the_end_of_a_java_broker_is_said(broker, text_reader, caplog):
     broker.append("t", 0, b"short")
-    text_reader.fetcher.open(text_reader.state, 5000)
+    text_reader.open(5000)
     text_reader.until(lambda: "the position 5000 lies behind the end 25" in caplog.text)
 
 
 def test_the_end_that_a_moved_position_names_is_gone_on_from(broker, text_reader, caplog):
     broker.append("t", 0, b"old")
-    text_reader.fetcher.move(text_reader.state, INT64_MAX)  # a Java broker answers 301 <end>
-    text_reader.until(lambda: text_reader.state.fetch_offset == 23)
+    text_reader.open(INT64_MAX)  # a Java broker answers 301 <end>
+    text_reader.until(lambda: text_reader.cursor.fetch_offset == 23)
     broker.append("t", 0, b"new")
     assert text_reader.payloads(1) == [b"new"]
 
@@ -405,7 +409,7 @@ def test_a_slave_that_lags_never_moves_the_position_back(broker, protocol, caplo
     """It may hold less than the master did: the consumer waits for it."""
     reader = Reader(broker, protocol, is_slave=lambda endpoint: endpoint == broker.endpoint)
     behind = broker.append("t", 0, b"replicated")[0] + 30
-    reader.fetcher.open(reader.state, behind + 24)
+    reader.open(behind + 24)
     if protocol == "auto":
         reader.until(lambda: "ends at 30 and the position is 54 already" in caplog.text)
     broker.append("t", 0, b"late", b"next")
@@ -417,12 +421,13 @@ def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker):
     reader = Reader(broker)
     broker.append("t", 0, b"1")
     with FakeBroker({"t": 1}, broker_id=0) as master:
-        reader.fetcher.open(reader.state, 0)
+        reader.open(0)
         assert reader.payloads(1) == [b"1"]
         reader.until(lambda: broker.pulls == 2)  # parked: the slave has no more
         master.append("t", 0, b"1", b"2")
         reader.broker = master
-        reader.fetcher.reroute(reader.state)
+        reader.cursor.ask_anew()
+        reader.fetcher.serve_soon()
         assert reader.payloads(1) == [b"2"]
         reader.close()
 
@@ -433,20 +438,14 @@ def test_a_broker_that_never_answers_holds_up_no_other():
         broker.append("t", 0, b"there")
         endpoints = {0: Endpoint("127.0.0.1", hung.getsockname()[1]), 1: broker.endpoint}
         reader = Reader(broker, endpoint_of=lambda partition: endpoints[partition.broker])
-        others = [PartitionState(TopicPartition("t", 0, number), Backoff(1, 1)) for number in range(8)]
-        reader.state.partition = TopicPartition("t", 1, 0)
 
         def attempt() -> float:
             started = time.monotonic()
-            for other in others[::2]:
-                reader.fetcher.open(other, lambda connection, partition: 0)
-            for other in others[1::2]:
-                reader.fetcher.open(other, 0)
-            reader.fetcher.open(reader.state, 0)
+            for number in range(8):
+                reader.open((lambda connection, partition: 0) if number % 2 else 0, TopicPartition("t", 0, number))
+            reader.open(0, TopicPartition("t", 1, 0))
             assert reader.payloads(1) == [b"there"]
             return time.monotonic() - started
 
         assert_within(2, attempt, tries=1)
-        for other in others:
-            other.deactivate()
         reader.close()

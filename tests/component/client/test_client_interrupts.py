@@ -29,15 +29,14 @@ from metaq.client import reading_role as reading_role_module
 from metaq.client import timers as timers_module
 from metaq.client import waiting as waiting_module
 from metaq.client import wire as wire_module
-from metaq.client.config import ConnectionConfig
+from metaq.client.config import ConnectionConfig, ConsumerConfig
 from metaq.client.connection import Endpoint, open_connection
-from metaq.client.consumer import arrivals as arrivals_module
+from metaq.client.consumer import core as core_module
+from metaq.client.consumer import cursor as cursor_module
 from metaq.client.consumer import fetcher as fetcher_module
-from metaq.client.consumer import handout as handout_module
 from metaq.client.consumer import listener as listener_module
-from metaq.client.consumer import partition_state as partition_state_module
 from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import batching as batching_module
@@ -53,7 +52,6 @@ from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.sending import Sender
 from metaq.client.values import SendResult, TopicPartition
 from metaq.coordination import interrupts as interrupts_module
-from metaq.coordination.backoff import Backoff
 from metaq.protocol import client_stream as client_stream_module
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 from metaq.protocol.frames import encode_frame
@@ -423,14 +421,18 @@ def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sen
 
 
 @storms
-@pytest.mark.parametrize("files", [FILES, frozenset({fetcher_module.__file__})], ids=["connection", "fetcher"])
+@pytest.mark.parametrize(
+    "files",
+    [FILES, frozenset({fetcher_module.__file__}), frozenset({core_module.__file__, cursor_module.__file__})],
+    ids=["connection", "fetcher", "core"],
+)
 def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files, storm):
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
             before = broker.log("t", 0).end
             reader = Reader(broker)
-            reader.fetcher.open(reader.state, before)
+            reader.open(before)
             eventually(lambda: len(reader.fetcher._connections) == 1)
             broker.append("t", 0, b"first")
             interrupter.run(lambda: reader.read(1))
@@ -445,9 +447,9 @@ def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files, storm):
 
 @storms
 def test_what_arrives_just_behind_the_look_of_an_interrupted_poll_is_found_by_the_next(storm):
-    files = frozenset({handout_module.__file__, arrivals_module.__file__})
+    files = frozenset({core_module.__file__})
 
-    class Late(PartitionState):
+    class Late(PartitionCursor):
         looks = 0
 
         def next_chunk(self) -> Chunk | None:
@@ -459,13 +461,12 @@ def test_what_arrives_just_behind_the_look_of_an_interrupted_poll_is_found_by_th
 
         def scenario(interrupter: Interrupter) -> None:
             reader = Reader(broker)
-            reader.state = Late(reader.state.partition, reader.state.backoff)
-            reader.fetcher.open(reader.state, 0)
-            reader.until(reader.arrivals.first)
+            reader.open(0).__class__ = Late
+            reader.until(reader.core.next_ready)
             found: list[Message] = []
-            interrupter.run(lambda: found.extend(reader.handout.take(1)))
+            interrupter.run(lambda: found.extend(reader.core.take(1)))
             if not found:
-                reader.handout.acknowledge()
+                reader.core.acknowledge()
                 found = reader.read(1)
             assert [message.payload for message in found] == [b"late"]
             reader.close()
@@ -475,7 +476,7 @@ def test_what_arrives_just_behind_the_look_of_an_interrupted_poll_is_found_by_th
 
 @storms
 def test_what_arrives_while_a_run_is_interrupted_is_processed_or_comes_again(storm):
-    files = frozenset({listener_module.__file__, arrivals_module.__file__})
+    files = frozenset({listener_module.__file__, core_module.__file__})
     with FakeBroker({"t": 1}) as broker:
         broker.append("t", 0, b"1")
 
@@ -486,15 +487,15 @@ def test_what_arrives_while_a_run_is_interrupted_is_processed_or_comes_again(sto
 
             handled: list[Message] = []
             running = Running(broker, handle)
-            state = running.states[0]
-            running.fetcher.open(state, 0)
-            running.until(running.arrivals.first)
-            interrupter.run(lambda: running.listener.loop([]))
+            cursor = running.cursors[0]
+            running.fetcher.serve_soon()
+            running.until(running.core.next_ready)
+            interrupter.run(running.listener.loop)
             running.listener.give_back()
             assert all(worker.join(DEADLINE) for worker in running.listener._workers)
-            if state.consumed is None:
-                running.until(lambda: running.handout.take(1))
-            state.deactivate()
+            if cursor.consumed is None:
+                running.until(lambda: running.core.take(1))
+            running.core.lose(running.cursors)
             running.timers.close()
             running.pool.close()
 
@@ -588,14 +589,14 @@ def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped
 
 @storms
 def test_an_interrupted_seek_has_moved_all_of_the_position_or_nothing_of_it(storm):
-    files = frozenset({partition_state_module.__file__})
+    files = frozenset({cursor_module.__file__})
 
     def scenario(interrupter: Interrupter) -> None:
-        state = PartitionState(TopicPartition("t", 0, 0), Backoff(1, 1), opened=True, fetch_offset=40)
-        state.chunks.append(Chunk.of(memoryview(b""), 0, 40))
-        interrupter.run(lambda: state.start_at(100))
-        found = state.position, state.fetch_offset, len(state.chunks), state.moves
-        assert found in ((0, 40, 1, 0), (100, 100, 0, 1))
+        cursor = PartitionCursor(TopicPartition("t", 0, 0), ConsumerConfig())
+        assert cursor.arrived(Request(cursor, 0, Ask.PULL, 0), Chunk.of(memoryview(b"x"), 0, 40))
+        interrupter.run(lambda: cursor.moved_to(100))
+        found = cursor.position, cursor.fetch_offset, cursor.buffered_bytes, cursor.moves, cursor.consumed
+        assert found in ((0, 40, 1, 0, None), (100, 100, 0, 1, (100, -1)))
 
     at_each_point(scenario, files, lines=False, storm=storm)
 
@@ -713,17 +714,17 @@ def test_a_poll_whose_answer_is_interrupted_twice_goes_on():
             def interrupted(*_: object) -> int:
                 raise Interrupt
 
-            fetcher: Any
+            codec: Any
             before = broker.log("t", 0).end
             reader = Reader(broker)
-            fetcher = reader.fetcher
-            fetcher.open(reader.state, before)
-            eventually(lambda: len(fetcher._connections) == 1)
+            codec = reader.core.codec
+            reader.open(before)
+            eventually(lambda: len(reader.fetcher._connections) == 1)
             broker.append("t", 0, b"first")
-            take, fetcher._take_frame = fetcher._take_frame, interrupted
+            read, codec.read = codec.read, interrupted
             with contextlib.suppress(Interrupt):
                 reader.read(1)
-            fetcher._take_frame = take
+            codec.read = read
             interrupter.run(lambda: reader.read(1))
             broker.append("t", 0, b"second")
             payloads: list[bytes] = []

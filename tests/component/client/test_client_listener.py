@@ -2,24 +2,19 @@
 
 import threading
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metaq.client.config import ConsumerConfig
-from metaq.client.consumer.arrivals import Arrivals
-from metaq.client.consumer.damage import DamagePolicy
+from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer.handout import Handout
-from metaq.client.consumer.listener import Listener, RetryLater, accepting
-from metaq.client.consumer.notices import Notice, Notices
-from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
+from metaq.client.consumer.notices import Notice
 from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
-from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord
 from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
@@ -38,42 +33,41 @@ class Running:
         self.may_work = True
         self.damaged: list[CorruptRecord] = []
         self.told = []
-        self.pool, self.timers, arrivals = ConnectionPool(config.connection), Timers("fetch"), Arrivals()
-        self.fetcher = Fetcher("g", None, self.pool, lambda _: broker.endpoint, arrivals, config, self.timers)
-        self.handout = Handout(arrivals, self.fetcher, None)
-        self.arrivals = arrivals
-        self.notices = Notices()
-        self.states = [PartitionState(each, Backoff(0.001, 0.01)) for each in broker.partitions]
+        self.pool, self.timers = ConnectionPool(config.connection), Timers("fetch")
+        self.core = ConsumerCore("g", config, on_damaged=self.damaged.append)
+        self.fetcher = Fetcher(self.core, self.pool, lambda _: broker.endpoint, config, self.timers)
+        self.cursors = self.claim(broker.partitions, announced=True)
         self.poll_watch = PollWatch("g", "g_me", None)
         member: Any = SimpleNamespace(stepped_out=False, owned={})
         self.poll_watch.begin(member, self.timers)
         self.listener = Listener(
-            accepting(handler, accept),
-            batch=batch,
-            max_retries=max_retries,
-            reject=reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
-            threads=threads,
-            tags=None,
-            config=config,
-            fetcher=self.fetcher,
-            handout=self.handout,
-            arrivals=arrivals,
-            timers=self.timers,
-            notices=self.notices,
+            Handling(
+                accepting(handler, accept),
+                batch,
+                max_retries,
+                reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
+                threads,
+            ),
+            self.core,
+            self.fetcher,
+            self.timers,
+            self.poll_watch,
+            config,
             tell=self.tell,
-            damage=DamagePolicy(config.damage, self.damaged.append),
             may_work=lambda: self.may_work,
-            poll_watch=self.poll_watch,
         )
         self.error = None
         self.thread = threading.Thread(target=self.loop)
+
+    def claim(self, partitions, announced=False):
+        return list(self.core.claim(partitions, [0] * len(partitions), announced=announced))
 
     def tell(self, assigned, partitions):
         self.told.append((assigned, [str(each) for each in partitions]))
 
     def loop(self):
         try:
-            self.listener.loop(self.states)
+            self.listener.loop()
         except BaseException as error:
             self.error = error
 
@@ -81,7 +75,7 @@ class Running:
         """Wait as a thread in poll() does."""
 
         def holds():
-            self.arrivals.listen()
+            self.fetcher.listen()
             found = condition()
             if not found:
                 self.fetcher.wait(0.01)
@@ -90,8 +84,7 @@ class Running:
         return eventually(holds)
 
     def __enter__(self):
-        for state in self.states:
-            self.fetcher.open(state, 0)
+        self.fetcher.serve_soon()
         self.thread.start()
         return self
 
@@ -99,8 +92,7 @@ class Running:
         self.listener.stop()
         self.thread.join(DEADLINE)
         assert not self.thread.is_alive()
-        for state in self.states:
-            state.deactivate()
+        self.core.lose(self.core.owned.values())
         self.timers.close()
         self.pool.close()
 
@@ -132,7 +124,7 @@ def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
     broker.append("t", 0, *(b"%d" % number for number in range(1200)))
     with Running(broker, handler) as running:
         eventually(lambda: len(handler.processed) == 1200)
-        log, state = broker.log("t", 0), running.states[0]
+        log, state = broker.log("t", 0), running.cursors[0]
         eventually(lambda: state.consumed == (log.end, log.ids[-1]))
         assert handler.processed == [b"%d" % number for number in range(1200)]
         broker.append("t", 0, b"later")
@@ -175,7 +167,7 @@ def test_a_message_that_keeps_failing_is_rejected_after_its_retries_and_only_the
         eventually(lambda: handler.processed == [b"after"])
         assert handler.seen == [b"bad"] * 3 + [b"after"]
         assert running.rejected == [(b"bad", "cannot take b'bad'")]
-        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[1]))
+        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[1]))
 
 
 def test_a_message_in_front_of_a_failing_one_counts_and_the_failing_one_does_not(broker):
@@ -183,7 +175,7 @@ def test_a_message_in_front_of_a_failing_one_counts_and_the_failing_one_does_not
     broker.append("t", 0, b"good", b"bad")
     with Running(broker, handler, max_retries=None) as running:
         eventually(lambda: handler.seen.count(b"bad") > 8)
-        assert running.states[0].consumed == (24, broker.log("t", 0).ids[0])
+        assert running.cursors[0].consumed == (24, broker.log("t", 0).ids[0])
         assert running.rejected == []
 
 
@@ -235,7 +227,7 @@ def test_what_the_filter_refuses_is_passed_over_and_what_it_raises_is_a_failure(
 
     broker.append("t", 0, b"no", b"yes", b"odd", b"no")
     with Running(broker, handler, accept=accept) as running:
-        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
+        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
         assert handler.processed == [b"yes"]
         assert running.rejected == [(b"odd", "'header'")]
 
@@ -269,11 +261,11 @@ def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier
     handed_over = threading.Event()
     with Running(broker, handler) as running:
         assert inside.wait(DEADLINE)
-        state = running.states[0]
-        state.revoking = True
-        assert running.handout.is_out([state])
-        running.notices.put(Notice(False, [state.partition], lambda _: handed_over.set()))
-        running.arrivals.put(None)
+        state = running.cursors[0]
+        state.revoke()
+        assert running.core.is_out([state])
+        running.core.notices.put(Notice(False, [state.partition], lambda _: handed_over.set()))
+        running.fetcher.wake()
         assert not handed_over.wait(0.05)
         go_on.set()
         assert handed_over.wait(DEADLINE)
@@ -295,11 +287,10 @@ def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_oth
     broker.append("t", 0, b"1", b"2")
     with Running(broker, handler, threads=2) as running:
         assert inside.wait(DEADLINE)
-        running.states[0].deactivate()
-        again = PartitionState(broker.partitions[0], Backoff(0.001, 0.01))
-        running.states.append(again)
-        running.fetcher.open(again, 0)
-        eventually(lambda: again.chunks)
+        running.core.lose([running.cursors[0]])
+        (again,) = running.claim([broker.partitions[0]], announced=True)
+        running.fetcher.serve_soon()
+        eventually(lambda: again.buffered_bytes)
         broker.append("t", 1, b"other")
         eventually(lambda: b"other" in seen)  # the free worker would have taken what came before it
         meanwhile = list(seen)
@@ -321,10 +312,10 @@ def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker):
     with Running(broker, handler) as running:
         try:
             assert inside.wait(DEADLINE)
-            partition = running.states[0].partition
-            running.notices.put(Notice(False, [partition]))  # of an earlier claim, which did nothing
-            running.notices.put(Notice(True, [partition]))
-            running.arrivals.put(None)
+            partition = running.cursors[0].partition
+            running.core.notices.put(Notice(False, [partition]))  # of an earlier claim, which did nothing
+            running.core.notices.put(Notice(True, [partition]))
+            running.fetcher.wake()
             eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
         finally:
             go_on.set()
@@ -346,21 +337,17 @@ def test_what_is_lost_and_claimed_again_is_told_before_its_next_message_and_wait
     with running:
         try:
             assert inside.wait(DEADLINE)
-            slow, quick = running.states[:2]
-            claims = [PartitionState(each.partition, Backoff(0.001, 0.01), announced=False) for each in (slow, quick)]
+            slow, quick = running.cursors[:2]
             broker.append("t", 1, b"quick")
             eventually(lambda: len(seen) == 1)
-            for state in (slow, quick):
-                state.deactivate()
-            for claim in claims:
-                running.states.append(claim)
-                running.fetcher.open(claim, 0)
-            eventually(lambda: all(claim.chunks for claim in claims))
-            assert len(seen) == 1
             partitions = [slow.partition, quick.partition]
-            running.notices.put(Notice(False, partitions))
-            running.notices.put(Notice(True, partitions, partial(running.handout.announce, claims)))
-            running.arrivals.put(None)
+            running.core.lose([slow, quick])
+            running.core.notices.put(Notice(False, partitions))
+            claims = running.claim(partitions)
+            running.fetcher.serve_soon()
+            eventually(lambda: all(claim.buffered_bytes for claim in claims))
+            assert len(seen) == 1
+            running.fetcher.wake()
             eventually(lambda: len(seen) == 2)
             assert seen[1] == (b"quick", [(False, ["0-1"]), (True, ["0-1"])])
             assert running.told == seen[1][1]
@@ -375,8 +362,8 @@ def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_e
     config = ConsumerConfig(retry_step_seconds=3600, retry_max_seconds=3600)
     broker.append("t", 0, b"good", b"bad")
     with Running(broker, handler, config=config) as running:
-        state = running.states[0]
-        eventually(lambda: handler.seen == [b"good", b"bad"] and not running.handout.is_out([state]))
+        state = running.cursors[0]
+        eventually(lambda: handler.seen == [b"good", b"bad"] and not running.core.is_out([state]))
         assert state.consumed == (24, broker.log("t", 0).ids[0])
         assert state.position == 24
 
@@ -388,12 +375,12 @@ def test_a_seek_by_the_handler_is_followed(broker):
     def handler(messages):
         seen.append(messages[0].payload)
         if seen == [b"0"]:
-            running.fetcher.move(running.states[0], offsets[2])
-            running.states[0].consumed = (offsets[2], -1)
+            running.cursors[0].moved_to(offsets[2])
+            running.fetcher.serve_soon()
 
     with Running(broker, handler) as running:
         eventually(lambda: seen == [b"0", b"2", b"3"])
-        eventually(lambda: running.states[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[3]))
+        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[3]))
 
 
 def test_nothing_is_begun_while_another_may_own_the_partition(broker):
@@ -401,7 +388,7 @@ def test_nothing_is_begun_while_another_may_own_the_partition(broker):
     with Running(broker, handler) as running:
         running.may_work = False
         broker.append("t", 0, b"x")
-        eventually(lambda: running.states[0].opened and not running.states[0].chunks)  # taken, and held
+        eventually(lambda: running.cursors[0].fetch_offset and not running.cursors[0].buffered_bytes)  # taken, and held
         assert handler.seen == []
         running.may_work = True
         eventually(lambda: handler.processed == [b"x"])
@@ -429,7 +416,7 @@ def test_damage_is_skipped_if_that_is_wanted_and_counts_as_consumed(broker, capl
     with Running(broker, handler, config=replace(FAST, damage="skip")) as running:
         eventually(lambda: handler.processed == [b"good", b"after"])
         broker.append_damaged("t", 0, b"last")
-        eventually(lambda: running.states[0].consumed[0] == broker.log("t", 0).end)
+        eventually(lambda: running.cursors[0].consumed[0] == broker.log("t", 0).end)
     assert [(each.position, each.end) for each in running.damaged] == [(24, 47), (72, 96)]
     assert caplog.text.count("passed over") == 2
 
@@ -448,10 +435,10 @@ def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_ne
         running.listener.stop()
         go_on.set()
         running.thread.join(DEADLINE)
-        state = running.states[0]
+        state = running.cursors[0]
         assert state.consumed == (21, broker.log("t", 0).ids[0])
-        eventually(lambda: state.chunks)
-        assert [message.payload for message in running.handout.take(10)] == [b"2"]
+        eventually(lambda: state.buffered_bytes)
+        assert [message.payload for message in running.core.take(10)] == [b"2"]
 
 
 def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count(broker, caplog):
@@ -471,7 +458,7 @@ def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count
         assert "has not returned within stop_seconds=0.02" in caplog.text
         go_on.set()
         assert all(worker.join(DEADLINE) for worker in running.listener._workers)
-        assert running.states[0].consumed is None
+        assert running.cursors[0].consumed is None
 
 
 def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handlers(broker):
@@ -488,7 +475,7 @@ def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handl
     with Running(broker, slow) as running:
         try:
             assert inside.wait(DEADLINE)
-            state = running.states[0]
+            state = running.cursors[0]
             assert state.next_chunk() is None  # all of it is with the worker
             running.listener._stop_workers = interrupted
             running.listener.stop()
@@ -508,44 +495,45 @@ def test_a_worker_that_comes_to_its_partition_when_its_run_is_over_takes_nothing
     handler = Handler()
     broker.append("t", 0, b"1", b"2")
     with Running(broker, handler) as running:
-        hold, state = running.handout.hold, running.states[0]
+        state = running.cursors[0]
+        hold = state.hold
 
-        def late(state):
-            held = hold(state)
+        def late():
+            held = hold()
             arrived.set()
             assert go_on.wait(DEADLINE)
             return held
 
-        running.handout.hold = late
+        state.hold = late
         eventually(state.next_chunk)
         assert arrived.wait(DEADLINE)
         running.listener.give_back()  # as behind a run() that an interrupt has ended
-        running.handout.hold = hold
+        state.hold = hold
         eventually(state.next_chunk, what="the same messages")
         go_on.set()
         assert all(worker.join(DEADLINE) for worker in running.listener._workers)
-        assert [message.payload for message in running.handout.take(10)] == [b"1", b"2"]
+        assert [message.payload for message in running.core.take(10)] == [b"1", b"2"]
         assert handler.seen == []
 
 
 def test_a_move_between_two_steps_of_a_worker_loses_nothing(broker):
-    class Moved(PartitionState):
-        moves_left = 1
+    def moving():
+        if not moved and next_chunk() and threading.current_thread().name.startswith("metaq-handler"):
+            moved.append(True)
+            cursor.moved_to(0)
+            running.fetcher.serve_soon()
+            eventually(next_chunk)
+        return next_chunk()
 
-        def next_chunk(self):
-            if self.moves_left and super().next_chunk() and threading.current_thread().name.startswith("metaq-handler"):
-                Moved.moves_left = 0
-                running.fetcher.move(self, 0)
-                eventually(super().next_chunk)
-            return super().next_chunk()
-
+    moved: list[bool] = []
     handler = Handler()
     broker.append("t", 0, b"1", b"2")
     running = Running(broker, handler)
-    running.states[0] = Moved(broker.partitions[0], Backoff(0.001, 0.01))
+    cursor = running.cursors[0]
+    next_chunk, cursor.next_chunk = cursor.next_chunk, moving
     with running:
         eventually(lambda: handler.seen == [b"1", b"2"])
-    assert Moved.moves_left == 0
+    assert moved
 
 
 def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
@@ -556,7 +544,7 @@ def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
     with Running(broker, leave) as running:
         running.thread.join(DEADLINE)
         assert isinstance(running.error, SystemExit)
-        assert running.states[0].consumed is None
+        assert running.cursors[0].consumed is None
 
 
 def test_other_work_is_done_by_the_workers(broker):

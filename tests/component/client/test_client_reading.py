@@ -68,14 +68,14 @@ def test_it_begins_where_it_is_told_and_goes_on_from_its_position(broker):
 def test_an_interrupted_poll_takes_nothing_away_from_position_and_seek(broker, monkeypatch):
     offsets = broker.append("t", 0, b"1", b"2", b"3")
     with reading(broker) as reader:
-        take = reader._handout.take
+        take = reader._core.take
 
         def interrupted(limit):
             if take(limit):
                 raise KeyboardInterrupt  # what it took does not reach poll()'s caller
             return []
 
-        monkeypatch.setattr(reader._handout, "take", interrupted)
+        monkeypatch.setattr(reader._core, "take", interrupted)
         for at in (0, offsets[1]):
             with pytest.raises(KeyboardInterrupt):
                 reader.poll(timeout=DEADLINE)
@@ -84,7 +84,7 @@ def test_an_interrupted_poll_takes_nothing_away_from_position_and_seek(broker, m
         with pytest.raises(KeyboardInterrupt):
             reader.poll(timeout=DEADLINE)
         reader.seek(offsets[2])
-        monkeypatch.setattr(reader._handout, "take", take)
+        monkeypatch.setattr(reader._core, "take", take)
         assert payloads(reader, 1) == [b"3"]
 
 

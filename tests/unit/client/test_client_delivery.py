@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,16 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.client.arrow import SCHEMA, record_batch
-from metaq.client.consumer.arrivals import Arrivals
+from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.damage import DamagePolicy
-from metaq.client.consumer.handout import Handout
-from metaq.client.consumer.partition_state import PartitionState
+from metaq.client.consumer.core import ConsumerCore
+from metaq.client.consumer.cursor import Ask, Request
 from metaq.client.decoding import decode_sized, decode_walking
 from metaq.client.inquiry import damaged_bytes
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
-from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body, encode_record
@@ -214,46 +211,41 @@ def test_an_arrow_batch_has_one_row_per_message():
 # --- handing out ------------------------------------------------------------------------------------------------------
 
 
-class NotedFetcher:
-    """Notes what the handout asks of the fetcher."""
-
-    def __init__(self):
-        self.refilled, self.examined, self.moved = [], [], []
-
-    def refill(self, state):
-        self.refilled.append(state)
-
-    def move(self, state, offset):
-        state.start_at(offset)
-        self.moved.append(offset)
-
-    def examine(self, state, offset):
-        state.start_at(offset)
-        state.damage += 1
-        self.examined.append(offset)
-
-
 class Bench:
-    def __init__(self, tags=None, damage=None):
-        self.arrivals = Arrivals()
-        self.fetcher = NotedFetcher()
-        fetcher: Any = self.fetcher
-        self.handout = Handout(self.arrivals, fetcher, tags, damage=damage)
-        self.state = self.new_state(HERE)
+    """A core whose requests the test sees, and answers as it likes."""
 
-    def new_state(self, partition):
-        state = PartitionState(partition, Backoff(1, 1))
-        state.start_at(1000)
-        return state
+    def __init__(self, tags=None, damage="stop", on_damaged=None):
+        config = ConsumerConfig(damage=damage, max_buffered_bytes=1)
+        self.core = ConsumerCore("g", config, tags=tags, on_damaged=on_damaged)
+        self.cursor = self.claim(HERE)
 
-    def arrive(self, chunk, state=None):
-        state = state or self.state
-        assert state.add(state.generation, chunk)
-        self.arrivals.put(state)
+    def claim(self, partition):
+        (cursor,) = self.core.claim([partition], [1000], announced=True)
+        self.requests()
+        return cursor
+
+    def requests(self):
+        """What is to be asked now. It is answered with nothing."""
+        found = []
+        while (cursor := self.core.next_wanting()) is not None:
+            request = cursor.next_request(0.0)
+            if request is not None:
+                found.append(request)
+        for request in found:
+            request.cursor.answered(request, 0.0)
+        return found
+
+    def examined(self):
+        return [(request.ask, request.offset, request.verify) for request in self.requests()]
+
+    def arrive(self, chunk, cursor=None):
+        cursor = cursor or self.cursor
+        assert cursor.arrived(Request(cursor, cursor._generation, Ask.PULL, chunk.offset), chunk)
+        self.core.make_ready(cursor)
 
     def take(self, limit=10):
-        messages = self.handout.take(limit)
-        self.handout.under_way = False
+        messages = self.core.take(limit)
+        self.core.under_way = False
         return [message.payload for message in messages]
 
 
@@ -261,9 +253,9 @@ def test_a_message_counts_as_consumed_only_after_the_next_call():
     bench = Bench()
     bench.arrive(chunk_of(record(b"a", 7), record(b"b", 8)))
     assert bench.take() == [b"a", b"b"]
-    assert (bench.state.consumed, bench.handout.is_out([bench.state])) == (None, True)
-    bench.handout.acknowledge()
-    assert (bench.state.consumed, bench.handout.is_out([bench.state])) == ((1042, 8), False)
+    assert (bench.cursor.consumed, bench.core.is_out([bench.cursor])) == (None, True)
+    bench.core.acknowledge()
+    assert (bench.cursor.consumed, bench.core.is_out([bench.cursor])) == ((1042, 8), False)
 
 
 class Interrupted(BaseException):
@@ -284,63 +276,54 @@ class Interruption:
                 raise Interrupted
 
 
-class RefetchingFetcher(NotedFetcher):
-    """What was fetched can be fetched again."""
-
-    def __init__(self, bench):
-        super().__init__()
-        self._bench = bench
-        self.stored = {}
-
-    def move(self, state, offset):
-        state.start_at(offset)
-        for chunk_offset, records in self.stored[state]:
-            kept = [
-                (place, each)
-                for place, each in zip(places(chunk_offset, records), records, strict=True)
-                if place >= offset
-            ]
-            if kept:
-                self._bench.arrive(chunk_of(*(each for _, each in kept), offset=kept[0][0]), state)
-
-
 def places(offset, records):
     return [offset + sum(map(len, records[:number])) for number in range(len(records))]
 
 
 def interrupted_bench(first):
-    bench = Bench()
-    fetcher = RefetchingFetcher(bench)
-    bench.handout._fetcher = cast(Any, fetcher)
-    other = bench.new_state(TopicPartition("t", 1, 0))
-    for state, letter in ((bench.state, b"a"), (other, b"b")):
+    bench, stored = Bench(), {}
+    other = bench.claim(TopicPartition("t", 1, 0))
+    for cursor, letter in ((bench.cursor, b"a"), (other, b"b")):
         records = [record(letter + b"%d" % number) for number in range(6)]
-        fetcher.stored[state] = [(1000, records[:3]), (1000 + sum(map(len, records[:3])), records[3:])]
-        for offset, part in fetcher.stored[state]:
-            bench.arrive(chunk_of(*part, offset=offset), state)
+        stored[cursor] = [(1000, records[:3]), (1000 + sum(map(len, records[:3])), records[3:])]
+        for offset, part in stored[cursor]:
+            bench.arrive(chunk_of(*part, offset=offset), cursor)
     assert bench.take(first) == [b"a%d" % number for number in range(first)]
-    return bench, other
+    return bench, other, stored
+
+
+def fetch_again(bench, stored):
+    for request in bench.requests():
+        for offset, records in stored[request.cursor]:
+            kept = [
+                (place, each)
+                for place, each in zip(places(offset, records), records, strict=True)
+                if place >= request.offset
+            ]
+            if kept:
+                bench.arrive(chunk_of(*(each for _, each in kept), offset=kept[0][0]), request.cursor)
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])
 def test_an_exception_from_outside_loses_no_message_wherever_it_comes(first):
     for number in range(1, 1000):
-        bench, other = interrupted_bench(first)
+        bench, other, stored = interrupted_bench(first)
         sys.setprofile(Interruption(number))
         interrupted = False
         found = []
         try:
-            bench.handout.acknowledge()
-            found = bench.handout.take(5)
-            bench.handout.under_way = False
+            bench.core.acknowledge()
+            found = bench.core.take(5)
+            bench.core.under_way = False
         except Interrupted:
             interrupted, found = True, []  # poll() has returned nothing
         finally:
             sys.setprofile(None)
-        bench.handout.acknowledge()
+        bench.core.acknowledge()
+        fetch_again(bench, stored)
         if interrupted:
             reached = 1000 + sum(len(record(b"a%d" % each)) for each in range(first))
-            assert bench.state.consumed == ((reached, 1) if first else None)
+            assert bench.cursor.consumed == ((reached, 1) if first else None)
             assert other.consumed is None
         payloads = [message.payload for message in found] + bench.take(100)
         for letter, skipped in ((b"a", first), (b"b", 0)):
@@ -356,17 +339,17 @@ def test_a_chunk_taken_in_parts_is_consumed_in_parts():
     bench = Bench()
     bench.arrive(chunk_of(record(b"a", 7), record(b"b", 8)))
     assert bench.take(1) == [b"a"]
-    bench.handout.acknowledge()
-    assert bench.state.consumed == (1021, 7)
-    assert bench.fetcher.refilled == []
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (1021, 7)
+    assert bench.requests() == []
     assert bench.take(5) == [b"b"]
-    assert bench.fetcher.refilled == [bench.state]
-    assert bench.state.buffered_bytes == 0
+    assert [request.cursor for request in bench.requests()] == [bench.cursor]
+    assert bench.cursor.buffered_bytes == 0
 
 
 def test_chunks_of_several_partitions_come_in_the_order_they_arrived():
     bench = Bench()
-    other = bench.new_state(TopicPartition("t", 1, 0))
+    other = bench.claim(TopicPartition("t", 1, 0))
     bench.arrive(chunk_of(record(b"a")))
     bench.arrive(chunk_of(record(b"b")), other)
     bench.arrive(chunk_of(record(b"c"), offset=1021))
@@ -378,27 +361,27 @@ def test_what_the_broker_filtered_away_is_passed_over():
     bench.arrive(chunk_of(record(b"a", tag="x"), end=5000))
     bench.arrive(Chunk.of(b"", 5000, 9000))
     assert bench.take() == [b"a"]
-    bench.handout.acknowledge()
-    assert bench.state.consumed == (9000, 1)
-    assert bench.state.position == 9000
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (9000, 1)
+    assert bench.cursor.position == 9000
 
 
 def test_what_was_fetched_but_not_handed_out_is_dropped_when_the_partition_is_lost():
     bench = Bench()
     bench.arrive(chunk_of(record(b"a"), record(b"b")))
     assert bench.take(1) == [b"a"]
-    bench.state.revoking = True
+    bench.cursor.revoke()
     assert bench.take() == []
-    bench.handout.acknowledge()
-    assert bench.state.consumed == (1021, 1)  # handed out before: committed before the release
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (1021, 1)  # handed out before: committed before the release
 
 
 def test_chunks_of_an_older_generation_are_dropped():
     bench = Bench()
-    old = bench.state.generation
+    old = Request(bench.cursor, bench.cursor._generation, Ask.PULL, 1000)
     bench.arrive(chunk_of(record(b"old")))
-    bench.state.start_at(2000)
-    assert not bench.state.add(old, chunk_of(record(b"late")))
+    bench.cursor.moved_to(2000)
+    assert not bench.cursor.arrived(old, chunk_of(record(b"late")))
     bench.arrive(chunk_of(record(b"new"), offset=2000))
     assert bench.take() == [b"new"]
 
@@ -407,12 +390,18 @@ def test_a_record_that_fails_its_check_is_looked_into_behind_what_is_good():
     bench = Bench()
     bench.arrive(chunk_of(record(b"good"), damaged(record(b"bad"))))
     assert bench.take() == [b"good"]
-    assert (bench.fetcher.examined, bench.state.position) == ([1024], 1024)
+    assert (bench.examined(), bench.cursor.position) == ([(Ask.PULL, 1024, True)], 1024)
     bench.arrive(chunk_of(damaged(record(b"bad")), offset=1024))
     assert bench.take() == []
     bench.arrive(chunk_of(record(b"bad"), offset=1024))  # it was damaged on the way
     assert bench.take() == [b"bad"]
-    assert (bench.fetcher.examined, bench.state.damage) == ([1024, 1024], 0)
+    bench.arrive(chunk_of(damaged(record(b"other")), offset=1047))
+    asked = []
+    for _ in range(4):
+        assert bench.take() == []
+        asked += bench.examined()
+        bench.arrive(chunk_of(damaged(record(b"other")), offset=1047))
+    assert asked == [(Ask.PULL, 1047, True)] * 3 + [(Ask.DAMAGE, 1047, True)]
 
 
 def damage(start, end):
@@ -421,7 +410,7 @@ def damage(start, end):
 
 def test_damage_is_reported_at_every_call_until_a_seek():
     told: list[CorruptRecord] = []
-    bench = Bench(damage=DamagePolicy("stop", told.append))
+    bench = Bench(on_damaged=told.append)
     bench.arrive(chunk_of(record(b"good", 1)))
     bench.arrive(damage(1024, 1050))
     bench.arrive(chunk_of(record(b"after"), offset=1050))
@@ -430,21 +419,21 @@ def test_damage_is_reported_at_every_call_until_a_seek():
         with pytest.raises(CorruptRecord) as caught:
             bench.take()
         assert (caught.value.position, caught.value.end) == (1024, 1050)
-    bench.handout.acknowledge()
-    assert bench.state.consumed == (1024, 1)
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (1024, 1)
     assert told == [caught.value]
 
 
 def test_damage_is_skipped_if_that_is_wanted_and_told_once(caplog):
     told: list[CorruptRecord] = []
-    bench = Bench(damage=DamagePolicy("skip", told.append))
+    bench = Bench(damage="skip", on_damaged=told.append)
     bench.arrive(damage(1000, 1024))
     bench.arrive(chunk_of(record(b"after", 5), offset=1024))
     bench.arrive(damage(1049, 2000))
     assert bench.take() == [b"after"]
     assert bench.take() == []
-    bench.handout.acknowledge()
-    assert bench.state.consumed == (2000, 5)
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (2000, 5)
     assert [(each.position, each.end) for each in told] == [(1000, 1024), (1049, 2000)]
     assert [line.levelname for line in caplog.records] == ["WARNING", "WARNING"]
     assert "[1000, 1024)" in caplog.text
@@ -454,7 +443,7 @@ def test_what_on_damaged_raises_comes_out_once():
     def fail(error):
         raise KeyError(error.position)
 
-    bench = Bench(damage=DamagePolicy("skip", fail))
+    bench = Bench(damage="skip", on_damaged=fail)
     bench.arrive(damage(1000, 1024))
     bench.arrive(chunk_of(record(b"after"), offset=1024))
     with pytest.raises(KeyError):
@@ -466,17 +455,18 @@ def test_what_on_damaged_raises_loses_no_message_in_front_of_the_damage():
     def fail(error):
         raise KeyError(error.position)
 
-    bench = Bench(damage=DamagePolicy("skip", fail))
+    bench = Bench(damage="skip", on_damaged=fail)
     bench.arrive(chunk_of(record(b"before"), offset=1000))
     bench.arrive(damage(1026, 1050))
     with pytest.raises(KeyError):
-        bench.handout.take(10)  # as poll(), which has returned nothing
-    bench.handout.acknowledge()
-    assert (bench.state.consumed, bench.fetcher.moved) == (None, [1000])
+        bench.core.take(10)  # as poll(), which has returned nothing
+    bench.core.acknowledge()
+    assert (bench.cursor.consumed, bench.cursor.position) == (None, 1000)
+    assert [request.offset for request in bench.requests()] == [1000]
 
 
 def test_damage_whose_end_nobody_knows_is_never_skipped():
-    bench = Bench(damage=DamagePolicy("skip"))
+    bench = Bench(damage="skip")
     bench.arrive(Chunk.damaged(CorruptRecord("t", 1000, "strange"), 1000))
     for _ in range(2):
         with pytest.raises(CorruptRecord):
@@ -484,17 +474,17 @@ def test_damage_whose_end_nobody_knows_is_never_skipped():
 
 
 def test_damage_ends_a_batch(caplog):
-    bench = Bench(damage=DamagePolicy("skip"))
+    bench = Bench(damage="skip")
     bench.arrive(sized(record(b"1"), record(b"2")))
     bench.arrive(damage(1042, 1100))
     bench.arrive(sized(record(b"3"), offset=1100))
-    batches = [bench.handout.take_batch(10)["payload"].to_pylist() for _ in range(3)]
+    batches = [bench.core.take_batch(10)["payload"].to_pylist() for _ in range(3)]
     assert [each for batch in batches for each in batch] == [b"1", b"2", b"3"]
 
 
 def test_damage_of_one_partition_does_not_hold_up_another():
     bench = Bench()
-    other = bench.new_state(TopicPartition("t", 1, 0))
+    other = bench.claim(TopicPartition("t", 1, 0))
     bench.arrive(damage(1000, 1024))
     with pytest.raises(CorruptRecord):
         bench.take()
@@ -513,7 +503,7 @@ def test_bytes_that_are_no_whole_record_are_damage_and_not_skipped():
     bench = Bench()
     bench.arrive(chunk_of(record(b"x" * 100)[:50]))
     assert bench.take() == []
-    assert bench.fetcher.examined == [1000]
+    assert bench.examined() == [(Ask.PULL, 1000, True)]
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -534,9 +524,9 @@ def test_a_seek_forgets_what_was_handed_out_of_the_partition():
     bench = Bench()
     bench.arrive(chunk_of(record(b"a")))
     bench.take()
-    bench.handout.forget(bench.state)
-    bench.handout.acknowledge()
-    assert bench.state.consumed is None
+    bench.cursor.moved_to(500)
+    bench.core.acknowledge()
+    assert bench.cursor.consumed == (500, -1)
 
 
 def test_a_message_shows_itself_shortly():

@@ -9,6 +9,7 @@ import pytest
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.choices import StartPosition
+from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
@@ -216,15 +217,11 @@ class World:
         self.store = MemoryStore()
         membership, store = cast(Any, self.membership), cast(Any, self.store)
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.opened: list[tuple[str, int]] = []
-        self.moved: list[tuple[str, int]] = []
-        self.out: set[TopicPartition] = set()
+        self.opened: list[tuple[str, Any]] = []
         self.woken = 0
         self.idle = False
-        handout: Any = SimpleNamespace(
-            is_out=lambda states: any(state.partition in self.out for state in states),
-            announce=lambda states, told: None,
-        )
+        self.core = ConsumerCore("g", ConsumerConfig())
+        fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=self.wake, brokers_are=lambda endpoints: None)
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
         missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
@@ -233,35 +230,34 @@ class World:
             membership,
             store,
             self.committer,
-            handout,
+            self.core,
+            fetcher,
             ConsumerConfig(),
             range_assignment,
             start,
             missing_topics,
             timers,
-            wake=self.wake,
             wants_notice=wants_notice,
             is_idle=lambda: self.idle,
             clock=lambda: self.now,
         )
-        self.rerouted: list[str] = []
-        fetcher: Any = SimpleNamespace(
-            open=self.open,
-            again=lambda state: self.move(state, state.position),
-            brokers_are=lambda endpoints: None,
-            reroute=lambda state: self.rerouted.append(str(state.partition)),
-        )
-        self.member._fetcher = fetcher
+        claim, patched = self.core.claim, cast(Any, self.core)
+
+        def noted(partitions, begins, *rest, **named):
+            self.opened += zip(map(str, partitions), begins, strict=True)
+            return claim(partitions, begins, *rest, **named)
+
+        patched.claim = noted
 
     def wake(self):
         self.woken += 1
 
-    def open(self, state, offset):
-        state.start_at(offset)
-        self.opened.append((str(state.partition), offset))
+    def asked(self):
+        """The partitions that may need a request."""
+        return [str(cursor.partition) for cursor in iter(self.core.next_wanting, None)]
 
-    def move(self, state, offset):
-        self.moved.append((str(state.partition), offset))
+    def cursor(self, name):
+        return self.core.owned[TopicPartition.parse("t", name)]
 
     def start(self):
         self.member.take(Event.STARTED)
@@ -276,10 +272,11 @@ class World:
         return self.member.state
 
     def owned(self):
-        return [str(partition) for partition in sorted(self.member.owned)]
+        return [str(partition) for partition in sorted(self.core.owned)]
 
     def consume(self, name, offset, identity=5):
-        self.member.owned[TopicPartition.parse("t", name)].consumed = (offset, identity)
+        self.cursor(name).handed_out(offset, identity)
+        self.cursor(name).acknowledge()
 
 
 def test_a_lone_member_owns_everything_from_the_start_offset():
@@ -294,7 +291,7 @@ def test_a_stored_offset_wins_over_the_start():
     world.store.offsets["t", "0-0"] = Offset(9, 555)
     world.start()
     assert world.opened == [("0-0", 555)]
-    assert world.committer.commit(world.member.owned.values()) == 0  # nothing changed yet
+    assert world.committer.commit(world.core.owned.values()) == 0  # nothing changed yet
 
 
 def test_each_plan_looks_for_missing_topics():
@@ -317,15 +314,15 @@ def test_when_another_joins_its_share_is_committed_and_then_released():
 
 def test_messages_in_the_users_hands_are_waited_for_before_the_release():
     world = World("0-0", "0-1").start()
-    world.out = {TopicPartition("t", 0, 1)}
-    state = world.member.owned[TopicPartition("t", 0, 1)]
+    state = world.cursor("0-1")
+    state.handed_out(99, 5)
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
     assert world.state() is State.DRAINING
     assert state.revoking
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
-    world.consume("0-1", 99)  # the next poll() acknowledges …
-    assigned, revoked = world.member.notices.waiting.popleft(), world.member.notices.waiting.popleft()
+    state.acknowledge()  # the next poll() does so …
+    assigned, revoked = world.core.notices.waiting.popleft(), world.core.notices.waiting.popleft()
     assert (assigned.assigned, revoked.assigned) == (True, False)
     told(revoked)  # … and lets go
     world.queued()
@@ -344,8 +341,8 @@ def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
     expire()
     world.queued()
     assert world.owned() == ["0-0"]
-    world.member.notices.waiting.popleft()
-    told(world.member.notices.waiting.popleft())  # too late: nothing happens
+    world.core.notices.waiting.popleft()
+    told(world.core.notices.waiting.popleft())  # too late: nothing happens
     world.queued()
     assert world.state() is State.STABLE
 
@@ -407,8 +404,8 @@ def test_a_partition_freed_while_others_are_drained_is_claimed_at_once():
         return set() if len(tries) == 1 else real(wanted)  # what it looked at was older
 
     world.membership.claim_many = claim_many
-    world.member.notices.waiting.popleft()
-    told(world.member.notices.waiting.popleft())
+    world.core.notices.waiting.popleft()
+    told(world.core.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
 
@@ -431,7 +428,7 @@ def test_what_was_claimed_without_hearing_so_and_is_not_wanted_any_more_is_given
 def test_what_may_have_been_given_up_is_claimed_anew_before_it_goes_on():
     """A release whose answer was lost: another member may have the partition by now."""
     world = World("0-0", "0-1").start()
-    before = world.member.owned[TopicPartition("t", 0, 1)]
+    before = world.core.owned[TopicPartition("t", 0, 1)]
     world.membership.members = ["g_me", "g_z"]
     world.membership.release_failures = [CoordinationUnavailable("no answer")]
     world.member.take(Event.CHANGED)
@@ -504,15 +501,15 @@ def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
     world.membership.members = ["g_me"]
     world.member.take(Event.CHANGED)
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
-    assert world.moved == [("0-1", 0)]
-    assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
+    kept = world.cursor("0-1")
+    assert (kept.moves, kept.position, kept.revoking) == (1, 77, False)
+    assert "0-1" in world.asked()
 
 
 def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0():
     """start="latest" asks the broker; until it answers the position is 0 and means nothing."""
-    world = World("0-0", "0-1")
-    cast(Any, world.member._fetcher).open = lambda state, offset: None
-    world.start()
+    world = World("0-0", "0-1", start=StartPosition(max_offset)).start()
+    world.asked()
     world.membership.release_failures = [CoordinationUnavailable("no answer")]
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
@@ -520,8 +517,9 @@ def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0
     world.membership.members = ["g_me"]
     world.member.take(Event.CHANGED)
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
-    assert world.moved == []
-    assert not world.member.owned[TopicPartition("t", 0, 1)].revoking
+    kept = world.cursor("0-1")
+    assert (kept.moves, kept.opened, kept.revoking) == (0, False, False)
+    assert "0-1" in world.asked()  # for where it begins
 
 
 # --- nobody polls -----------------------------------------------------------------------------------------------------
@@ -536,7 +534,7 @@ def idle(*partitions):
 def test_a_member_that_nobody_polls_commits_gives_everything_up_and_leaves_the_group():
     world = idle("0-0", "0-1")
     world.consume("0-1", 77)
-    states = list(world.member.owned.values())
+    states = list(world.core.owned.values())
     world.member.step_out()
     assert world.member.stepped_out
     world.queued()
@@ -545,7 +543,7 @@ def test_a_member_that_nobody_polls_commits_gives_everything_up_and_leaves_the_g
     assert not world.membership.left
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
     assert not any(state.active for state in states)
-    assigned, revoked = world.member.notices.waiting.popleft(), world.member.notices.waiting.popleft()
+    assigned, revoked = world.core.notices.waiting.popleft(), world.core.notices.waiting.popleft()
     assert (assigned.assigned, revoked.assigned) == (True, False)
     assert [str(each) for each in revoked.partitions] == ["0-0", "0-1"]  # heard of with the next poll
     world.member.changed()
@@ -667,7 +665,7 @@ def test_a_session_that_ends_while_it_steps_out_takes_everything_with_it():
 
 def test_a_member_that_waits_for_its_user_to_let_go_steps_out_at_once():
     world = idle("0-0", "0-1")
-    world.out = {TopicPartition("t", 0, 1)}
+    world.cursor("0-1").handed_out(99, 5)
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
     assert world.state() is State.DRAINING
@@ -707,7 +705,7 @@ def test_closing_while_it_is_away_ends():
 def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     world = World("0-0").start()
     world.consume("0-0", 77)
-    old = world.member.owned[TopicPartition("t", 0, 0)]
+    old = world.core.owned[TopicPartition("t", 0, 0)]
     world.membership.session_id = 0
     world.membership.owners = {}
     world.member.take(Event.CHANGED)
@@ -716,18 +714,18 @@ def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     world.membership.session_id = 2
     world.timers.pop()[1]()
     world.queued()
-    new = world.member.owned[TopicPartition("t", 0, 0)]
+    new = world.core.owned[TopicPartition("t", 0, 0)]
     assert (new is not old, new.fence) == (True, 2)
 
 
 def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
     """The membership joins again by itself, perhaps before this member hears of the loss."""
     world = World("0-0").start()
-    old = world.member.owned[TopicPartition("t", 0, 0)]
+    old = world.core.owned[TopicPartition("t", 0, 0)]
     world.membership.session_id = 2
     world.membership.owners = {}
     world.member.take(Event.CHANGED)
-    new = world.member.owned[TopicPartition("t", 0, 0)]
+    new = world.core.owned[TopicPartition("t", 0, 0)]
     assert (world.state(), old.active, new.fence) == (State.STABLE, False, 2)
 
 
@@ -774,14 +772,14 @@ def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again
         return real(wanted)
 
     world.membership.claim_many = claim_many
-    world.member.notices.waiting.popleft()
-    told(world.member.notices.waiting.popleft())
+    world.core.notices.waiting.popleft()
+    told(world.core.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.DRAINING, ["0-1"])
     world.member.take(Event.CHANGED)
     world.membership.session_id, world.membership.owners = 0, {}
     world.membership.release_failures = [SessionLost("over")]
-    told(world.member.notices.waiting.popleft())
+    told(world.core.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
     world.membership.session_id = 2
@@ -797,8 +795,8 @@ def test_a_change_that_comes_while_draining_leads_to_another_plan():
     world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]
     world.member.take(Event.CHANGED)
     assert world.state() is State.DRAINING
-    world.member.notices.waiting.popleft()
-    told(world.member.notices.waiting.popleft())
+    world.core.notices.waiting.popleft()
+    told(world.core.notices.waiting.popleft())
     world.queued()
     assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
 
@@ -842,7 +840,7 @@ def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
 
 def test_only_what_changed_is_committed_and_a_failure_is_made_good():
     world = World("0-0", "0-1").start()
-    states = world.member.owned.values()
+    states = world.core.owned.values()
     world.consume("0-0", 10)
     assert world.committer.commit(states) == 1
     assert world.committer.commit(states) == 0
@@ -856,19 +854,19 @@ def test_only_what_changed_is_committed_and_a_failure_is_made_good():
 
 def test_claims_of_different_sessions_are_committed_on_their_own():
     world = World("0-0", "0-1").start()
-    _, second = world.member.owned.values()
+    _, second = world.core.owned.values()
     second.fence = 2
     world.consume("0-0", 10)
     world.consume("0-1", 11)
-    assert world.committer.commit(world.member.owned.values()) == 2
+    assert world.committer.commit(world.core.owned.values()) == 2
     assert sorted(fence for fence, _ in world.store.log) == [1, 2]
 
 
 def test_a_lost_partition_is_not_committed():
     world = World("0-0").start()
-    (state,) = world.member.owned.values()
+    (state,) = world.core.owned.values()
     world.consume("0-0", 10)
-    state.deactivate()
+    world.core.lose([state])
     assert world.committer.commit([state]) == 0
 
 
@@ -876,7 +874,7 @@ def test_regular_commits_go_on_after_a_failure(caplog):
     world = World("0-0").start()
     timers = []
     runs = SimpleNamespace(call_later=lambda seconds, action: timers.append((seconds, action)))
-    world.committer.commit_regularly(runs, 5, world.member.owned.values())
+    world.committer.commit_regularly(runs, 5, world.core)
     world.consume("0-0", 10)
     world.store.failures = [CoordinationUnavailable("no answer")]
     timers.pop()[1]()
@@ -903,16 +901,16 @@ def test_a_partition_is_read_from_a_slave_while_there_is_no_master():
     world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0), listening(3, 1)))}
     world.start()
     assert ports(world) == [1, 1]
-    assert world.rerouted == []
+    world.asked()
     world.membership.brokers = {0: BrokerNodes(None, (listening(2, 0), listening(3, 1)))}
     world.member.take(Event.CHANGED)
     assert ports(world) == [2, 3]  # shared out, and steady
-    assert world.rerouted == ["0-0", "0-1"]
+    assert world.asked() == ["0-0", "0-1"]
     assert world.member.is_slave(Endpoint("host", 2))
     world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0),))}
     world.member.take(Event.CHANGED)
     assert ports(world) == [1, 1]
-    assert world.rerouted == ["0-0", "0-1"] * 2
+    assert world.asked() == ["0-0", "0-1"]
     assert not world.member.is_slave(Endpoint("host", 1))
 
 

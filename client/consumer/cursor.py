@@ -1,0 +1,500 @@
+"""One claim of one partition: where the consumer stands in it, what was fetched, what its broker is to be asked next.
+
+A cursor does no I/O, starts no thread and knows no clock but the `now` that it is given. Each method is named after
+what its caller has done or intends. The callers are:
+
+- the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
+- the thread that takes messages (poll(), a handler's): `next_chunk`, `handed_out`, `consumed_to`, `damaged_at`, …;
+- the rebalance thread: `revoke`, `keep`, `lose`;
+- the committing thread: `to_commit`, `committed_to`.
+
+Invariants (test_client_cursor.py drives them at random):
+- what was fetched lies without a gap between `position`, or the end of what is being taken, and `fetch_offset`;
+- at most one request is under way, and one more that was sent ahead while the answer to the first was coming in;
+- a seek, a step back or the loss begins a new generation, and an answer to a request of an older one changes nothing;
+- `consumed` never passes what was handed out, but for a seek.
+
+**Interrupts.** A user's thread may leave any line (interrupts.py). What belongs together is changed by statements
+without a call, under `lock`, so an interrupt finds all of it done or nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from random import random
+from typing import NamedTuple
+
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import MetaqError
+
+from ..config import ConsumerConfig
+from ..places import Locate
+from ..values import TopicPartition
+from .chunk import Chunk
+
+__all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "Ask", "PartitionCursor", "Reached", "Request"]
+
+UNKNOWN_MESSAGE_ID = -1
+NOWHERE = -1
+"""No offset."""
+
+_DAMAGE_TRIES = 3
+"""A record that fails its check is fetched again so often, for it may be damaged on the way, before the broker is asked
+how far the damage goes."""
+_EMPTY_GETS = 60
+"""After so many empty answers in a row the end is asked for: nothing ever comes behind it. (At the longest pause half a
+minute; a Java broker may hand out bytes that its flushed end has not reached yet.)"""
+_LARGEST_GET_BYTES = 32 << 20
+"""The text protocol's request stops growing here; no message is larger."""
+
+Reached = tuple[int, int]
+"""An offset, and the id of the last message in front of it."""
+
+
+class Ask(Enum):
+    """What a partition's broker is to be asked."""
+
+    PULL = auto()
+    BEGIN = auto()
+    """Where the first position is, as `PartitionCursor.locate` finds it."""
+    DAMAGE = auto()
+    """How far the damage at the offset goes."""
+    END = auto()
+    """Where the partition ends: nothing has come for long."""
+    NOTHING = auto()
+    """It is damaged from here on, as far as anybody knows."""
+
+
+class Request(NamedTuple):
+    """What to ask a broker; give it back with what came of it.
+
+    verify: the broker shall check the record at `offset`. size: bytes to ask for over the text protocol.
+    """
+
+    cursor: PartitionCursor
+    generation: int
+    ask: Ask
+    offset: int
+    verify: bool = False
+    size: int = 0
+
+
+class PartitionCursor:
+    """See the module. Attributes without an underscore may be read on any thread; only methods change them."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        config: ConsumerConfig,
+        begin: int | Locate = 0,
+        *,
+        fence: int = 0,
+        stored: Reached | None = None,
+        resumed: bool = False,
+        announced: bool = True,
+        wanting: deque[PartitionCursor] | None = None,
+        random: Callable[[], float] = random,
+    ) -> None:
+        """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
+        the claim to a commit. stored: what is committed; resumed: the cursor begins there. announced: whether the user
+        knows of the claim; nothing is handed out before. wanting: gets the cursor whenever it may need a request."""
+        self.partition = partition
+        self.fence = fence
+        self.lock = threading.Lock()
+        self.active = True
+        self.revoking = False
+        self.announced = announced
+        self.locate: Locate | None = None if isinstance(begin, int) else begin
+        self.opened = self.locate is None
+        self.moves = 0
+        self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
+        self.last_id = stored[1] if resumed and stored is not None else UNKNOWN_MESSAGE_ID
+        self.consumed: Reached | None = None
+        self.committed = stored
+        self.buffered_bytes = 0
+        self.asking = False
+        self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
+        self._config = config
+        self._generation = 0
+        self._chunks: deque[Chunk] = deque()
+        self._wanting: deque[PartitionCursor] = deque() if wanting is None else wanting
+        # asking
+        self._ask = Ask.PULL if self.opened else Ask.BEGIN
+        self._not_before = 0.0
+        self._ahead = NOWHERE  # where the request begins that was sent while an answer was coming in
+        self._complaint = ""  # the last error that was told, so that one trouble gives one line
+        self._led_back_from = NOWHERE
+        # the text protocol, whose requests grow while no record fits, and which cannot wait at the broker
+        self._get_bytes = config.fetch_max_bytes
+        self._idle_ms = self._empty_gets = 0
+        # with the user
+        self._began: Reached | None = None  # where what is with the user begins …
+        self._handed: Reached | None = None  # … and ends
+        self._held = False  # a handler works on it
+        # damage
+        self._suspect = NOWHERE  # what was fetched here has failed its check: the broker shall look at it too
+        self._failed_checks = 0  # in a row
+        self._unless: MetaqError | None = None  # what is wrong if nothing is damaged
+        self.reported = NOWHERE
+
+    def __repr__(self) -> str:
+        return f"{self.partition.topic} {self.partition}"
+
+    # --- where it is ------------------------------------------------------------------------------------------------
+
+    def _restart(
+        self,
+        position: int | None,
+        *,
+        ask: Ask = Ask.PULL,
+        moves: int | None = None,
+        suspect: int = NOWHERE,
+        last_id: int | None = None,
+        seeks: bool = False,
+        takes_back: bool = False,
+    ) -> bool:
+        """Drop what was fetched and the answers under way, and go on at `position`, None: where it is. Not if there was
+        a move since there were `moves`; whether it was done."""
+        empty: deque[Chunk] = deque()
+        with self.lock:
+            if moves is not None and moves != self.moves:
+                return False
+            self._wanting.append(self)  # in vain if an interrupt comes here; no further call, see the module
+            if position is None:
+                position = self.position
+            if last_id is not None:
+                self.last_id = last_id
+            if seeks:
+                self.consumed = (position, UNKNOWN_MESSAGE_ID)
+                self._failed_checks = 0
+                self.reported = NOWHERE
+            if takes_back:
+                self._began = self._handed = None
+            self._generation += 1
+            self.moves += 1
+            self._chunks = empty
+            self.buffered_bytes = 0
+            self.asking = False
+            self._not_before = 0.0
+            self._ask = ask
+            self._ahead = NOWHERE
+            self._suspect = suspect
+            self.fetch_offset = self.position = position
+            self.opened = True
+            return True
+
+    def moved_to(self, offset: int) -> None:
+        """The user has moved the position: everything in front of `offset` counts as consumed, what is with the user
+        does not, and damage is told again."""
+        self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
+
+    def again(self) -> None:
+        """Fetch anew from the position on: what was taken from there comes again."""
+        if self.opened and self.active and not self.revoking:
+            self._restart(None)
+
+    def begins_at(self, request: Request, offset: int) -> None:
+        """The first position was found. It holds unless there was a seek meanwhile."""
+        with self.lock:
+            if not self.opened and request.generation == self._generation:
+                self.fetch_offset = self.position = offset
+                self._ask = Ask.PULL
+                self.asking = False
+                self.opened = True
+
+    def revoke(self) -> None:
+        """Another member shall get it: nothing is fetched or handed out any more."""
+        with self.lock:
+            self.revoking = True
+
+    def keep(self) -> None:
+        """It is not handed over after all."""
+        if self.revoking:
+            self.revoking = False
+            self._wanting.append(self)  # it may have no position yet, and ask for that
+            self.again()
+
+    def announce(self) -> None:
+        """The user was told that it is assigned."""
+        self.announced = True
+
+    def lose(self) -> None:
+        """It is not ours any more: drop everything fetched."""
+        with self.lock:
+            self.active = False
+            self._generation += 1
+            self.moves += 1
+            self._chunks.clear()
+            self.buffered_bytes = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def next_request(self, now: float) -> Request | None:
+        """What to ask the broker now; the caller sends it. None: nothing, as a request is under way, the pause after
+        one is not over, or enough was fetched."""
+        with self.lock:
+            if (
+                self.asking
+                or not self.active
+                or self.revoking
+                or now < self._not_before
+                or self.buffered_bytes >= self._config.max_buffered_bytes
+                or self._ask is Ask.NOTHING
+            ):
+                return None
+            self.asking = True
+            verify = self._suspect == self.fetch_offset
+            return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes)
+
+    def next_ahead(self, request: Request, offset: int) -> Request | None:
+        """The answer that is coming in ends at `offset`: what to ask for already."""
+        with self.lock:
+            coming = offset - self.fetch_offset
+            if (
+                not self.awaits(request)
+                or self.revoking
+                or coming <= 0
+                or self.buffered_bytes + coming >= self._config.max_buffered_bytes
+            ):
+                return None
+            self._ahead = offset
+            return Request(self, self._generation, Ask.PULL, offset)
+
+    def awaits(self, request: Request) -> bool:
+        """Whether anything would be made of its answer."""
+        return request.generation == self._generation and self.active
+
+    def arrived(self, request: Request, chunk: Chunk) -> bool:
+        """Data came; False if the partition was lost or moved meanwhile, and they are dropped."""
+        with self.lock:
+            if request.generation != self._generation or not self.active or self.revoking:
+                return False
+            size = chunk.bytes_left
+            # the one call comes last: an interrupt comes before all of it, or after
+            self.buffered_bytes += size
+            self.fetch_offset = chunk.end_offset
+            self._chunks.append(chunk)
+            return True
+
+    def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
+        """All of the answer has arrived. pause: seconds before the next request. Whether an earlier one had failed."""
+        with self.lock:
+            if self.awaits(request):
+                if self._ahead != NOWHERE:  # the next one is under way already
+                    self._ahead = NOWHERE
+                else:
+                    self.asking = False
+                    self._not_before = now + pause
+        self.backoff.reset()
+        complaint, self._complaint = self._complaint, ""
+        return bool(complaint)
+
+    def failed(self, request: Request, now: float, complaint: str) -> tuple[float, bool] | None:
+        """No answer, or a wrong one: of two requests under way both are dropped, so that one takes their place.
+
+        Returns seconds until then, and whether this is not what was complained of last; None: nobody waits for it.
+        """
+        pause = self.backoff.next()
+        with self.lock:
+            if not self.awaits(request) or not self.asking:
+                return None
+            self._generation += 1
+            self.asking = False
+            self._ahead = NOWHERE
+            self._not_before = now + pause
+        is_new, self._complaint = complaint != self._complaint, complaint
+        return pause, is_new
+
+    def ask_anew(self) -> None:
+        """Have the request under way, if there is one, sent again at once, and its answer dropped: it was interrupted,
+        or the partition is read from another broker."""
+        with self.lock:
+            self._wanting.append(self)
+            self._generation += 1
+            self.asking = False
+            self._ahead = NOWHERE
+            self._not_before = 0.0
+
+    # --- what brokers say -------------------------------------------------------------------------------------------
+
+    def was_led_back(self) -> bool:
+        """The broker leads back to the start of the record that has the position. Whether it does so again: then what
+        was read already would come for ever."""
+        former, self._led_back_from = self._led_back_from, self.fetch_offset
+        return former == self.fetch_offset
+
+    def forget_lead(self) -> None:
+        """Whether the broker's lead was followed is not known: its answer was interrupted."""
+        self._led_back_from = NOWHERE
+
+    @property
+    def stood_at_0(self) -> bool:
+        """Whether the group has committed that it begins at offset 0."""
+        return self.committed is not None and self.committed[0] == 0
+
+    def whole_records_came(self) -> None:
+        """Text protocol."""
+        self._get_bytes = self._config.fetch_max_bytes
+        self._idle_ms = self._empty_gets = 0
+
+    def ask_for_more(self, came: int) -> bool:
+        """Text protocol: not one whole record is among `came` bytes. Whether asking for more may help."""
+        if came < self._get_bytes or self._get_bytes >= _LARGEST_GET_BYTES:
+            return False
+        self._get_bytes = min(2 * self._get_bytes, _LARGEST_GET_BYTES)
+        return True
+
+    @staticmethod
+    def may_be_length(length: int) -> bool:
+        """Whether a record of so many bytes may be."""
+        return 0 <= length <= _LARGEST_GET_BYTES
+
+    def nothing_came(self) -> float:
+        """Text protocol. Returns seconds to wait before asking again, which grow, as in 1.x."""
+        config = self._config
+        self._idle_ms = min(self._idle_ms + config.text_idle_step_ms, config.text_idle_max_ms)
+        self._empty_gets += 1
+        if self._empty_gets == _EMPTY_GETS and self.fetch_offset:
+            self._ask = Ask.END
+        return self._idle_ms / 1000
+
+    def end_is_known(self, request: Request) -> None:
+        """What Ask.END has asked for was told."""
+        with self.lock:
+            if self.awaits(request):
+                self._ask = Ask.PULL
+
+    # --- taking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_next(self) -> bool:
+        """Whether something was fetched that may be handed out."""
+        return bool(self._chunks) and self.announced and self.active and not self.revoking
+
+    def next_chunk(self) -> Chunk | None:
+        """The oldest fetched chunk, left in place until `used_up`; None if nothing may be handed out."""
+        with self.lock:
+            return self._chunks[0] if self.has_next else None
+
+    def used_up(self, chunk: Chunk) -> None:
+        """Nothing of the chunk is left."""
+        with self.lock:
+            self._wanting.append(self)
+            if self._chunks and self._chunks[0] is chunk:
+                self._chunks.popleft()
+                self.buffered_bytes = sum(each.bytes_left for each in self._chunks)
+
+    def handing_out(self) -> None:
+        """The polling thread is about to give the user something: what, if anything, is known once it has returned."""
+        if self._began is None:
+            self._began = (self.position, self.last_id)
+
+    def handed_out(self, position: int, last_id: int | None = None) -> None:
+        """Everything up to `position` is with the user, or filtered away; last_id: of the last message in front of it,
+        None: as before. It counts as consumed with `acknowledge`."""
+        if last_id is not None:
+            self.last_id = last_id
+        self.position = position
+        self._handed = (position, self.last_id)
+
+    def acknowledge(self) -> None:
+        """What was handed out counts as consumed."""
+        handed = self._handed
+        if handed is not None:
+            self.consumed = handed
+        self._began = self._handed = None
+
+    def take_back(self) -> None:
+        """What was handed out did not reach the user: it comes again."""
+        began = self._began
+        if began is not None and self.active:
+            self._restart(began[0], last_id=began[1], takes_back=True)
+        else:
+            self._began = self._handed = None
+
+    def consumed_to(self, position: int, last_id: int, moves: int) -> None:
+        """A handler is done with everything in front of `position`: it counts as consumed, unless the partition was
+        lost or moved since there were `moves`."""
+        with self.lock:
+            if self.moves == moves and (self.position, self.last_id) != (position, last_id):
+                self.position, self.last_id = position, last_id
+                self.consumed = (position, last_id)
+
+    def hold(self) -> bool:
+        """A handler is about to work on it; False if it is not ours to work on any more."""
+        with self.lock:
+            self._held = self.active and not self.revoking
+            return self._held
+
+    def let_go(self) -> None:
+        """The handler has returned."""
+        self._held = False
+
+    @property
+    def is_out(self) -> bool:
+        """Whether messages are with the user."""
+        return self._held or self._handed is not None
+
+    # --- damage -----------------------------------------------------------------------------------------------------
+
+    def records_are_good(self) -> None:
+        """What was fetched at the position has passed its check."""
+        self._failed_checks = 0
+
+    def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
+        """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
+        it, too. After some tries ask how far the damage goes; it comes as a chunk of its own. moves: as consumed_to.
+        anew: this was known, and was waited for to be whole.
+        """
+        checks = 1 if anew else self._failed_checks + 1
+        ask = Ask.PULL if checks <= _DAMAGE_TRIES else Ask.DAMAGE
+        if self._restart(offset, ask=ask, moves=moves, suspect=offset):
+            self._failed_checks = checks
+            self._unless = None
+
+    def not_whole(self, request: Request, error: MetaqError) -> bool:
+        """The broker does not give all of a record: is it damaged? If not, `error` is what is wrong. False if the
+        partition was lost or moved meanwhile."""
+        with self.lock:
+            if current := self.awaits(request):
+                self._generation += 1
+                self.asking = False
+                self._ahead = NOWHERE
+                self._ask = Ask.DAMAGE
+                self._unless = error
+            return current
+
+    def undamaged(self, request: Request) -> MetaqError | None:
+        """The broker finds nothing damaged where a record was not whole. Returns what is wrong then, which is followed
+        by another try; None: a record failed its check here, although it is good there."""
+        with self.lock:
+            if self._unless is not None and self.awaits(request):
+                self._ask = Ask.PULL
+            return self._unless
+
+    def damage_found(self, request: Request, chunk: Chunk) -> bool:
+        """What DAMAGE has asked for. False if the partition was lost or moved meanwhile."""
+        found = self.arrived(request, chunk)
+        with self.lock:
+            if found and request.generation == self._generation:
+                self._ask = Ask.PULL if chunk.end_offset > chunk.offset else Ask.NOTHING
+        return found
+
+    def report(self, offset: int) -> bool:
+        """The user is told of damage at `offset`. False if this was done before."""
+        former, self.reported = self.reported, offset
+        return former != offset
+
+    # --- commits ----------------------------------------------------------------------------------------------------
+
+    def to_commit(self) -> Reached | None:
+        """What is to be written; None if nothing has changed."""
+        consumed = self.consumed
+        return consumed if self.active and consumed != self.committed else None
+
+    def committed_to(self, reached: Reached) -> None:
+        """This was written."""
+        self.committed = reached
