@@ -93,14 +93,13 @@ class PartitionCursor:
         *,
         fence: int = 0,
         stored: Reached | None = None,
-        resumed: bool = False,
         announced: bool = True,
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
-        the claim to a commit. stored: what is committed; resumed: the cursor begins there. announced: whether the user
-        knows of the claim; nothing is handed out before. wanting: gets the cursor whenever it may need a request."""
+        the claim to a commit. stored: what is committed. announced: whether the user knows of the claim; nothing is
+        handed out before. wanting: gets the cursor whenever it may need a request."""
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
@@ -111,7 +110,7 @@ class PartitionCursor:
         self.opened = self.locate is None
         self.moves = 0
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
-        self.last_id = stored[1] if resumed and stored is not None else UNKNOWN_MESSAGE_ID
+        self.last_id = stored[1] if stored is not None and stored[0] == begin else UNKNOWN_MESSAGE_ID
         self.consumed: Reached | None = None
         self.committed = stored
         self.buffered_bytes = 0

@@ -291,6 +291,7 @@ def test_a_stored_offset_wins_over_the_start():
     world.store.offsets["t", "0-0"] = Offset(9, 555)
     world.start()
     assert world.opened == [("0-0", 555)]
+    assert world.cursor("0-0").last_id == 9  # what a commit of a stretch without messages writes
     assert world.committer.commit(world.core.owned.values()) == 0  # nothing changed yet
 
 
