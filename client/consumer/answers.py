@@ -19,6 +19,7 @@ from ..inquiry import damaged_bytes
 from ..replies import frame_error, text_error
 from .chunk import Chunk
 from .cursor import Request
+from .tuning import LARGEST_GET_BYTES
 
 __all__ = ["NotWhole", "PullCodec"]
 
@@ -154,7 +155,7 @@ def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
         pass  # no header: what is good in front of it comes first, it is the front of the next answer
     if complete:
         request.cursor.whole_records_came()
-    elif _begins_damaged(request, data):
+    elif _begins_damaged(data):
         complete = len(data)
     elif request.cursor.ask_for_more(len(data)):
         return ()
@@ -166,8 +167,8 @@ def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
     return (Chunk.of(data[:complete], request.offset, request.offset + complete),)
 
 
-def _begins_damaged(request: Request, data: memoryview) -> bool:
+def _begins_damaged(data: memoryview) -> bool:
     if len(data) < HEADER_BYTES:
         return False
     header = HEADER.unpack_from(data)
-    return not request.cursor.may_be_length(header[0]) or is_blank(*header[:3])
+    return not 0 <= header[0] <= LARGEST_GET_BYTES or is_blank(*header[:3])

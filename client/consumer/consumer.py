@@ -39,9 +39,10 @@ from .listener import Deliver, Handling, Listener, accepting
 from .missing_topics import MissingTopics
 from .offset_commit import OffsetCommitter
 from .poll_watch import PollWatch
-from .positions import LOOKUP_SECONDS, Positions
+from .positions import Positions
 from .rejected import LocalRecoverStore, RejectHandler, recovering
 from .session_watch import SessionWatch
+from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS, LOOKUP_SECONDS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,10 +52,6 @@ __all__ = ["Consumer"]
 _NOT_ALONE = (
     "poll() or run() is under way, on another thread or around this call-back: give each thread a consumer of its own"
 )
-
-_CLOSE_SECONDS = 10.0
-_DOUBT_SECONDS = 0.1
-"""How often poll() looks whether a doubt about what it owns is over."""
 
 Taken = TypeVar("Taken", bound=Sized)
 
@@ -189,7 +186,7 @@ class Consumer:
     def _abandon(self) -> None:
         """The constructor was interrupted: close behind what it has begun aside, on which nobody waits any more."""
         self._closed = True
-        self._aside.start(partial(self._end_once, _CLOSE_SECONDS, True))
+        self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
 
     def _begin(self) -> None:
         self._watch.prove()
@@ -249,7 +246,7 @@ class Consumer:
             if now >= deadline or self._closed:
                 return None
             # nothing arrives when a doubt ends, and what arrived before is there
-            seconds = min(deadline - now, _DOUBT_SECONDS) if core.in_doubt else deadline - now
+            seconds = min(deadline - now, DOUBT_LOOK_SECONDS) if core.in_doubt else deadline - now
             self._poll_watch.wait(partial(self._fetcher.wait, seconds))
             # an empty stretch (filtered away) may have been passed: nobody holds anything of it
             core.acknowledge()
@@ -463,7 +460,7 @@ class Consumer:
         if self._closed:
             raise ClientError("this consumer is closed")
 
-    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
         If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has

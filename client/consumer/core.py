@@ -5,7 +5,7 @@
 | partitions were claimed, lost | `claim`, `lose` | `next_wanting`, `notices` |
 | they shall be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
 | a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send |
-| an answer begins, is there, will not come | `answer_begins`, `answered`, `failed` … | seconds to the next request |
+| an answer begins, is there, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to the next one |
 | the user polls | `acknowledge`, `take`, `take_batch` | messages |
 | poll() has returned them | `under_way = False` | |
 | an exception ended the poll | `settle` | they come again |
@@ -50,7 +50,7 @@ from ..places import Locate
 from ..values import TopicPartition
 from .answers import NotWhole, PullCodec
 from .chunk import Chunk
-from .cursor import PartitionCursor, Reached, Request
+from .cursor import Ask, PartitionCursor, Reached, Request
 from .notices import Notice, Notices
 
 if TYPE_CHECKING:
@@ -193,43 +193,37 @@ class ConsumerCore:
         for chunk in chunks:
             if cursor.arrived(request, chunk):
                 self.make_ready(cursor)
-        self._recovered(request, now, pause)
-        return pause
+        return self._recovered(request, now, pause)
 
-    def begins_at(self, request: Request, offset: int, now: float) -> float | None:
-        """The answer to Ask.BEGIN."""
-        request.cursor.begins_at(request, offset)
-        self._recovered(request, now)
-        return 0.0
-
-    def damage_is(self, request: Request, damage: CorruptRecord | None, now: float) -> float | None:
-        """The answer to Ask.DAMAGE; None: as the broker reads it, nothing is damaged."""
+    def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
+        """The answer to anything but a pull: an offset, or the damage; None: the broker finds nothing damaged.
+        Returns as `answered`."""
         cursor = request.cursor
-        if damage is None:
-            error = cursor.undamaged(request)
-            if error is not None:
-                return self.failed(request, error, now)
-            reason = "it comes damaged from a broker that finds it good"
-            damage = CorruptRecord.of(cursor.partition, request.offset, reason)
-        if cursor.damage_found(request, Chunk.damaged(damage, request.offset)):
-            self.make_ready(cursor)
-        self._recovered(request, now)
-        return 0.0
-
-    def end_is(self, request: Request, end: int, now: float) -> float | None:
-        """The answer to Ask.END. A Java broker answers a position behind the end as it answers the end: with nothing.
-        One that was started again may not have opened the partition yet, which its next put does: its end is 0."""
-        cursor = request.cursor
-        if cursor.awaits(request) and 0 < end < request.offset:
-            log.warning(
-                "%s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
-                cursor,
-                request.offset,
-                end,
-            )
-        cursor.end_is_known(request)
-        self._recovered(request, now)
-        return 0.0
+        if not cursor.awaits(request):
+            return None
+        if request.ask is Ask.DAMAGE:
+            if what is None:
+                error = cursor.undamaged(request)
+                if error is not None:
+                    return self.failed(request, error, now)
+                reason = "it comes damaged from a broker that finds it good"
+                what = CorruptRecord.of(cursor.partition, request.offset, reason)
+            assert isinstance(what, CorruptRecord)
+            if cursor.damage_found(request, Chunk.damaged(what, request.offset)):
+                self.make_ready(cursor)
+        else:
+            assert isinstance(what, int)
+            # a Java broker answers a position behind the end as it answers the end: with nothing. One that was started
+            # again may not have opened the partition yet, which its next put does: its end is 0
+            if request.ask is Ask.END and 0 < what < request.offset:
+                log.warning(
+                    "%s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
+                    cursor,
+                    request.offset,
+                    what,
+                )
+            cursor.offset_found(request, what)
+        return self._recovered(request, now, 0.0)
 
     def failed(self, request: Request, error: MetaqError, now: float) -> float | None:
         """No answer came, or a wrong one. Returns seconds until its partition needs another request."""
@@ -250,9 +244,10 @@ class ConsumerCore:
             self.make_ready(cursor)
         return self.failed(request, error, now)
 
-    def _recovered(self, request: Request, now: float, pause: float = 0.0) -> None:
+    def _recovered(self, request: Request, now: float, pause: float) -> float:
         if request.cursor.answered(request, now, pause):
             log.info("fetching %s works again", request.cursor)
+        return pause
 
     # --- whose turn it is -------------------------------------------------------------------------------------------
 
@@ -350,7 +345,6 @@ class ConsumerCore:
                 self._begin(cursor)
                 try:
                     batch = chunk.take_batch(cursor.partition, limit, self._check_batches)
-                    cursor.records_are_good()
                     self._handed_out(cursor, chunk, batch["id"][-1].as_py())
                     return batch
                 except CorruptRecord as error:
@@ -402,9 +396,7 @@ class ConsumerCore:
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
         messages = chunk.take(cursor.partition, limit, self._tags, self._check_messages)
-        if messages:
-            cursor.records_are_good()
-        elif chunk.bytes_left:
+        if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
         return messages
 

@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from enum import Enum, auto
-from random import random
 from typing import NamedTuple
 
 from metaq.coordination.backoff import Backoff
@@ -34,21 +32,13 @@ from ..config import ConsumerConfig
 from ..places import Locate
 from ..values import TopicPartition
 from .chunk import Chunk
+from .tuning import DAMAGE_TRIES, EMPTY_GETS, LARGEST_GET_BYTES
 
 __all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "Ask", "PartitionCursor", "Reached", "Request"]
 
 UNKNOWN_MESSAGE_ID = -1
 NOWHERE = -1
 """No offset."""
-
-_DAMAGE_TRIES = 3
-"""A record that fails its check is fetched again so often, for it may be damaged on the way, before the broker is asked
-how far the damage goes."""
-_EMPTY_GETS = 60
-"""After so many empty answers in a row the end is asked for: nothing ever comes behind it. (At the longest pause half a
-minute; a Java broker may hand out bytes that its flushed end has not reached yet.)"""
-_LARGEST_GET_BYTES = 32 << 20
-"""The text protocol's request stops growing here; no message is larger."""
 
 Reached = tuple[int, int]
 """An offset, and the id of the last message in front of it."""
@@ -95,7 +85,6 @@ class PartitionCursor:
         stored: Reached | None = None,
         announced: bool = True,
         wanting: deque[PartitionCursor] | None = None,
-        random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
         the claim to a commit. stored: what is committed. announced: whether the user knows of the claim; nothing is
@@ -115,7 +104,7 @@ class PartitionCursor:
         self.committed = stored
         self.buffered_bytes = 0
         self.asking = False
-        self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
+        self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds)
         self._config = config
         self._generation = 0
         self._chunks: deque[Chunk] = deque()
@@ -195,14 +184,14 @@ class PartitionCursor:
         if self.opened and self.active and not self.revoking:
             self._restart(None)
 
-    def begins_at(self, request: Request, offset: int) -> None:
-        """The first position was found. It holds unless there was a seek meanwhile."""
+    def offset_found(self, request: Request, offset: int) -> None:
+        """The answer to BEGIN, which holds unless there was a seek meanwhile, or to END."""
         with self.lock:
-            if not self.opened and request.generation == self._generation:
-                self.fetch_offset = self.position = offset
+            if self.awaits(request):
+                if not self.opened:
+                    self.fetch_offset = self.position = offset
+                    self.opened = True
                 self._ask = Ask.PULL
-                self.asking = False
-                self.opened = True
 
     def revoke(self) -> None:
         """Another member shall get it: nothing is fetched or handed out any more."""
@@ -269,7 +258,7 @@ class PartitionCursor:
     def arrived(self, request: Request, chunk: Chunk) -> bool:
         """Data came; False if the partition was lost or moved meanwhile, and they are dropped."""
         with self.lock:
-            if request.generation != self._generation or not self.active or self.revoking:
+            if self.revoking or not self.awaits(request):
                 return False
             size = chunk.bytes_left
             # the one call comes last: an interrupt comes before all of it, or after
@@ -341,30 +330,19 @@ class PartitionCursor:
 
     def ask_for_more(self, came: int) -> bool:
         """Text protocol: not one whole record is among `came` bytes. Whether asking for more may help."""
-        if came < self._get_bytes or self._get_bytes >= _LARGEST_GET_BYTES:
+        if came < self._get_bytes or self._get_bytes >= LARGEST_GET_BYTES:
             return False
-        self._get_bytes = min(2 * self._get_bytes, _LARGEST_GET_BYTES)
+        self._get_bytes = min(2 * self._get_bytes, LARGEST_GET_BYTES)
         return True
-
-    @staticmethod
-    def may_be_length(length: int) -> bool:
-        """Whether a record of so many bytes may be."""
-        return 0 <= length <= _LARGEST_GET_BYTES
 
     def nothing_came(self) -> float:
         """Text protocol. Returns seconds to wait before asking again, which grow, as in 1.x."""
         config = self._config
         self._idle_ms = min(self._idle_ms + config.text_idle_step_ms, config.text_idle_max_ms)
         self._empty_gets += 1
-        if self._empty_gets == _EMPTY_GETS and self.fetch_offset:
+        if self._empty_gets == EMPTY_GETS and self.fetch_offset:
             self._ask = Ask.END
         return self._idle_ms / 1000
-
-    def end_is_known(self, request: Request) -> None:
-        """What Ask.END has asked for was told."""
-        with self.lock:
-            if self.awaits(request):
-                self._ask = Ask.PULL
 
     # --- taking -----------------------------------------------------------------------------------------------------
 
@@ -396,6 +374,7 @@ class PartitionCursor:
         None: as before. It counts as consumed with `acknowledge`."""
         if last_id is not None:
             self.last_id = last_id
+            self._failed_checks = 0
         self.position = position
         self._handed = (position, self.last_id)
 
@@ -421,6 +400,7 @@ class PartitionCursor:
             if self.moves == moves and (self.position, self.last_id) != (position, last_id):
                 self.position, self.last_id = position, last_id
                 self.consumed = (position, last_id)
+                self._failed_checks = 0
 
     def hold(self) -> bool:
         """A handler is about to work on it; False if it is not ours to work on any more."""
@@ -439,17 +419,13 @@ class PartitionCursor:
 
     # --- damage -----------------------------------------------------------------------------------------------------
 
-    def records_are_good(self) -> None:
-        """What was fetched at the position has passed its check."""
-        self._failed_checks = 0
-
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
         """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
         it, too. After some tries ask how far the damage goes; it comes as a chunk of its own. moves: as consumed_to.
         anew: this was known, and was waited for to be whole.
         """
         checks = 1 if anew else self._failed_checks + 1
-        ask = Ask.PULL if checks <= _DAMAGE_TRIES else Ask.DAMAGE
+        ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
         if self._restart(offset, ask=ask, moves=moves, suspect=offset):
             self._failed_checks = checks
             self._unless = None

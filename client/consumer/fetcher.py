@@ -34,12 +34,11 @@ from ..values import TopicPartition
 from ..waiting import Waiter
 from .core import ConsumerCore
 from .cursor import Ask, PartitionCursor, Request
+from .tuning import CONNECT_SECONDS
 
 __all__ = ["BrokerThreads", "Fetcher"]
 
 log = get_log(__name__)
-
-_CONNECT_SECONDS = 3.0
 
 
 class Fetcher:
@@ -175,21 +174,18 @@ class Fetcher:
         if not cursor.awaits(request):
             return
         try:
-            connection = self._pool.connection(endpoint, _CONNECT_SECONDS)
+            connection = self._pool.connection(endpoint, CONNECT_SECONDS)
             self._use(connection)
             if request.ask is Ask.PULL:
                 self._pull(request, connection)
                 return
-            if request.ask is Ask.BEGIN:
-                assert cursor.locate is not None
-                offset = cursor.locate(connection, cursor.partition)
-                pause = core.begins_at(request, offset, self._clock())
-            elif request.ask is Ask.DAMAGE:
-                damage = locate_damage(connection, cursor.partition, request.offset)
-                pause = core.damage_is(request, damage, self._clock())
-            else:
-                end = max_offset(connection, cursor.partition)
-                pause = core.end_is(request, end, self._clock())
+            look = {Ask.BEGIN: cursor.locate, Ask.END: max_offset}.get(request.ask)
+            what = (
+                locate_damage(connection, cursor.partition, request.offset)
+                if look is None
+                else look(connection, cursor.partition)
+            )
+            pause = core.found(request, what, self._clock())
         except MetaqError as error:
             pause = core.failed(request, error, self._clock())
         self._then(request, pause)

@@ -6,7 +6,6 @@ Everything here runs on one thread, the rebalance thread, except what says other
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +33,11 @@ from .missing_topics import MissingTopics
 from .notices import Notice
 from .offset_commit import OffsetCommitter
 from .rebalance import Action, Event, State, next_state
+from .tuning import HELD_LOOK_SECONDS
 
 __all__ = ["GroupMember"]
 
 log = get_log(__name__)
-
-_HELD_LOOK_SECONDS = 5.0
-"""Pause before a partition that another member holds is asked for again, if ZooKeeper does not tell that it is free."""
 
 
 class GroupMember:
@@ -65,7 +62,6 @@ class GroupMember:
         wants_notice: bool,
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
-        random: random.Random | None = None,
     ) -> None:
         """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations. is_idle:
         whether nobody polls still, when it is about to step out."""
@@ -84,7 +80,6 @@ class GroupMember:
         self._wants_notice = wants_notice
         self._is_idle = is_idle
         self._clock = clock
-        self._random = random or _RANDOM
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._checked: tuple[Mapping[TopicPartition, PartitionCursor], int] = ({}, 0)
         self._change_is_queued = False
@@ -95,7 +90,7 @@ class GroupMember:
         self._gains: list[TopicPartition] = []
         self._losses: list[PartitionCursor] = []
         self._draining: Notice | None = None
-        self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds, self._random.random)
+        self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds)
         self._reason = ""
         self._pauses = 0
         self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # what is waited for, and since when
@@ -191,8 +186,7 @@ class GroupMember:
 
     def _claims_hold(self) -> bool:
         """Whether everything owned was claimed on the session of now; the membership may have a new one already."""
-        session_id = self._membership.session_id
-        return session_id != 0 and all(each.fence == session_id for each in self._core.owned.values())
+        return self._session_lives() and self.holds_its_claims()
 
     def holds_its_claims(self) -> bool:
         """Whether the session that claimed what is owned is still the one of now. Any thread; cheap at each poll.
@@ -379,14 +373,14 @@ class GroupMember:
         if former != waits_for:
             self._waiting = waits_for, now
             log.info("group %s: waiting until %s are free", self._membership.group, _names(waits_for))
-        elif now - since >= _HELD_LOOK_SECONDS:
+        elif now - since >= HELD_LOOK_SECONDS:
             holder = self._membership.owner(*_znode(waits_for[0]))
             if holder is not None:  # else it has become free in this moment
                 self._complain(
                     f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
                     f"{waits_for[0]} is held by {holder}",
                 )
-        return _HELD_LOOK_SECONDS
+        return HELD_LOOK_SECONDS
 
     def _complain(self, trouble: str, reason: str) -> None:
         """A warning for each new reason, unless it is the end that made it fail."""
@@ -441,8 +435,6 @@ class GroupMember:
             self._membership.leave()  # releases what is held
         return Event.GONE
 
-
-_RANDOM = random.Random()
 
 _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
     Action.JOIN: GroupMember._join,

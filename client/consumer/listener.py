@@ -30,15 +30,11 @@ from .cursor import PartitionCursor
 from .fetcher import Fetcher
 from .poll_watch import PollWatch
 from .rejected import RejectHandler
+from .tuning import HANDLER_MESSAGES, STOP_LOOK_SECONDS
 
 __all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
 
 log = get_log(__name__)
-
-_BLOCK = 500
-"""Most messages that a worker takes before the next work has its turn."""
-_LOOK_SECONDS = 1.0
-"""How long the thread in run() waits at most before it looks whether it shall stop."""
 
 Deliver = Callable[[Sequence[Message]], object]
 
@@ -161,7 +157,7 @@ class Listener:
                     work = self._work_of(arrived)  # first: give_back() knows it by its work
                     core.hand_over(arrived)
                     self._arrived(work)
-                self._poll_watch.wait(partial(self._fetcher.wait, _LOOK_SECONDS))
+                self._poll_watch.wait(partial(self._fetcher.wait, STOP_LOOK_SECONDS))
         finally:
             self._end()
         if self._failure is not None:
@@ -328,7 +324,7 @@ class Listener:
             return 0.0
         pause = 0.0
         try:
-            work.messages.extend(self._core.next_messages(cursor, chunk, max(_BLOCK, self._handling.batch)))
+            work.messages.extend(self._core.next_messages(cursor, chunk, max(HANDLER_MESSAGES, self._handling.batch)))
             work.end = chunk.reached
             if not chunk.bytes_left:
                 cursor.used_up(chunk)

@@ -17,11 +17,9 @@ from ..values import Lag, TopicPartition
 from .core import ConsumerCore
 from .fetcher import Fetcher
 from .single_read import read_messages
+from .tuning import LOOKUP_SECONDS
 
-__all__ = ["LOOKUP_SECONDS", "Positions"]
-
-LOOKUP_SECONDS = 10.0
-"""For one question to a broker."""
+__all__ = ["Positions"]
 
 
 class Positions:

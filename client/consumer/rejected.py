@@ -16,6 +16,7 @@ from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..timers import Timers
+from .tuning import RECOVERED_PAGE
 
 __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "recovering"]
 
@@ -24,8 +25,6 @@ log = get_log(__name__)
 RejectHandler = Callable[[Message, Exception], None]
 """Called with a message and what its last try raised. The message counts as consumed once this returns; if it raises,
 the message is tried again."""
-
-_PAGE = 100
 
 
 def drop_message(message: Message, error: Exception) -> None:
@@ -111,7 +110,7 @@ class LocalRecoverStore:
 
     def _round(self, store: LocalMessageStore, topic: str, deliver: Callable[[Message], object]) -> Iterator[None]:
         last = 0
-        while page := store.peek(topic, _PAGE, after=last):
+        while page := store.peek(topic, RECOVERED_PAGE, after=last):
             for last, kept in page:
                 message = kept.to_message()
                 try:

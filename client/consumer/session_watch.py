@@ -10,17 +10,11 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.session_clock import session_clock
 
 from ..timers import Timers
+from .tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
 
 __all__ = ["SessionWatch"]
 
 log = get_log(__name__)
-
-_SUSPENDED_SHARE = 1 / 3
-"""Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""
-_UNPROVED_SHARE = 2 / 3
-"""Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
-_PROOF_SHARE = 1 / 9
-"""Of the session timeout: how often it is proved."""
 
 
 class SessionWatch:
@@ -47,7 +41,7 @@ class SessionWatch:
     def prove(self) -> None:
         """Prove the session now and regularly from then on."""
         self._proof.renew()
-        self._timers.call_later(self._session.session_timeout * _PROOF_SHARE, self.prove)
+        self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
     def may_have_lost_everything(self) -> bool:
         """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
@@ -56,7 +50,7 @@ class SessionWatch:
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
-        if suspended <= timeout * _SUSPENDED_SHARE and unproved <= timeout * _UNPROVED_SHARE:
+        if suspended <= timeout * SUSPENDED_SHARE and unproved <= timeout * UNPROVED_SHARE:
             self._waits = False
             return not self._holds_its_claims()
         if not self._waits:

@@ -83,9 +83,9 @@ class ConsumerMachine(RuleBasedStateMachine):
         if request.ask is Ask.BEGIN:
             assert request.cursor.locate is not None
             locate: Any = request.cursor.locate
-            pause = core.begins_at(request, locate(), self.now)
+            pause = core.found(request, locate(), self.now)
         elif request.ask is Ask.DAMAGE:
-            pause = core.damage_is(request, None, self.now)
+            pause = core.found(request, None, self.now)
         else:
             answer: Any = (reply, 0.0 if reply else 0.5)
             pause = core.answered(request, answer, HERE, self.now)
@@ -255,7 +255,7 @@ def test_a_partition_that_is_damaged_to_its_end_asks_for_nothing_until_a_seek():
     request = cursor.next_request(0.0)
     assert request is not None
     assert request.ask is Ask.DAMAGE
-    assert core.damage_is(request, CorruptRecord("t", 0, "strange"), 0.0) is not None
+    assert core.found(request, CorruptRecord("t", 0, "strange"), 0.0) is not None
     assert cursor.next_request(1.0) is None
     with pytest.raises(CorruptRecord):
         core.take(1)

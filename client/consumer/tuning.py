@@ -1,0 +1,55 @@
+"""The constants of consuming that are no options: unit, and why this value. None is on the way of a message, so no
+benchmark depends on one; the sizes that `bench --scenario consume` was tuned with are options (ConsumerConfig).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CLOSE_SECONDS",
+    "CONNECT_SECONDS",
+    "DAMAGE_TRIES",
+    "DOUBT_LOOK_SECONDS",
+    "EMPTY_GETS",
+    "HANDLER_MESSAGES",
+    "HELD_LOOK_SECONDS",
+    "LARGEST_GET_BYTES",
+    "LOOKUP_SECONDS",
+    "PROOF_SHARE",
+    "RECOVERED_PAGE",
+    "STOP_LOOK_SECONDS",
+    "SUSPENDED_SHARE",
+    "UNPROVED_SHARE",
+]
+
+CLOSE_SECONDS = 10.0
+"""close() takes at most: what a program's user waits for without asking why."""
+CONNECT_SECONDS = 3.0
+"""For a connection to a broker, on that broker's thread: a frozen one holds up its own partitions only."""
+LOOKUP_SECONDS = 10.0
+"""For one question to a broker, as ConnectionConfig.request_timeout_seconds."""
+DOUBT_LOOK_SECONDS = 0.1
+"""How often poll() looks whether a doubt about what it owns is over: nothing wakes it then."""
+STOP_LOOK_SECONDS = 1.0
+"""How long the thread in run() waits at most before it looks whether it shall stop, should a wake-up be missed."""
+HELD_LOOK_SECONDS = 5.0
+"""Pause before a partition that another member holds is asked for again, if ZooKeeper does not tell that it is free."""
+HANDLER_MESSAGES = 500
+"""Most messages that a worker takes before the next partition has its turn: as poll() gives by default."""
+RECOVERED_PAGE = 100
+"""Messages that a LocalRecoverStore reads at once."""
+
+DAMAGE_TRIES = 3
+"""A record that fails its check is fetched again so often, for it may be damaged on the way, before the broker is asked
+how far the damage goes."""
+EMPTY_GETS = 60
+"""Text protocol: after so many empty answers in a row the end is asked for, since nothing ever comes behind it. At the
+longest pause that is half a minute; a Java broker may hand out bytes that its flushed end has not reached yet."""
+LARGEST_GET_BYTES = 32 << 20
+"""Text protocol: a request stops growing here; no message is larger."""
+
+SUSPENDED_SHARE = 1 / 3
+"""Of the session timeout: without a connection for longer, the session may be over (ZkSession.suspended_seconds)."""
+UNPROVED_SHARE = 2 / 3
+"""Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
+PROOF_SHARE = 1 / 9
+"""Of the session timeout: how often it is proved, so that two proofs may fail before it is doubted."""
