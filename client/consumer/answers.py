@@ -9,6 +9,7 @@ from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, is_blank, iter_headers
+from metaq.protocol.refusals import frame_error, text_error
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
@@ -16,7 +17,6 @@ from metaq.protocol.text import Result, Value, encode_get
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
 from ..inquiry import damaged_bytes
-from ..replies import frame_error, text_error
 from .chunk import Chunk
 from .cursor import Request
 from .tuning import LARGEST_GET_BYTES
