@@ -63,6 +63,14 @@ class AioGenerator:
         """One task, at most `window` sends without an answer."""
         return self._runner.run(self._pipeline(self._prompt, topic, window, count, bytes(size)))
 
+    def produce(self, topic: str, count: int, size: int) -> Answer:
+        """It has futures only."""
+        raise NotImplementedError("the client has no call-back of a send")
+
+    def futures(self, topic: str, count: int, size: int) -> Answer:
+        """All are handed to it, then waited for."""
+        return self._runner.run(self._pipeline(self._prompt, topic, count, count, bytes(size)))
+
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer:
         """The client gathers batches itself: all are handed to it as it takes them, then waited for."""
         whole = count // batch * batch

@@ -45,6 +45,10 @@ class KafkaPython:
     def send_async(self, topic: str, data: bytes) -> _KafkaFuture:
         return _KafkaFuture(self._prompt.send(topic, data))
 
+    def produce(self, topic: str, data: bytes, count: int) -> None:
+        """It has futures with call-backs, which is something else."""
+        raise NotImplementedError("the client has no call-back of a send")
+
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         """The client gathers batches itself: all are handed to it, then waited for."""
         sent = [self._bulk.send(topic, data) for _ in range(batches) for data in payloads]
@@ -98,6 +102,7 @@ class ConfluentKafka:
         self._bulk = Producer(
             {"bootstrap.servers": bootstrap, "linger.ms": BULK_LINGER_MS, "batch.size": BULK_BATCH_BYTES}
         )
+        self._plain = Producer({"bootstrap.servers": bootstrap})
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._call_back, name="callbacks", daemon=True)
         self._poller.start()
@@ -113,6 +118,29 @@ class ConfluentKafka:
         future: Future[None] = Future()
         self._prompt.produce(topic, data, on_delivery=_end(future))
         return future
+
+    def produce(self, topic: str, data: bytes, count: int) -> None:
+        """The loop of its documentation, with its default settings."""
+        reported, failed = 0, []
+
+        def report(error: Any, _: Any) -> None:
+            nonlocal reported
+            reported += 1
+            if error is not None:
+                failed.append(error)
+
+        produce, poll = self._plain.produce, self._plain.poll
+        for _ in range(count):
+            while True:
+                try:
+                    produce(topic, data, on_delivery=report)
+                    break
+                except BufferError:
+                    poll(POLL_SECONDS)
+            poll(0)
+        self._plain.flush(60)
+        if failed or reported != count:
+            raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         """The client gathers batches itself: all are handed to it as its queue takes them, then waited for."""

@@ -60,6 +60,11 @@ class Client(Protocol):
         """Send without waiting."""
         ...
 
+    def produce(self, topic: str, data: bytes, count: int) -> None:
+        """Send singly so many times, each with a call-back, and flush once; all were reported as stored on return.
+        Raises NotImplementedError if the client has no call-backs."""
+        ...
+
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         """Send `payloads` so many times in the system's own way for bulk; all are acknowledged on return."""
         ...
@@ -84,6 +89,8 @@ class Commands(Protocol):
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer: ...
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer: ...
+    def produce(self, topic: str, count: int, size: int) -> Answer: ...
+    def futures(self, topic: str, count: int, size: int) -> Answer: ...
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer: ...
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer: ...
     def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer: ...
@@ -141,6 +148,23 @@ class Generator:
                 unanswered.popleft().result()
             unanswered.append(send(topic, data))
         for future in unanswered:
+            future.result()
+        return rate(count, time.perf_counter_ns() - start)
+
+    def produce(self, topic: str, count: int, size: int) -> Answer:
+        """One thread, single sends with a call-back each, one flush at the end."""
+        data = bytes(size)
+        start = time.perf_counter_ns()
+        self._client.produce(topic, data, count)
+        return rate(count, time.perf_counter_ns() - start)
+
+    def futures(self, topic: str, count: int, size: int) -> Answer:
+        """One thread that keeps the future of each send, and asks all of them for their results at the end."""
+        data = bytes(size)
+        send = self._client.send_async
+        start = time.perf_counter_ns()
+        sent = [send(topic, data) for _ in range(count)]
+        for future in sent:
             future.result()
         return rate(count, time.perf_counter_ns() - start)
 
@@ -233,6 +257,8 @@ def answer(commands: Commands, line: str) -> Answer:
         for command in (
             commands.send_blocking,
             commands.send_async,
+            commands.produce,
+            commands.futures,
             commands.send_batch,
             commands.consume,
             commands.consume_arrow,

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from itertools import cycle
 from typing import Any
 
-from metaq import Consumer, Producer
+from metaq import Consumer, Producer, TopicPartition
 
 from .loops import Generator, Poll, PollArrow, serve
 
@@ -23,10 +24,33 @@ class Metaq:
     def __init__(self, zk_connect: str) -> None:
         self._zk_connect = zk_connect
         self._producer = Producer(zk_connect)
+        self._turns: dict[str, Iterator[TopicPartition | None]] = {}
         self.send = self._producer.send
 
     def send_async(self, topic: str, data: bytes) -> Future[Any]:
-        return self._producer.send_async(topic, data)
+        """In turn to all partitions, as 1.x's client; by itself ours would fill a request for each of them."""
+        turns = self._turns.get(topic)
+        if turns is None:
+            partitions = self._producer.partitions(topic)
+            turns = self._turns[topic] = cycle(partitions if len(partitions) > 1 else (None,))
+        return self._producer.send_async(topic, data, partition=next(turns))
+
+    def produce(self, topic: str, data: bytes, count: int) -> None:
+        """As a user of confluent-kafka writes it."""
+        reported, failed = 0, []
+
+        def report(error: Exception | None, _: Any) -> None:
+            nonlocal reported
+            reported += 1
+            if error is not None:
+                failed.append(error)
+
+        produce = self._producer.produce
+        for _ in range(count):
+            produce(topic, data, on_delivery=report)
+        self._producer.flush(60)
+        if failed or reported != count:
+            raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         """A few batches are under way: one is stored, the next is on the wire, others are being made."""

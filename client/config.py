@@ -141,6 +141,8 @@ class ProducerConfig:
     that does not take many partitions in one request (Java's) has one for each partition."""
     max_buffered_bytes: int = 64 << 20
     """Messages accepted but not yet answered; above, a send waits for room until its deadline."""
+    max_buffered_messages: int = 50_000
+    """The same for their number; a batch of send_batch_async() is always taken whole."""
     delivery_timeout_seconds: float = 30.0
     """From the call to the final answer, all tries together, unless the call says otherwise."""
     retry_min_seconds: float = 0.02
@@ -172,6 +174,7 @@ class ProducerConfig:
             "max_batch_records",
             "max_requests_in_flight",
             "max_buffered_bytes",
+            "max_buffered_messages",
             "delivery_timeout_seconds",
             "retry_min_seconds",
             "retry_max_seconds",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -31,15 +33,20 @@ class SendResult(NamedTuple):
         return self.offset < 0
 
 
+_make = partial(tuple.__new__, SendResult)
+"""As SendResult._make, without a call of Python for each."""
+
+
 class BatchResults(Sequence[SendResult]):
     """The results of one batch, computed when looked at: ids and offsets follow from the first and the record sizes."""
 
-    __slots__ = ("_first_id", "_ids", "_offsets", "partition")
+    __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition")
 
     def __init__(self, first_id: int, partition: TopicPartition, offset: int, sizes: npt.NDArray[np.int64]) -> None:
         self.partition = partition
         self._first_id = first_id
         self._ids: npt.NDArray[np.int64] | None = None
+        self._listed: tuple[list[int], list[int]] | None = None
         self._offsets = np.empty(len(sizes), dtype=np.int64)
         self._offsets[0] = offset
         np.cumsum(sizes[:-1], out=self._offsets[1:])
@@ -69,7 +76,13 @@ class BatchResults(Sequence[SendResult]):
     def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return SendResult(int(self.message_ids[index]), self.partition, int(self._offsets[index]))
+        if self._listed is None:  # at first: numpy makes a number at a time far more slowly than all at once
+            self._listed = self.message_ids.tolist(), self._offsets.tolist()
+        ids, offsets = self._listed
+        return SendResult(ids[index], self.partition, offsets[index])
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return map(_make, zip(self.message_ids.tolist(), repeat(self.partition), self._offsets.tolist()))
 
     def __repr__(self) -> str:
         return f"<{len(self)} results, partition {self.partition}, from offset {int(self._offsets[0])}>"

@@ -11,6 +11,7 @@ Nobody matches on an error's text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from .statuses import Status
@@ -25,6 +26,7 @@ __all__ = [
     "CoordinationError",
     "CoordinationUnavailable",
     "CorruptRecord",
+    "DeliveryFailed",
     "DirectoryInUse",
     "DiskFull",
     "FilterUnavailable",
@@ -382,6 +384,15 @@ class BrokerUnavailable(ClientError):
 
     retriable = True
     refresh_view = True
+
+
+class DeliveryFailed(ClientError):
+    """Messages that were sent without a call-back could not be delivered. losses: how many, by topic and reason."""
+
+    def __init__(self, losses: Mapping[tuple[str, str], int]) -> None:
+        self.losses = losses
+        told = [f"{count} to topic {topic!r}: {reason}" for (topic, reason), count in losses.items()]
+        super().__init__(f"{sum(losses.values())} messages could not be delivered: {'; '.join(told)}")
 
 
 class RequestTimedOut(ClientError):

@@ -17,18 +17,15 @@ from typing import Protocol
 
 from metaq.coordination.forks import ForkGuard
 
-__all__ = ["AtExit", "Losses"]
-
-Losses = Mapping[tuple[str, str], int]
-"""Messages that could not be delivered, by topic and reason."""
+__all__ = ["AtExit"]
 
 _began: float | None = None
 """When the first producer was told that the program ends: all share the time, so that many do not take many times."""
 
 
 class _Leaving(Protocol):
-    def deliver_last(self, timeout: float) -> Losses:
-        """Deliver what was accepted within `timeout` seconds; return what was not."""
+    def deliver_last(self, timeout: float) -> Mapping[tuple[str, str], int]:
+        """Deliver what was accepted within `timeout` seconds; count what was not, by topic and reason."""
 
 
 class AtExit:

@@ -15,24 +15,30 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import HEADER_BYTES, Buffer
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
-from .futures import refuse_in_callback
+from .futures import Outcome, refuse_in_callback
 from .key_order import KeyOrder, PartitionsOf
 from .lanes import Accumulator, Flight, Lane, Turn
-from .outgoing import Outgoing
+from .losses import Losses
+from .outgoing import GatheredBatch, OnDelivery, Outgoing
 from .routing import no_partition
 
 __all__ = ["Outbox"]
 
 _LOOK_SECONDS = 0.25
 """Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
+_LEAST_GATHERED = 64
+"""Messages that a batch may gather at least; and as many as are queued in front of it, so that a request can leave half
+of a large queue to the one behind it."""
 
 
 class Outbox:
@@ -56,9 +62,11 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = config.max_batch_bytes
+        self._max_joined = min(config.max_batch_bytes, MAX_BODY_BYTES)  # a larger message is refused, by others
         self._max_records = config.max_batch_records
         self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes
+        self._max_messages = config.max_buffered_messages
         self._lingers = config.linger_ms > 0
         self._transmit = transmit
         self._linger = linger
@@ -68,8 +76,10 @@ class Outbox:
         self._lock = threading.Lock()
         self._changed = Bells()  # room or emptiness, for those who wait for it
         self._buffered = 0
+        self._messages = 0
         self._closed = False
         self._accumulators: dict[TopicPartition, Accumulator] = {}
+        self._gathering: dict[Hashable, Accumulator] = {}  # where messages that nothing else distinguishes went last
         self._first: dict[str, Accumulator] = {}  # by topic
         self._lanes: dict[int, Lane] = {}  # by broker
         self._keys = KeyOrder(self._accumulators, partitions_of)
@@ -79,6 +89,56 @@ class Outbox:
     @property
     def buffered_bytes(self) -> int:
         return self._buffered
+
+    def join(
+        self, where: Hashable, flag: int, body: Buffer, deadline: float, on_delivery: OnDelivery | Losses
+    ) -> tuple[Outcome, int] | None:
+        """Accept a message into the open batch of `where`, a topic or a partition; where its future looks.
+        None: there is no such batch, or it cannot take this message: `add` a GatheredBatch.
+
+        A message costs as much as this function: the bars of bench's `produce-128` and `futures-128` hang on it.
+        """
+        size = HEADER_BYTES + len(body)
+        with self._lock:
+            accumulator = self._gathering.get(where)
+            if accumulator is None or (batch := accumulator.open) is None:
+                return None
+            bodies = batch.bodies
+            count = len(bodies)
+            if (
+                count >= batch.most
+                or batch.size + size > self._max_joined
+                or self._buffered + size > self._max_buffered
+                or self._messages >= self._max_messages
+                or not batch.deadline <= deadline <= batch.latest
+            ):
+                return None
+            if batch.flags != flag:
+                batch.put_flag(flag)
+            if batch.runs[-1][1] is not on_delivery:
+                batch.put_report(on_delivery)
+            # no call from here on but the last one: an interrupt finds all of it done or nothing
+            self._buffered += size
+            self._messages += 1
+            batch.size += size
+            bodies.append(body)
+        return batch.outcome, count
+
+    def sticks_to(self, where: Hashable) -> TopicPartition | None:
+        """The partition that takes the next message without a key of a topic, if there is no reason for another one."""
+        with self._lock:
+            accumulator = self._gathering.get(where)
+            if accumulator is None or not accumulator.sticks or self._is_full(accumulator):
+                return None
+            return accumulator.partition
+
+    def unstick(self, topic: str) -> None:
+        """The partitions of the topic have changed."""
+        with self._lock:
+            for accumulator in self._gathering.values():
+                if accumulator.partition.topic == topic:
+                    accumulator.sticks = False
+                    accumulator.close()
 
     def add(self, outgoing: Outgoing, partition: TopicPartition | None) -> tuple[Accumulator | None, Sequence[Flight]]:
         """Accept a message. Returns its partition's accumulator and what the caller must send now, mostly at most one
@@ -92,14 +152,15 @@ class Outbox:
                 with self._lock:
                     if self._closed:
                         raise ClientError("this producer is closed")
-                    if not self._buffered or self._buffered + outgoing.size <= self._max_buffered:
+                    if not self._is_too_much(outgoing):
                         by_key = partition is None
                         if partition is None:
                             partition = self._by_key(outgoing)
-                        if outgoing.deadline < self._next_look and outgoing.future is not None:
+                        if outgoing.deadline < self._next_look and outgoing.report is not None:
                             self._look_next(outgoing.deadline)
                         if by_key and (waiting := self._keys.behind(outgoing)) is not None:
                             self._buffered += outgoing.size  # and no call before the next, as below
+                            self._messages += 1
                             waiting.append(outgoing)
                             return None, ()
                         accumulator = self._accumulators.get(partition) or self._accumulator(partition)
@@ -110,11 +171,13 @@ class Outbox:
                         if idle and lane.is_open(self._max_flights):  # the usual case of a producer that is not busy
                             batch = [outgoing]
                             flight = Flight(lane, [Turn(accumulator, batch)])
+                            count = outgoing.count
                             # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
                             accumulator.busy = True
                             accumulator.under_way = batch
                             lane.flights += 1
                             self._buffered += outgoing.size
+                            self._messages += count
                             outgoing.flights = flights = (flight,)
                             return accumulator, flights
                         following = self._queue(outgoing, accumulator)
@@ -140,7 +203,7 @@ class Outbox:
         """
         accumulator, (outgoing,) = flight.turns[0]
         lane = flight.lane
-        blocking, size = outgoing.future is None, outgoing.size
+        blocking, size, count = outgoing.report is None, outgoing.size, outgoing.count
         with self._lock:
             if self._changed.waiting or self._keys.moving:
                 return None
@@ -149,7 +212,7 @@ class Outbox:
                 return None
             # no call from here on, until all is done
             accumulator.failures = 0
-            accumulator.answered = 1
+            accumulator.answered = count
             accumulator.busy = False
             accumulator.under_way = ()
             flight.missing = 0
@@ -157,6 +220,7 @@ class Outbox:
             flight.landed = flight.turns
             if blocking:
                 self._buffered -= size
+                self._messages -= count
                 flight.settled = flight.turns
             if not gathered:
                 return ()
@@ -173,7 +237,7 @@ class Outbox:
         with self._lock:
             for accumulator, batch in finished:
                 accumulator.failures = 0
-                accumulator.answered = len(batch)
+                accumulator.answered = batch[0].count if len(batch) == 1 else sum([each.count for each in batch])
                 accumulator.busy = False
                 accumulator.under_way = ()
                 if accumulator.queue:
@@ -195,8 +259,10 @@ class Outbox:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
             ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
             size = ended[0].size if len(ended) == 1 else sum([each.size for each in ended])
+            count = ended[0].count if len(ended) == 1 else sum([each.count for each in ended])
             settled = [*flight.settled, *fresh]
             self._buffered -= size
+            self._messages -= count
             flight.settled = settled
             following = self._freed(ended) if self._changed.waiting or self._keys.moving else ()
         if following:
@@ -212,6 +278,8 @@ class Outbox:
             accumulator.paused = True
             accumulator.under_way = ()
             accumulator.failures += 1
+            accumulator.sticks = False
+            accumulator.close()
             left = again if self._closed else []
             if not self._closed:
                 accumulator.put_back(again)
@@ -281,12 +349,14 @@ class Outbox:
             for each in self._accumulators.values():
                 under_way += [outgoing for outgoing in each.under_way if _expired(outgoing, now)]
                 if due := _take_expired(each.queue, now):
+                    each.close()
                     each.queued_bytes -= sum(outgoing.size for outgoing in due)
+                    each.queued_records -= sum(outgoing.count for outgoing in due)
                     queued += due
             for waiting in self._keys.waiting():
                 queued += _take_expired(waiting, now)
             self._last_look, self._next_look = now, math.inf
-            deadlines = [each.deadline for each in self._everything() if each.future is not None and not each.done]
+            deadlines = [each.deadline for each in self._everything() if each.report is not None and not each.done]
             if later := [deadline for deadline in deadlines if deadline > now]:
                 self._look_next(min(later))
             following = self._release(queued)
@@ -334,13 +404,27 @@ class Outbox:
 
     def _queue(self, outgoing: Outgoing, accumulator: Accumulator) -> Sequence[Flight] | None:
         """Returns what may leave now; None if a linger time begins."""
+        count = outgoing.count
+        if accumulator.open is not None:
+            accumulator.close()
+        gathered = outgoing if isinstance(outgoing, GatheredBatch) else None
+        if gathered is not None:
+            gathered.most = min(max(_LEAST_GATHERED, accumulator.queued_records), self._max_records)
+        # no call from here on but the last one, which is not `put`: see `add`
         self._buffered += outgoing.size
-        accumulator.queued_bytes += outgoing.size  # not `put`, which is a call: see `add`
+        self._messages += count
+        if gathered is None:
+            accumulator.queued_bytes += outgoing.size
+            accumulator.queued_records += count
+        else:
+            accumulator.open = gathered
+            accumulator.sticks = True
+            self._gathering[gathered.where] = accumulator
         accumulator.queue.append(outgoing)
         if accumulator.busy or accumulator.paused:
             return ()
         lane = accumulator.lane
-        if not self._lingers or outgoing.future is None or self._is_full(accumulator):
+        if not self._lingers or outgoing.report is None or self._is_full(accumulator):
             lane.call(accumulator)
             if not lane.is_open(self._max_flights):
                 return ()
@@ -369,7 +453,10 @@ class Outbox:
         return partition
 
     def _is_full(self, accumulator: Accumulator) -> bool:
-        return accumulator.queued_bytes >= self._max_bytes or len(accumulator.queue) >= self._max_records
+        size, records = accumulator.queued_bytes, accumulator.queued_records
+        if accumulator.open is not None:
+            size, records = size + accumulator.open.size, records + accumulator.open.count
+        return size >= self._max_bytes or records >= self._max_records
 
     def _call(self, accumulators: Iterable[Accumulator]) -> list[Flight]:
         """Let those go that have something queued."""
@@ -387,6 +474,7 @@ class Outbox:
         """These have their outcome. Returns what may leave now."""
         for each in ended:
             self._buffered -= each.size
+            self._messages -= each.count
         return self._freed(ended)
 
     def _freed(self, ended: list[Outgoing]) -> list[Flight]:
@@ -427,16 +515,19 @@ class Outbox:
 
         if not self._changed.wait_for(has_room, lambda: outgoing.deadline - self._clock()):
             raise RequestTimedOut(
-                f"{self._buffered} bytes wait for the brokers already, max_buffered_bytes="
-                f"{self._max_buffered}: they take messages more slowly than you send"
+                f"{self._messages} messages of {self._buffered} bytes wait for the brokers already, "
+                f"max_buffered_messages={self._max_messages}, max_buffered_bytes={self._max_buffered}: they take "
+                "messages more slowly than you send"
             )
 
     def _is_too_much(self, outgoing: Outgoing) -> bool:
-        return self._buffered > 0 and self._buffered + outgoing.size > self._max_buffered
+        return self._messages > 0 and (
+            self._buffered + outgoing.size > self._max_buffered or self._messages >= self._max_messages
+        )
 
 
 def _expired(outgoing: Outgoing, now: float) -> bool:
-    return outgoing.deadline <= now and outgoing.future is not None and not outgoing.done
+    return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
 
 
 def _take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:

@@ -18,7 +18,7 @@ from ..values import TopicPartition
 from .outgoing import Outgoing, OutgoingBatch
 from .partitioner import key_bytes
 
-__all__ = ["build_batch", "build_message"]
+__all__ = ["build_batch", "build_body", "build_message"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -36,6 +36,21 @@ def build_message(
 ) -> Outgoing:
     """One message. Raises TypeError (no bytes, or attributes that are no texts), LocalProtocolError (too large, keys
     with blanks)."""
+    flag, body = build_body(payload, tag, keys, attribute, headers, key)
+    outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
+    outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
+    return outgoing
+
+
+def build_body(
+    payload: Buffer,
+    tag: str | None,
+    keys: Sequence[str],
+    attribute: str | None,
+    headers: Mapping[str, str] | None,
+    key: str | bytes | None,
+) -> tuple[int, Buffer]:
+    """Flag and body of a message's record. Raises as `build_message`."""
     if type(payload) is not bytes and not isinstance(payload, Buffer):
         raise _no_buffer(payload)
     flag = 0
@@ -45,9 +60,7 @@ def build_message(
         body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
-    outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
-    outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
-    return outgoing
+    return flag, body
 
 
 def build_batch(

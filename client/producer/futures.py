@@ -1,19 +1,22 @@
-"""A concurrent.futures.Future without a lock of its own until somebody needs one.
+"""A concurrent.futures.Future that shares its state with those of the other messages of its batch.
 
-A plain Future makes a Condition and an RLock for every message (2 µs, and 2 µs more to set its result): a quarter of
-what an asynchronous send may cost. Most are looked at through `add_done_callback`, or after they are done.
+A plain Future makes a Condition and an RLock for every message, and is set one by one. A SendFuture is a place in an
+Outcome: an Outcome is settled once for all messages of a batch, and only those futures are told that somebody waits
+for, or that have callbacks. Results are made when they are asked for.
 
 It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
-The thread that sets a future reads for everybody, so nothing may hold it up. Who waits in `result` has a bell of its
-own; the locks of the condition, and of the standard library's `wait` and `as_completed`, may stay locked for ever when
-an interrupt (interrupts.py) comes in between: they are waited for at most half a second, and told on another thread.
+The thread that settles an Outcome reads for everybody, so nothing may hold it up. A thread that waits in `result` has a
+bell of its own. The locks of a condition, and of the standard library's `wait` and `as_completed`, may stay locked for
+ever when an interrupt (interrupts.py) comes in between: they are waited for at most half a second, and told on another
+thread.
 
-Why no wake-up is lost, and none comes twice: while there is a condition the state changes only with it held, as in a
-plain Future, and while there is none only with the lock held under which conditions are made. So who waits (and begins
-with the condition) either finds the state final, or is told of its change.
+Why no wake-up is lost, and none comes twice: a future that is watched is among its Outcome's `watched`, which changes
+only with the lock held under which the Outcome is settled. One with a condition has a state of its own, which changes
+only with the condition held, as in a plain Future. So a thread that waits (and begins with the condition) either finds
+the state final, or is told of its change.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
 
-__all__ = ["SendFuture", "refuse_in_callback"]
+__all__ = ["Callbacks", "Outcome", "SendFuture", "refuse_in_callback"]
 
 T = TypeVar("T")
 log = get_log(__name__)
@@ -106,46 +109,153 @@ def refuse_in_callback(what: str) -> None:
         )
 
 
-class SendFuture(Future[T]):
-    """A future that is running from the start: `cancel()` is always False, the message may be on its way."""
+class Callbacks:
+    """In a `with` block: this thread runs callbacks of a send, and `refuse_in_callback` raises."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before, _thread.runs_callbacks = _thread.runs_callbacks, True
+
+    def __exit__(self, *_: object) -> None:
+        _thread.runs_callbacks = self._before
+
+
+class Outcome:
+    """What the messages of one send end with, or of several that went together. Any thread.
+
+    state: RUNNING, then FINISHED. result: a sequence for futures with a place, else what the only future returns.
+    """
+
+    __slots__ = ("error", "result", "state", "watched")
 
     def __init__(self) -> None:
-        self._state = _running
-        self._result: T | None = None
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[T]], object]] = []
-        self._made_condition: threading.Condition | None = None
-        self._bells: tuple[Bell, ...] = ()  # of those who wait for the end
+        self.state = _running
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.watched: list[SendFuture[Any]] = []
+
+    def settle(self, error: BaseException | None, result: Any) -> None:
+        """What comes after a result or an error changes nothing (an answer after the deadline)."""
+        with _making:
+            if self.state == FINISHED:
+                return
+            self.result, self.error, self.state = result, error, FINISHED
+        for future in self.watched:
+            future._settled()
+        self.watched = []  # which would keep them and this alive for each other
+
+
+class SendFuture(Future[T]):
+    """A future that is running from the start: `cancel()` is always False, the message may be on its way.
+
+    place: of its message among those that share the Outcome; None: it has the whole.
+    """
+
+    # few futures have these, so that they are set only where they are needed
+    _is_watched = False
+    _made_condition: threading.Condition | None = None
+    _own_state: str | None = None  # of one with a condition
+    _made_waiters: list[Any] | None = None
+    _made_callbacks: list[Callable[[Future[Any]], object]] | None = None
+    _bells: tuple[Bell, ...] = ()  # of the threads that wait for the end
+
+    def __init__(self, outcome: Outcome | None = None, place: int | None = None) -> None:
+        self.outcome = outcome or Outcome()
+        self._place = place
+
+    # --- what the standard library looks at -------------------------------------------------------------------------
 
     @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]  # an attribute there; nobody sets it
-        if self._made_condition is None:
+    def _state(self) -> str:  # type: ignore[override]  # these are attributes there, which nobody else sets
+        return self._own_state or self.outcome.state
+
+    @property
+    def _result(self) -> T | None:  # type: ignore[override]
+        result = self.outcome.result
+        return result if self._place is None or result is None else result[self._place]  # type: ignore[no-any-return]
+
+    @property
+    def _exception(self) -> BaseException | None:  # type: ignore[override]
+        return self.outcome.error
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        if self._made_waiters is None:
             with _making:
-                if self._made_condition is None:
-                    self._made_condition = threading.Condition()
+                if self._made_waiters is None:
+                    self._made_waiters = []
+        return self._made_waiters
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made_condition is None:
+            self._make_condition(threading.Condition())
+        assert self._made_condition is not None
         return self._made_condition
 
+    def _make_condition(self, condition: threading.Condition) -> None:
+        self._watch()
+        with _making:
+            if self._made_condition is None:
+                self._own_state = self.outcome.state
+                self._made_condition = condition
+
+    # --- what users call --------------------------------------------------------------------------------------------
+
     def result(self, timeout: float | None = None) -> T:
-        if self._state != FINISHED:
+        outcome = self.outcome
+        if outcome.state != FINISHED:
             self._wait_for_end("result()", timeout)
-        if self._exception is not None:
+        if outcome.error is not None:
             try:
-                raise self._exception
+                raise outcome.error
             finally:
-                self = None  # type: ignore[assignment]  # as in a plain Future: no cycle with its own traceback
-        return cast(T, self._result)  # without a lock: most are asked for when they are done
+                self = outcome = None  # type: ignore[assignment]  # as in a plain Future: no cycle with its traceback
+        place = self._place
+        return outcome.result if place is None else outcome.result[place]  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        if self._state != FINISHED:
+        if self.outcome.state != FINISHED:
             self._wait_for_end("exception()", timeout)
-        return self._exception
+        return self.outcome.error
+
+    def done(self) -> bool:
+        return self.outcome.state == FINISHED
+
+    def set_result(self, result: T) -> None:
+        """Once, of a future that has an Outcome to itself: as Outcome.settle."""
+        self.outcome.settle(None, result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """As set_result."""
+        self.outcome.settle(exception, None)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        with _making:
+            if self._made_callbacks is None:
+                self._made_callbacks = []
+        self._made_callbacks.append(fn)
+        self._watch()
+        if self.outcome.state == FINISHED:
+            self._run_callbacks()
+
+    # --- who waits --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Be told of the end, if it has not come. May be repeated."""
+        outcome = self.outcome
+        with _making:
+            if not self._is_watched and outcome.state != FINISHED:
+                outcome.watched.append(self)
+                self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
         """Raises TimeoutError. Without the condition, which an interrupt of the waiting thread may leave locked."""
+        outcome = self.outcome
         if timeout is None or timeout > 0:
             refuse_in_callback(what)
-            if self._state is not _running and self._state != FINISHED:
+            if outcome.state is not _running and outcome.state != FINISHED:
                 raise ClientError(
                     f"{what} would wait for ever: the message is on its way in the process that was forked"
                 )
@@ -153,77 +263,52 @@ class SendFuture(Future[T]):
             with _making:
                 self._bells = (*self._bells, bell)
             try:
-                if self._state != FINISHED:  # looked at last, as `_finish` looks at the bells last
+                self._watch()
+                if outcome.state != FINISHED:  # looked at last, as `settle` looks at the watched last
                     bell.wait(timeout)
             finally:  # who asks again and again until it is there leaves no bell each time
                 with _making:
                     self._bells = tuple(each for each in self._bells if each is not bell)
-        if self._state != FINISHED:
+        if outcome.state != FINISHED:
             raise TimeoutError
 
-    def done(self) -> bool:
-        return self._state == FINISHED
-
-    def set_result(self, result: T) -> None:
-        """Once: what comes after a result or an exception changes nothing (an answer after the deadline)."""
-        self._finish(result, None)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """As set_result."""
-        self._finish(None, exception)
-
-    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        self._done_callbacks.append(fn)
-        if self._state == FINISHED:
-            self._run_callbacks()
-
-    def _finish(self, result: T | None, exception: BaseException | None) -> None:
-        with _making:
-            if self._state == FINISHED:
-                return
-            condition = self._made_condition
-            if condition is None:
-                self._result, self._exception, self._state = result, exception, FINISHED
-        if condition is not None and not self._finish_waited_for(condition, result, exception):
-            return
+    def _settled(self) -> None:
+        """The Outcome is settled: tell. May be repeated."""
+        condition = self._made_condition
+        if condition is not None:
+            self._end_with(condition)
         for bell in self._bells:
             bell.ring()
-        if self._done_callbacks:
-            before, _thread.runs_callbacks = _thread.runs_callbacks, True
-            try:
+        if self._made_callbacks:
+            with Callbacks():
                 self._run_callbacks()
-            finally:
-                _thread.runs_callbacks = before
 
-    def _finish_waited_for(
-        self, condition: threading.Condition, result: T | None, exception: BaseException | None
-    ) -> bool:
-        """False: another thread was faster."""
+    def _end_with(self, condition: threading.Condition) -> None:
         locked = condition.acquire(timeout=_CONDITION_SECONDS)
         try:
-            if self._state == FINISHED:
-                return False
-            self._result, self._exception, self._state = result, exception, FINISHED
-            if self._waiters:
-                _tellers.tell(partial(self._tell_waiters, list(self._waiters)))
+            if self._own_state == FINISHED:
+                return
+            self._own_state = FINISHED
+            if self._made_waiters:
+                _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
         finally:
             if locked:
                 condition.release()
-        return True
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
         """Those of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked as well."""
         for waiter in waiters:
-            if self._exception is not None:
+            if self.outcome.error is not None:
                 waiter.add_exception(self)
             else:
                 waiter.add_result(self)
 
     def _run_callbacks(self) -> None:
         """Each is popped, so it runs once, whoever of the setter and the adder comes first."""
-        while self._done_callbacks:
+        callbacks = self._made_callbacks
+        while callbacks:
             try:
-                callback = self._done_callbacks.pop(0)
+                callback = callbacks.pop(0)
             except IndexError:
                 return  # the other thread took the last one
             try:

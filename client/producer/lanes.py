@@ -13,7 +13,7 @@ from metaq.protocol.limits import MAX_PARTS
 
 from ..connection import Connection, Request
 from ..values import TopicPartition
-from .outgoing import Outgoing
+from .outgoing import GatheredBatch, Outgoing
 
 __all__ = ["Accumulator", "Flight", "Lane", "Turn"]
 
@@ -24,18 +24,25 @@ _UNDIVIDED = 64
 class Accumulator:
     """The queue of one partition. Either idle; or lingering or ready (in its lane's list); or busy (a request is under
     way, or its sender is preparing it); or paused (its last request failed; the retry thread decides what becomes of
-    the queue). under_way: what its request holds, or the retry thread while it decides."""
+    the queue). under_way: what its request holds, or the retry thread while it decides.
+
+    open: the last of the queue, while more messages may join it; queued_bytes and queued_records count it when it is
+    closed. sticks: messages without a key go here, until what is queued is full, leaves or fails.
+    """
 
     __slots__ = (
         "answered",
         "busy",
         "failures",
         "lane",
+        "open",
         "partition",
         "paused",
         "queue",
         "queued_bytes",
+        "queued_records",
         "ready",
+        "sticks",
         "under_way",
     )
 
@@ -44,6 +51,9 @@ class Accumulator:
         self.lane = lane
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
+        self.queued_records = 0
+        self.open: GatheredBatch | None = None
+        self.sticks = False
         self.ready = False
         self.busy = False
         self.paused = False
@@ -52,13 +62,32 @@ class Accumulator:
         self.under_way: Sequence[Outgoing] = ()
 
     def put(self, outgoing: Outgoing) -> None:
+        if self.open is not None:
+            self.close()
         self.queue.append(outgoing)
         self.queued_bytes += outgoing.size
+        self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
         """In front, in their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
+        self.queued_records += sum(outgoing.count for outgoing in batch)
+
+    def close(self) -> None:
+        """No more messages join what is queued."""
+        batch = self.open
+        if batch is not None:
+            size, count = batch.size, batch.count
+            # no call from here on: see `Outbox.add`
+            self.open = None
+            self.queued_bytes += size
+            self.queued_records += count
+
+    def remove(self, outgoing: Outgoing) -> None:
+        """It has left the queue, which was closed."""
+        self.queued_bytes -= outgoing.size
+        self.queued_records -= outgoing.count
 
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
         """The next request's messages: at least one, then as many as fit.
@@ -66,22 +95,28 @@ class Accumulator:
         Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
         """
         queue = self.queue
+        self.sticks = False
+        if self.open is not None:
+            self.close()
         first = queue.popleft()
         if not queue:
-            self.queued_bytes = 0
+            self.queued_bytes = self.queued_records = 0
             return [first]
         batch, size, records = [first], first.size, first.count
-        left = 0 if len(queue) < _UNDIVIDED else self._for_later()
+        queued = self.queued_records
+        left = 0 if queued - records < _UNDIVIDED else self._for_later()
         connection = self.lane.connection
         one_by_one = connection is not None and not connection.speaks_frames
-        while len(queue) > left and not (one_by_one and (first.key is not None or queue[0].key is not None)):
+        while queue and not (one_by_one and (first.key is not None or queue[0].key is not None)):
             following = queue[0]
-            if size + following.size > max_bytes or records + following.count > max_records:
+            count = following.count
+            if size + following.size > max_bytes or records + count > min(max_records, queued - left):
                 break
             size += following.size
-            records += following.count
+            records += count
             batch.append(queue.popleft())
         self.queued_bytes -= size
+        self.queued_records -= records
         return batch
 
     def _for_later(self) -> int:
@@ -90,12 +125,14 @@ class Accumulator:
         Who sends with a bounded number of messages under way fills that up while a request is. If nearly all of them
         went in one request, sender and broker would wait for each other in turn; halves keep both at work.
         """
-        return max(0, len(self.queue) + 1 - self.answered) // 2
+        return max(0, self.queued_records - self.answered) // 2
 
     def take_all(self) -> list[Outgoing]:
         batch = list(self.queue)
         self.queue.clear()
-        self.queued_bytes = 0
+        self.open = None
+        self.sticks = False
+        self.queued_bytes = self.queued_records = 0
         return batch
 
 
@@ -190,11 +227,13 @@ class Lane:
             self.ready.popleft()
             accumulator.ready = False
             if waits:
-                before = accumulator.queued_bytes
                 batch = accumulator.take(max_bytes - size, max_records - records)
                 accumulator.busy = True
                 accumulator.under_way = batch
-                size += before - accumulator.queued_bytes
-                records += batch[0].count if len(batch) == 1 else sum([outgoing.count for outgoing in batch])
+                if len(batch) == 1:
+                    size, records = size + batch[0].size, records + batch[0].count
+                else:
+                    size += sum([outgoing.size for outgoing in batch])
+                    records += sum([outgoing.count for outgoing in batch])
                 turns.append(Turn(accumulator, batch))
         return turns

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer
+from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
 from metaq.protocol.send_many import SendManyRequest, encode_parts
 from metaq.protocol.statuses import RequestCode
 
 from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
 from ..waiting import Waiter
-from .futures import SendFuture
+from .futures import Callbacks, Outcome
+from .losses import Losses
 
-__all__ = ["Outgoing", "OutgoingBatch", "encode_batch", "encode_many", "give_results"]
+__all__ = [
+    "ASKED",
+    "GatheredBatch",
+    "OnDelivery",
+    "Outgoing",
+    "OutgoingBatch",
+    "Report",
+    "call_back",
+    "encode_batch",
+    "encode_many",
+    "give_results",
+]
 
+log = get_log(__name__)
 _pack = HEADER.pack
+
+OnDelivery = Callable[[Exception | None, SendResult | None], object]
+"""Gets (None, result) for a message that was stored, (error, None) for one that was not: confluent-kafka's order."""
+Report = Callable[[Exception | None, Any], object]
+"""The same for whatever one call sent."""
+
+
+def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResult | None) -> None:
+    """Call an on_delivery of the user's."""
+    with Callbacks():
+        try:
+            on_delivery(error, result)
+        except Exception:
+            log.exception("the on_delivery of a send failed")
+
+
+def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
+    """The OnDelivery of messages whose futures look at the Outcome of their batch themselves; never called."""
+
 
 _TABLE_BYTES = 512
 """Bodies of one size up to here are copied by numpy, which passes over them twice; above, joining costs less."""
+
+_TOGETHER_SECONDS = 0.05
+"""Messages whose deadlines lie so far apart may share the first one's."""
 
 _JOIN_BELOW_BYTES = 32 * 1024
 """Buffers smaller than this on average are copied into one; larger ones are sent from where they are."""
@@ -35,7 +71,7 @@ _JOIN_BELOW_BYTES = 32 * 1024
 class Outgoing(Waiter):
     """One message. Owned by the calling thread until it is enqueued, then by whoever holds its partition's turn.
 
-    size: bytes of its record (header and body). future: None if a thread is blocked for it; that thread sets `driver`
+    size: bytes of its record (header and body). report: None if a thread is blocked for it; that thread sets `driver`
     to the connection it is going to drive. result/error: set once, before `done`. once: it is tried once only.
     """
 
@@ -50,16 +86,18 @@ class Outgoing(Waiter):
         "fixed",
         "flag",
         "flights",
-        "future",
         "key",
         "message",
         "once",
+        "report",
         "result",
         "size",
         "topic",
     )
 
     count = 1
+    is_single = True
+    """Whether it is one message, which a SEND can carry."""
     storable = True
     """Whether a store for undelivered messages can take it."""
 
@@ -82,7 +120,7 @@ class Outgoing(Waiter):
         self.once = False
         self.driver: Connection | None = None
         self.flights: Sequence[Any] = ()  # Flights that its thread must send; after an interrupt others see to that
-        self.future: SendFuture[Any] | None = None
+        self.report: Report | None = None
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -95,9 +133,9 @@ class Outgoing(Waiter):
         if self.done:
             return  # its caller has given up
         self.result = result
-        if self.future is not None:
+        if self.report is not None:
             self.done = True
-            self.future.set_result(result)
+            self.report(None, result)
         else:
             self.finish()
 
@@ -105,9 +143,9 @@ class Outgoing(Waiter):
         if self.done:
             return
         self.error = error
-        if self.future is not None:
+        if self.report is not None:
             self.done = True
-            self.future.set_exception(error)
+            self.report(error, None)
         else:
             self.finish()
 
@@ -128,10 +166,14 @@ class Outgoing(Waiter):
     def keep(self, results: list[SendResult | None]) -> None:
         """Some of what `records` returned were put and some (None) were not: only these are to be sent again."""
 
+    def seal(self) -> None:
+        """No message joins it any more: make what is made once for all. Before it is encoded; may be repeated."""
+
 
 class OutgoingBatch(Outgoing):
     """The messages of one send_batch() or send_batch_async(), kept together in one partition."""
 
+    is_single = False
     storable = False
 
     __slots__ = ("_encoded", "_lengths", "bodies", "checksums", "count", "flags", "put", "sizes")
@@ -209,10 +251,141 @@ class OutgoingBatch(Outgoing):
         self.put = [next(fresh) if result is None else result for result in self.put]
 
 
+_ALL_ASKED: list[tuple[int, object]] = [(0, ASKED)]
+
+
+class GatheredBatch(OutgoingBatch):
+    """Single messages without a key that go to one partition, gathered while the partition has a request under way.
+
+    Of a message there is nothing but its place in the columns: `bodies`; `flags`, one for all or a list; and `runs`,
+    the places where another OnDelivery begins. `Outbox.join` adds to them with the outbox's lock held, as long as this
+    is its accumulator's open batch. With them all its futures share `outcome`.
+
+    where: as in `Outbox.join`. most: messages it may have. latest: deadline of a message up to which it may join; all
+    of them end at the batch's own, which is the first one's.
+    """
+
+    storable = True
+
+    __slots__ = ("_left", "latest", "most", "outcome", "runs", "where")
+
+    def __init__(
+        self,
+        where: Hashable,
+        topic: str,
+        flag: int,
+        body: Buffer,
+        deadline: float,
+        on_delivery: OnDelivery | Losses,
+    ) -> None:
+        Outgoing.__init__(self, topic, flag, 0, body, deadline)
+        self.where = where
+        self.report = ASKED  # nobody is blocked for it; `succeed` and `fail` tell
+        self.bodies: list[Buffer] = [body]
+        self.flags: list[int] | int = flag
+        self.message = self.bodies
+        self.latest = deadline + _TOGETHER_SECONDS
+        self.most = 1
+        self.outcome = Outcome()
+        self.runs: list[tuple[int, OnDelivery | Losses]] = [(0, on_delivery)]
+        self.put = None
+        self._encoded = None
+        self._left: list[tuple[OnDelivery, Iterator[SendResult | None]]] = []
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.bodies)
+
+    @property
+    def is_single(self) -> bool:  # type: ignore[override]
+        return len(self.bodies) == 1
+
+    def put_flag(self, flag: int) -> None:
+        """Of the next message, if it is another one than all before it have. May be repeated."""
+        count = len(self.bodies)
+        if isinstance(self.flags, int):
+            self.flags = [self.flags] * count
+        self.flags[count:] = [flag]
+
+    def put_report(self, on_delivery: OnDelivery | Losses) -> None:
+        """Of the next message, if it is another one than that of the last run. May be repeated."""
+        run = len(self.bodies), on_delivery
+        if self.runs[-1][0] == run[0]:
+            self.runs[-1] = run
+        else:
+            self.runs.append(run)
+
+    def seal(self) -> None:
+        if self._encoded is None:
+            if not isinstance(self.flags, int):
+                del self.flags[len(self.bodies) :]
+            self.checksums = checksums(self.bodies)
+            self._lengths = np.fromiter(map(len, self.bodies), np.int64, len(self.bodies))
+            self.sizes = self._lengths + HEADER_BYTES
+            self.encode()
+
+    def records(self) -> Iterable[tuple[int, int, Buffer]]:
+        if len(self.bodies) == 1 and self.put is None:
+            body = self.bodies[0]
+            return ((self._each_flag()[0], checksum(body), body),)
+        self.seal()
+        return super().records()
+
+    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Sequence[SendResult]:
+        if len(self.bodies) == 1:
+            return (SendResult(first_id, partition, offset),)
+        return super().native_result(first_id, partition, offset)  # type: ignore[no-any-return]
+
+    def succeed(self, result: Sequence[SendResult]) -> None:
+        if not self.done:
+            self.result = result
+            if self.runs != _ALL_ASKED:
+                self._left = list(self._calls(None, iter(result)))
+            self.done = True
+            self.outcome.settle(None, result)
+        if self._left:
+            self._tell(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done:
+            self.error = error
+            self._left = list(self._calls(error, repeat(None)))
+            self.done = True
+            self.outcome.settle(error, None)
+        self._tell(error)
+
+    def _calls(
+        self, error: Exception | None, results: Iterator[SendResult | None]
+    ) -> Iterator[tuple[OnDelivery, Iterator[SendResult | None]]]:
+        """Whom to call for what, the last one first: the results of the runs come from `results` in their order."""
+        end = len(self.bodies)
+        for start, on_delivery in reversed(self.runs):
+            count, end = end - start, start
+            if not isinstance(on_delivery, Losses):
+                yield on_delivery, islice(results, count)
+            elif error is not None:
+                on_delivery.note(self.topic, error, count)
+            else:
+                yield ASKED, islice(results, count)
+
+    def _tell(self, error: Exception | None) -> None:
+        """Call for each message that was not called for yet: a call may have ended this thread's work before."""
+        with Callbacks():
+            while self._left:
+                on_delivery, results = self._left[-1]
+                for result in results:
+                    try:
+                        on_delivery(error, result)
+                    except Exception:
+                        log.exception("the on_delivery of a send failed")
+                self._left.pop()
+
+
 def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
     first = batch[0]
     if len(batch) == 1 and isinstance(first, OutgoingBatch):
+        first.seal()
         return [first.sizes.astype(">u4").tobytes(), *first.encoded()]
     sizes: list[int] = []
     parts: list[Buffer] = []
@@ -243,6 +416,7 @@ def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buf
             parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
         else:
             assert isinstance(outgoing, OutgoingBatch)
+            outgoing.seal()
             sizes.extend(outgoing.sizes.tolist())
             parts.extend(outgoing.encoded())
 

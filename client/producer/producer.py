@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     ClientError,
+    DeliveryFailed,
     MetaqError,
     NoPartition,
     RequestTimedOut,
@@ -34,12 +34,13 @@ from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import SendResult, TopicPartition
-from .at_exit import AtExit, Losses
+from .at_exit import AtExit
 from .batching import Outbox
-from .building import build_batch, build_message
+from .building import build_batch, build_body, build_message
 from .futures import SendFuture, refuse_in_callback
 from .lanes import Accumulator, Flight, Lane, Turn
-from .outgoing import Outgoing
+from .losses import Losses
+from .outgoing import ASKED, GatheredBatch, OnDelivery, Outgoing, call_back
 from .partitioner import PartitionSelector
 from .routing import Router, no_partition
 from .sending import FailedTurn, Sender
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 __all__ = ["Producer"]
 
 log = get_log(__name__)
+
+_CROWD = 8
+"""So many threads that wait for the next request leave the reading to the background thread: handing that from one to
+the next would cost each of them more than it saves."""
 
 _VIEW_RETRIES = 3
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
@@ -120,6 +125,8 @@ class Producer:
         random: Callable[[], float],
     ) -> None:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
+        self._seconds = self._config.delivery_timeout_seconds
+        self._gathers = selector is None  # else it is asked for each message
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._timers = Timers("metaq-producer-retry", clock)
         self._answers = Timers("metaq-producer-answers", clock)
@@ -152,8 +159,8 @@ class Producer:
             interval = self._config.recover_interval_seconds
             self._undelivered = Undelivered(undelivered, self._send_again, interval, clock)
         self._metadata.on_change(self._view_changed)
-        self._losses: Counter[tuple[str, str]] | None = None  # counted when the program ends
-        self._counting = threading.Lock()
+        self._unreported = Losses()
+        self._lost_at_exit: Losses | None = None
         self._at_exit = AtExit(self, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
@@ -240,27 +247,55 @@ class Producer:
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
         self._guard.check()
-        deadline = self._deadline(timeout)
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
-        future: SendFuture[SendResult] = SendFuture()
-        outgoing.future = future
-        try:  # as in `_send_and_wait`
-            try:
-                if self._undelivered is not None and self._router.is_away(outgoing):
-                    raise no_partition(topic)  # kept until somebody publishes it
-                _, flights = self._outbox.add(outgoing, self._route(outgoing))
-            except MetaqError as error:
-                if self._undelivered is None or not error.retriable:
-                    raise
-                self._undelivered.keep(outgoing, error)
-                return future
-            for flight in flights:
-                self._sender.transmit(flight)
-        except BaseException:
-            if outgoing.flights:
-                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
-            raise
-        return future
+        if (
+            type(payload) is bytes
+            and tag is None
+            and key is None
+            and partition is None
+            and attribute is None
+            and not (keys or headers)
+        ):
+            deadline = self._clock() + (self._seconds if timeout is None else timeout)
+            joined = self._outbox.join(topic, 0, payload, deadline, ASKED)
+            if joined is not None:
+                return SendFuture(*joined)
+        return self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, ASKED)
+
+    def produce(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        on_delivery: OnDelivery | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        attribute: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        partition: TopicPartition | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """As `send_async`, for loops of single sends: it makes no future, and costs least of all.
+
+        on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with what `send` would return or
+        raise; the order is that of confluent-kafka's on_delivery. It runs where callbacks of futures do, without a poll
+        by the caller. Without one, messages that could not be delivered are counted, and the next flush() or close()
+        raises DeliveryFailed, which tells how many and why.
+        """
+        self._guard.check()
+        report = self._unreported if on_delivery is None else on_delivery
+        if (
+            type(payload) is bytes
+            and tag is None
+            and key is None
+            and partition is None
+            and attribute is None
+            and not (keys or headers)
+        ):
+            deadline = self._clock() + (self._seconds if timeout is None else timeout)
+            if self._outbox.join(topic, 0, payload, deadline, report) is not None:
+                return
+        self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, report)
 
     def send_batch(
         self,
@@ -315,16 +350,9 @@ class Producer:
             return future
         deadline = self._deadline(timeout)
         outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
-        outgoing.future = future
+        outgoing.report = future.outcome.settle
         outgoing.encode()
-        try:  # as in `_send_and_wait`
-            _, flights = self._outbox.add(outgoing, self._route(outgoing))
-            for flight in flights:
-                self._sender.transmit(flight)
-        except BaseException:
-            if outgoing.flights:
-                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
-            raise
+        self._begin(outgoing)
         return future
 
     def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
@@ -370,7 +398,8 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
-        a callback of a send."""
+        a callback of a send; DeliveryFailed for messages of `produce` without an on_delivery that could not be
+        delivered since the last call."""
         self._guard.check()
         refuse_in_callback("flush()")
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
@@ -378,10 +407,16 @@ class Producer:
             raise RequestTimedOut(f"{self._outbox.buffered_bytes} bytes are not acknowledged after {seconds} s")
         if self._undelivered is not None:
             self._undelivered.write()
+        self._tell_losses()
+
+    def _tell_losses(self) -> None:
+        """Raises DeliveryFailed, once for each loss."""
+        if losses := self._unreported.take():
+            raise DeliveryFailed(losses)
 
     def close(self, timeout: float = 10.0) -> None:
         """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
-        END_SECONDS more at most, whatever hangs.
+        END_SECONDS more at most, whatever hangs. Raises DeliveryFailed when all is closed, as `flush` does.
 
         Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
         Raises ClientError in a callback of a send, and closes nothing then. In a process that was forked off it only
@@ -392,6 +427,7 @@ class Producer:
             return
         refuse_in_callback("close()")
         self._aside.do(self._close, timeout)
+        self._tell_losses()
 
     def _close(self, timeout: float) -> None:
         """Where no interrupt comes: each step it left out would leave futures, threads or a session behind."""
@@ -411,16 +447,16 @@ class Producer:
                 self._undelivered.close(left.part(0.5))
             self._metadata.close(left.seconds)
 
-    def deliver_last(self, timeout: float) -> Losses:
+    def deliver_last(self, timeout: float) -> Mapping[tuple[str, str], int]:
         """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""
         if self._closing:
             return {}
-        self._losses = Counter()
+        told = Counter(self._unreported.take())
+        self._lost_at_exit = Losses()
         self._end(timeout)
         if self._undelivered is not None:
             self._undelivered.close()
-        with self._counting:
-            return dict(self._losses)
+        return told + Counter(self._lost_at_exit.take())
 
     def _end(self, timeout: float) -> None:
         """Flush; give up what is left after `timeout` seconds, and accept nothing any more."""
@@ -444,12 +480,73 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DeliveryFailed as lost:
+            if error is None:
+                raise
+            log.error("%s", lost)  # the block's own exception tells more
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def _deadline(self, timeout: float | None) -> float:
-        return self._clock() + (self._config.delivery_timeout_seconds if timeout is None else timeout)
+        return self._clock() + (self._seconds if timeout is None else timeout)
+
+    def _take_over(
+        self,
+        topic: str,
+        payload: Buffer,
+        tag: str | None,
+        keys: Sequence[str],
+        attribute: str | None,
+        headers: Mapping[str, str] | None,
+        key: str | bytes | None,
+        partition: TopicPartition | None,
+        timeout: float | None,
+        on_delivery: OnDelivery | Losses,
+    ) -> SendFuture[SendResult]:
+        """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
+        deadline = self._deadline(timeout)
+        flag, body = build_body(payload, tag, keys, attribute, headers, key)
+        if key is None and (self._gathers or partition is not None):
+            where = topic if partition is None else (topic, partition)
+            joined = self._outbox.join(where, flag, body, deadline, on_delivery)
+            if joined is not None:
+                return SendFuture(*joined)
+            gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
+            gathered.fixed = partition
+            self._begin(gathered)
+            return SendFuture(gathered.outcome, 0)
+        outgoing = Outgoing(topic, flag, checksum(body), body, deadline)
+        outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
+        future: SendFuture[SendResult] = SendFuture()
+        if on_delivery is ASKED:
+            outgoing.report = future.outcome.settle
+        elif isinstance(on_delivery, Losses):
+            outgoing.report = partial(on_delivery.report, topic)
+        else:
+            outgoing.report = partial(call_back, on_delivery)
+        self._begin(outgoing)
+        return future
+
+    def _begin(self, outgoing: Outgoing) -> None:
+        """Accept what no thread is blocked for."""
+        try:  # as in `_send_and_wait`
+            try:
+                if self._undelivered is not None and outgoing.storable and self._router.is_away(outgoing):
+                    raise no_partition(outgoing.topic)  # kept until somebody publishes it
+                _, flights = self._outbox.add(outgoing, self._route(outgoing))
+            except MetaqError as error:
+                if self._undelivered is None or not outgoing.storable or not error.retriable:
+                    raise
+                self._undelivered.keep(outgoing, error)
+                return
+            for flight in flights:
+                self._sender.transmit(flight)
+        except BaseException:
+            if outgoing.flights:
+                begin_elsewhere((self._sender.lose_untaken, outgoing.flights))
+            raise
 
     def _send_and_wait(self, outgoing: Outgoing) -> Any:
         refuse_in_callback("a blocking send")
@@ -478,6 +575,10 @@ class Producer:
             if not known and not self._router.partitions_for_keys(outgoing.topic):
                 raise no_partition(outgoing.topic)
             return None
+        if isinstance(outgoing, GatheredBatch):
+            sticky = self._outbox.sticks_to(outgoing.where)
+            if sticky is not None:
+                return sticky
         try:
             return self._router.route(outgoing)
         except NoPartition:
@@ -488,7 +589,7 @@ class Producer:
 
     def _wait(self, outgoing: Outgoing, accumulator: Accumulator | None) -> None:
         connection = outgoing.driver  # that its flight left on; its lane may have another one by now
-        if connection is None and accumulator is not None:
+        if connection is None and accumulator is not None and accumulator.queued_records < _CROWD:
             # from here on a request sent for this message on this connection needs no background reader
             connection = outgoing.driver = accumulator.lane.connection
         if connection is not None:
@@ -549,9 +650,8 @@ class Producer:
             self._fail(outgoing, error)
 
     def _fail(self, outgoing: Outgoing, error: Exception) -> None:
-        if self._losses is not None and not outgoing.done:
-            with self._counting:
-                self._losses[outgoing.topic, str(outgoing.cause or error)] += outgoing.count
+        if self._lost_at_exit is not None and not outgoing.done:
+            self._lost_at_exit.note(outgoing.topic, outgoing.cause or error, outgoing.count)
         outgoing.fail(error)
 
     def _give_up_all(self, left: Sequence[Outgoing]) -> None:
@@ -561,7 +661,7 @@ class Producer:
 
     def _keeps(self, outgoing: Outgoing) -> bool:
         """Whether a store for undelivered messages takes it."""
-        return self._undelivered is not None and outgoing.storable and outgoing.future is not None
+        return self._undelivered is not None and outgoing.storable and outgoing.report is not None
 
     def _send_again(self, message: StoredMessage) -> SendResult:
         return self.send_stored(message, retry=False)
@@ -604,6 +704,7 @@ class Producer:
     def _view_changed(self, topic: str) -> None:
         """Any thread. A view lists all brokers that are registered, not only those of its topic."""
         self._changed_topics.add(topic)
+        self._outbox.unstick(topic)
         self._timers.call_later(0.0, self._try_changed)
         self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
         if self._undelivered is not None:

@@ -33,6 +33,7 @@ class Router:
         self._default_topic = default_topic
         self._round_robin = RoundRobinSelector()
         self._clock = clock
+        self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
@@ -128,9 +129,17 @@ class Router:
     def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
         if partition.topic != topic:
             raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
-        if partition not in self._view(topic).partitions:
+        if not self._has(self._view(topic), partition):
             raise NoPartition(f"topic {topic!r} has no partition {partition}: no broker publishes it now")
         return partition
+
+    def _has(self, view: TopicView, partition: TopicPartition) -> bool:
+        """`in view.partitions`, without a look at each of thousands."""
+        known, partitions = self._listed.get(partition.topic, (None, frozenset()))
+        if known is not view.partitions:
+            partitions = frozenset(view.partitions)
+            self._listed[partition.topic] = view.partitions, partitions
+        return partition in partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
         """Without what failed a moment ago; everything if nothing else is left."""

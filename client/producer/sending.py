@@ -122,9 +122,9 @@ class Sender:
     ) -> None:
         partition, opaque, first = turn.accumulator.partition, connection.new_opaque(), turn.batch[0]
         frame: Sequence[Buffer]
-        if len(turn.batch) == 1 and type(first) is Outgoing:
-            body = first.body
-            frame = self._headers.encode(opaque, partition, first.flag, first.checksum, len(body)), body
+        if len(turn.batch) == 1 and first.is_single:
+            ((flag, checksum, body),) = first.records()
+            frame = self._headers.encode(opaque, partition, flag, checksum, len(body)), body
         else:
             frame = _batch_frame(partition, turn.batch, opaque)
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
@@ -182,7 +182,7 @@ class Sender:
         """The usual answer of producers that wait for each of their sends: if it is the only message of `flight`, it is
         done with in few steps. False: nothing was done, it needs all of them.
         """
-        if len(flight.turns) > 1 or (outgoing.future is not None and may_be_interrupted()):
+        if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
             return False
         # before it counts as landed, so that `settle_again` finds it if an interrupt comes between the two
         outgoing.result = result
@@ -192,7 +192,7 @@ class Sender:
         for each in following:
             self.transmit(each)
         outgoing.succeed(result)
-        if outgoing.future is not None:
+        if outgoing.report is not None:
             self.on_settled(flight, flight.turns)
         return True
 

@@ -72,7 +72,7 @@ class Undelivered:
 
     def _append(self, topic: str, given_up: list[tuple[Outgoing, MetaqError]]) -> None:
         try:
-            self._store.append(_PREFIX + topic, [_stored(outgoing) for outgoing, _ in given_up])
+            self._store.append(_PREFIX + topic, [message for outgoing, _ in given_up for message in _stored(outgoing)])
         except LocalStoreError as error:
             for outgoing, cause in given_up:
                 error.__cause__ = cause
@@ -80,7 +80,8 @@ class Undelivered:
             return
         nowhere = TopicPartition(topic, NOWHERE, NOWHERE)
         for outgoing, _ in given_up:
-            outgoing.succeed(SendResult(0, outgoing.fixed or nowhere, -1))
+            count = sum(1 for _ in outgoing.records())
+            outgoing.succeed_text([SendResult(0, outgoing.fixed or nowhere, -1)] * count)
 
     def send_soon(self) -> None:
         """There may be brokers for what is in the store. Never blocks."""
@@ -99,5 +100,6 @@ class Undelivered:
         self._store.close()
 
 
-def _stored(outgoing: Outgoing) -> StoredMessage:
-    return StoredMessage(outgoing.topic, bytes(outgoing.body), outgoing.flag, outgoing.fixed, outgoing.key)
+def _stored(outgoing: Outgoing) -> list[StoredMessage]:
+    topic, fixed, key = outgoing.topic, outgoing.fixed, outgoing.key
+    return [StoredMessage(topic, bytes(body), flag, fixed, key) for flag, _, body in outgoing.records()]

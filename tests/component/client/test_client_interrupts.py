@@ -42,6 +42,7 @@ from metaq.client.pool import ConnectionPool
 from metaq.client.producer import batching as batching_module
 from metaq.client.producer import futures as futures_module
 from metaq.client.producer import ordered as ordered_module
+from metaq.client.producer import outgoing as outgoing_module
 from metaq.client.producer import producer as producer_module
 from metaq.client.producer import resender as resender_module
 from metaq.client.producer import sending as sending_module
@@ -61,6 +62,7 @@ from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.test_client_fetcher import Reader
 from tests.component.client.test_client_listener import Running
+from tests.component.client.test_client_produce import messages
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
@@ -402,6 +404,45 @@ def test_an_interrupted_asynchronous_send_leaves_a_producer_that_sends_and_can_b
 
 
 @storms
+@pytest.mark.parametrize("linger_ms", [0, 5], ids=["at once", "lingering"])
+def test_what_an_interrupted_loop_of_single_sends_handed_over_is_stored_and_reported_once(linger_ms, storm):
+    files = frozenset({batching_module.__file__, producer_module.__file__, outgoing_module.__file__})
+    with FakeBroker({"t": 1}) as broker:
+
+        def scenario(interrupter: Interrupter) -> None:
+            config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, linger_ms=linger_ms)
+            begun: list[bytes] = []
+            returned: list[bytes] = []
+            reported: list[bytes] = []
+            before = len(broker.bodies("t", 0))
+
+            def produce(number: int) -> None:
+                body = b"%d" % number
+                begun.append(body)
+
+                def report(error: Exception | None, _result: object) -> None:
+                    assert error is None
+                    reported.append(body)
+
+                producer.produce("t", body, timeout=20, tag=None if number % 5 else "a", on_delivery=report)
+                returned.append(body)
+
+            with Producer(metadata=FakeCluster([broker]), config=config) as producer:
+                producer.send("t", b"first")
+                interrupter.run(lambda: [*map(produce, range(12))])
+                for number in range(12, 16):
+                    produce(number)
+                producer.flush(20)
+                eventually(lambda: set(returned) <= set(reported))
+            assert len(set(reported)) == len(reported), "a call-back was called twice"
+            assert set(reported) <= set(begun)
+            stored = [message.payload for message in messages(broker, "t", 0)[before + 1 :]]
+            assert [body for body in dict.fromkeys(stored) if body in returned] == returned
+
+        assert len(at_each_point(scenario, files, lines=False, storm=storm)) > 10
+
+
+@storms
 def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sent_to_when_there_is_one(storm):
     files = frozenset({batching_module.__file__, sending_module.__file__, timers_module.__file__})
     with FakeBroker({"t": 1}) as dead:
@@ -689,7 +730,8 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     )
     lane = Lane()
     outgoing = Outgoing("t", 0, 0, b"x", time.monotonic() + 60)
-    outgoing.future = SendFuture()
+    future = SendFuture[SendResult]()
+    outgoing.report = future.outcome.settle
     turn = Turn(Accumulator(TopicPartition("t", 0, 0), lane), [outgoing])
     flight, endpoint = Flight(lane, [turn]), Endpoint("localhost", 8123)
     sender._frame_answered(flight, turn, endpoint, SentReply(1, 77, 0, 4096), None)
@@ -701,7 +743,7 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     assert len(queued) == 2
     for action in queued:
         action()
-    assert outgoing.future.result(0) == SendResult(77, TopicPartition("t", 0, 0), 4096)
+    assert future.result(0) == SendResult(77, TopicPartition("t", 0, 0), 4096)
     assert failed == []
 
 

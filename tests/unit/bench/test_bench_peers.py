@@ -40,6 +40,9 @@ class Loop:
         if self.refuses:
             raise RuntimeError("refused")
 
+    def produce(self, topic, data, count):
+        self.queue += [data] * count
+
     def send_batches(self, topic, payloads, batches):
         self.batches.append(batches)
         self.queue += payloads * batches
@@ -72,7 +75,13 @@ class Loop:
 
 @pytest.mark.parametrize(
     ("line", "count"),
-    [("send_blocking t 3 100 16", 100), ("send_async t 8 100 16", 100), ("send_batch t 30 100 16", 90)],
+    [
+        ("send_blocking t 3 100 16", 100),
+        ("send_async t 8 100 16", 100),
+        ("send_batch t 30 100 16", 90),
+        ("produce t 100 16", 100),
+        ("futures t 100 16", 100),
+    ],
 )
 def test_every_message_of_a_command_is_sent_and_counted(line, count):
     client = Loop()

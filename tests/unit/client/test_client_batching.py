@@ -24,7 +24,7 @@ HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 def message(body=b"x", deadline=100.0, key=None, future=False):
     outgoing = Outgoing("t", 0, 0, body, deadline)
     outgoing.key = key
-    outgoing.future = SendFuture() if future else None
+    outgoing.report = SendFuture().outcome.settle if future else None
     return outgoing
 
 

@@ -143,7 +143,8 @@ class Watched(threading.Condition):
 )
 def test_who_waits_is_told_of_a_change_or_sees_it_never_both(finish):
     future = new_future()
-    condition = future._made_condition = Watched(future)
+    condition = Watched(future)
+    future._make_condition(condition)
     finish(future)
     assert condition.seen == ["RUNNING"]  # else wait() would count the future as done, and be told so once more
     assert future.done()
