@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -213,7 +214,8 @@ def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
     The kernel binds a child to the life of the thread that started it, so one that waits for its end does.
     """
-    bound = [sys.executable, "-I", "-S", str(Path(__file__).with_name("run_bound.py")), str(os.getpid()), *command]
+    run_bound = str(Path(__file__).with_name("run_bound.py"))
+    bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]
     started: list[subprocess.Popen[bytes]] = []
     failures: list[OSError] = []
     ready = threading.Event()

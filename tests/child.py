@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from metaq.protocol.errors import ClientError
 from tests.waiting import DEADLINE
 
-__all__ = ["in_child"]
+__all__ = ["in_child", "refusal"]
 
 
 def in_child(action: Callable[[], Any]) -> Any:
@@ -38,3 +39,12 @@ def in_child(action: Callable[[], Any]) -> Any:
         os.waitpid(child, 0)
     assert succeeded, answer
     return answer
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The text of the ClientError that `action` raises."""
+    try:
+        action()
+    except ClientError as error:
+        return str(error)
+    return f"{action} was not refused"

@@ -15,3 +15,9 @@ def taken_port():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
+
+
+@pytest.fixture(params=["auto", "text"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    """The client's option: frames where the broker speaks them, or 1.x text."""
+    return str(request.param)

@@ -1,4 +1,7 @@
-"""Processes of a run. None outlives it: the kernel kills them with the thread that started them (bound.py)."""
+"""Processes of a run. None outlives it: the kernel kills them with the thread that started them.
+
+By SIGKILL: a process that is frozen would sleep through anything else.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from metaq.coordination import run_bound
 
 __all__ = ["ROOT", "Child", "wait_until"]
 
@@ -22,7 +27,7 @@ class Child:
 
     def __init__(self, words: Sequence[str], log: Path, cwd: Path = ROOT) -> None:
         self.log = log
-        bound = [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid())]
+        bound = [sys.executable, "-I", "-S", run_bound.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*bound, sys.executable, *words],

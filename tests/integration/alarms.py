@@ -18,10 +18,10 @@ class Limit(Exception):
 
 
 class Alarm:
-    """Handles SIGALRM while it is entered. Main thread."""
+    """Handles SIGALRM while it is entered. Main thread. armed: an action may set it to False to end undisturbed."""
 
     def __init__(self) -> None:
-        self._armed = False
+        self.armed = False
         self._when: Callable[[], object] = lambda: True
         self._former: Any = None
         self._hook = sys.unraisablehook
@@ -54,19 +54,19 @@ class Alarm:
         """
         self._when = when
         try:
-            self._armed = True
+            self.armed = True
             signal.setitimer(signal.ITIMER_REAL, seconds, every)
             action()
         except Limit:
             return True
         finally:
-            self._armed = False
+            self.armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
         return False
 
     def _end(self, _: int, frame: FrameType | None) -> None:
         # a signal that another thread takes may come after the timer was stopped
-        if not self._armed or (frame is not None and frame.f_code.co_filename == __file__):
+        if not self.armed or (frame is not None and frame.f_code.co_filename == __file__):
             return
         if not self._when():
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)

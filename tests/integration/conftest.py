@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.javapeer import JavaBroker
+from metaq import Producer
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from tests.integration.coordination_helpers import make_chroot
+from metaq.coordination.session import ZkSession
+from tests.broker_process import RunningBroker
+from tests.integration.cli_helpers import Up, start_up, stop
+from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
@@ -117,6 +123,48 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def chroot(zookeeper: EmbeddedZooKeeper) -> str:
     """Connect string with a chroot of this test's own."""
     return make_chroot(f"{zookeeper.connect_string}/test-{next(_numbers)}")
+
+
+@pytest.fixture
+def session(chroot: str) -> Iterator[ZkSession]:
+    with session_at(chroot) as session:
+        yield session
+
+
+@pytest.fixture
+def brokers(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Brokers]:
+    """One broker with the module's TOPICS: partitions by topic; by default two of `t`. A test may start more."""
+    with running_brokers(chroot, tmp_path, getattr(request.module, "TOPICS", {"t": 2})) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def producer(brokers: Brokers) -> Iterator[Producer]:
+    with Producer(brokers.connect) as producer:
+        yield producer
+
+
+@pytest.fixture(params=["ours", "java"])
+def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[RunningBroker | JavaBroker]:
+    """A broker of either kind with the module's TOPICS; `.port`. JAVA_SETTINGS are those of the Java broker alone."""
+    topics = request.module.TOPICS
+    if request.param == "ours":
+        with running_brokers(chroot, tmp_path, topics) as brokers:
+            yield brokers.running[0]
+        return
+    require_java()
+    settings = {"unflushThreshold": 1} | getattr(request.module, "JAVA_SETTINGS", {})
+    with JavaBroker(tmp_path / "java", chroot, topics, settings) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """`metaq up` with the module's TOPICS, as the command has them, and OPTIONS."""
+    options = (*request.module.OPTIONS, "--session-timeout", "20")
+    up = start_up(tmp_path_factory.mktemp("up"), request.module.TOPICS, *options)
+    yield up
+    assert stop(up.process) == 0
 
 
 @pytest.fixture(scope="module", params=KINDS)

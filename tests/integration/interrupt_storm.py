@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -37,6 +36,7 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
+from tests.integration.alarms import Alarm
 from tests.waiting import DEADLINE, eventually
 
 _PATIENCE = 20.0
@@ -45,40 +45,21 @@ Seen = Counter[str]
 """What happened how often. The test accepts no name that ends with "lost"."""
 
 
-class Limit(Exception):
-    """What a web worker's time limit raises."""
-
-
-class Storm:
+class Storm(Alarm):
     """Calls something on the main thread, and interrupts it at a random time of most calls, three of four."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.interrupts = 0
+        super().__init__()
+        self.count = 0
         self._random = Random(seed)
-        self.armed = False
         self._longest = 0.0005  # seconds until the interrupt; it follows how long the calls last
-        signal.signal(signal.SIGALRM, self._strike)
-
-    def _strike(self, _number: int, _frame: object) -> None:
-        if self.armed:
-            self.armed = False
-            self.interrupts += 1
-            raise Limit
 
     def call(self, action: Callable[[], object]) -> bool:
         """Whether it was interrupted."""
-        try:
-            self.armed = True
-            signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.00001, self._longest))
-            action()
-            self.armed = False
-        except Limit:
-            self._longest *= 1.01
-            return True
-        finally:
-            self.armed = False
-        self._longest *= 0.97
-        return False
+        interrupted = self.interrupts(action, self._random.uniform(0.00001, self._longest))
+        self.count += interrupted
+        self._longest *= 1.01 if interrupted else 0.97
+        return interrupted
 
 
 def say_lost(what: str, error: BaseException) -> None:
@@ -132,9 +113,8 @@ def storm_of_calls(interrupts: int) -> Seen:
                 say_lost("a call of another thread", error)
                 seen["calls of others lost"] += 1
 
-        storm = Storm()
-        with beside(others):
-            while storm.interrupts < interrupts:
+        with Storm() as storm, beside(others):
+            while storm.count < interrupts:
                 try:
                     if not storm.call(partial(connection.call, ask, _PATIENCE)):
                         seen["calls"] += 1
@@ -148,7 +128,7 @@ def storm_of_calls(interrupts: int) -> Seen:
                     with lock:
                         connection = open_connection(broker.endpoint, ConnectionConfig())
         connection.close()
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return seen
 
 
@@ -196,9 +176,8 @@ def _producer_storm(interrupts: int, act: Callable[[Producer], object], room: in
                 say_lost("a future", error)
                 seen["futures lost"] += 1
 
-        storm = Storm()
-        with beside(others):
-            while storm.interrupts < interrupts and not seen["futures lost"]:
+        with Storm() as storm, beside(others):
+            while storm.count < interrupts and not seen["futures lost"]:
                 try:
                     if not storm.call(partial(act, producer)):
                         seen["uninterrupted"] += 1
@@ -210,7 +189,7 @@ def _producer_storm(interrupts: int, act: Callable[[Producer], object], room: in
         except MetaqError as error:
             say_lost("room", error)
             seen["room lost"] += 1
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return seen
 
 
@@ -239,10 +218,9 @@ def storm_of_ordered_sends(interrupts: int) -> Seen:
                 if numbers["other"] % 100 == 75:
                     cluster.register(broker)
 
-            storm = Storm()
             answered: set[int] = set()
-            with beside(others):
-                while storm.interrupts < interrupts:
+            with Storm() as storm, beside(others):
+                while storm.count < interrupts:
                     if not storm.call(partial(send, "main")):
                         answered.add(numbers["main"])
             cluster.register(broker)
@@ -254,7 +232,7 @@ def storm_of_ordered_sends(interrupts: int) -> Seen:
         seen["answered messages lost"] = len(answered - set(arrived["main"]))
         seen["messages of the other thread lost"] = numbers["other"] - len(arrived["other"])
         seen["order lost"] = sum(numbers != sorted(numbers) for numbers in arrived.values())
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return _without_zeros(seen)
 
 
@@ -264,8 +242,8 @@ def storm_of_saves(interrupts: int) -> Seen:
     with (
         tempfile.TemporaryDirectory() as directory,
         LocalMessageStore(Path(directory) / "store.db") as store,
+        Storm() as storm,
     ):
-        storm = Storm()
         number, answered = 0, []
 
         def act() -> None:
@@ -274,7 +252,7 @@ def storm_of_saves(interrupts: int) -> Seen:
                 store.append("other", [StoredMessage("t", b"x")])
                 store.remove("other", [number for number, _ in store.peek("other", 1)])
 
-        while storm.interrupts < interrupts:
+        while storm.count < interrupts:
             number += 1
             if not storm.call(act):
                 answered.append(number)
@@ -283,7 +261,7 @@ def storm_of_saves(interrupts: int) -> Seen:
         seen["counts lost"] = abs(store.count("q") - len(kept))
         seen["order lost"] = int(kept != sorted(set(kept)))
         seen["messages lost"] = len(set(answered) - set(kept))
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return _without_zeros(seen)
 
 
@@ -311,9 +289,8 @@ def storm_of_polls(interrupts: int, connect: str) -> Seen:
             partition = random.choice(consumer.assignment())
             consumer.seek(partition, consumer.position(partition))
 
-        storm = Storm()
-        with beside(others):
-            while storm.interrupts < interrupts:
+        with Storm() as storm, beside(others):
+            while storm.count < interrupts:
                 action = random.choice((poll, poll, poll, consumer.commit, consumer.lag, seek))
                 try:
                     if not storm.call(action):
@@ -329,7 +306,7 @@ def storm_of_polls(interrupts: int, connect: str) -> Seen:
         for partition, offset in sorted(sent - found):
             say_lost(f"the message at {offset} of {partition}, position {consumer.position(partition)}", LookupError())
         seen["messages lost"] = len(sent - found)
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return _without_zeros(seen)
 
 
@@ -348,23 +325,23 @@ def storm_of_members(interrupts: int, connect: str) -> Seen:
         with Member() as consumer:
             consumer.poll(timeout=0.005)
 
-    storm = Storm()
-    while storm.interrupts < interrupts:
-        try:
-            if not storm.call(come_and_go):
-                seen["futures"] += 1
-            while begun:
-                begun.pop().close()
-        except MetaqError as error:
-            say_lost("a consumer", error)
-            seen["consumers lost"] += 1
+    with Storm() as storm:
+        while storm.count < interrupts:
+            try:
+                if not storm.call(come_and_go):
+                    seen["futures"] += 1
+                while begun:
+                    begun.pop().close()
+            except MetaqError as error:
+                say_lost("a consumer", error)
+                seen["consumers lost"] += 1
     with Cluster(connect) as cluster:
         try:
             eventually(lambda: not cluster.members(group), what="the end of the members")
         except AssertionError:
             seen["members lost"] = len(cluster.members(group))
     seen["threads"] = threading.active_count()
-    seen["interrupts"] = storm.interrupts
+    seen["interrupts"] = storm.count
     return seen
 
 

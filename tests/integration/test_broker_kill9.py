@@ -1,8 +1,6 @@
 """kill -9 under load, again and again: what was acknowledged is there, whole, once started again (issue: no loss)."""
 
 import shutil
-import threading
-import time
 
 import numpy as np
 
@@ -12,9 +10,9 @@ from metaq.protocol.pulls import PullReply, PullRequest
 from metaq.protocol.record import checksum, encode_record, iter_headers
 from metaq.protocol.sends import SendBatchRequest, SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.protocol.text import encode_put, parse_put_result
+from metaq.protocol.text import Result, encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini
-from tests.waiting import DEADLINE, eventually
+from tests.integration.load import Load, kill_under
 
 ROUNDS = 20
 PRODUCERS = 4
@@ -23,29 +21,17 @@ LOAD_SECONDS = 0.35
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 
 
-class Producer(threading.Thread):
+class Producer(Load):
     """One connection: a window of text puts, or batches; remembers what was acknowledged, by partition."""
 
     def __init__(self, broker, topic, number, round_number):
-        super().__init__()
+        super().__init__(broker)
         self.topic, self.number, self.round = topic, number, round_number
         self.partition = number % PARTITIONS
-        self.connection = broker.connect()
         self.acknowledged: dict[int, bytes] = {}  # offset -> body
-        self.failure: Exception | None = None
 
-    def run(self):
-        try:
-            (self.send_batches if self.number == PRODUCERS - 1 else self.send_puts)()
-        except ConnectionError:
-            pass  # the broker was killed: that is the point
-        except Exception as error:
-            self.failure = error
-        finally:
-            self.connection.close()
-
-    def has_begun(self):
-        return bool(self.acknowledged) or not self.is_alive()
+    def send(self):
+        (self.send_batches if self.number == PRODUCERS - 1 else self.send_puts)()
 
     def bodies(self, start, count):
         return [
@@ -66,6 +52,7 @@ class Producer(threading.Thread):
             missing = window
             while missing:  # each answer counts at once, the rest may never come
                 for answer in self.connection.answers(1):
+                    assert isinstance(answer, Result)
                     assert answer.code == 200, answer.text
                     _, _, offset = parse_put_result(answer.text)
                     self.acknowledged[offset] = bodies[answer.opaque]
@@ -125,15 +112,8 @@ def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_twent
                 assert broker.stop() == 0
                 break
             producers = [Producer(broker, topic, each, number) for topic in TOPICS for each in range(PRODUCERS)]
+            kill_under(broker, producers, LOAD_SECONDS)
             for producer in producers:
-                producer.start()
-            time.sleep(LOAD_SECONDS)  # the load: the kill may hit it anywhere
-            for producer in producers:
-                eventually(producer.has_begun, what="an acknowledgement")
-            broker.kill()
-            for producer in producers:
-                producer.join(DEADLINE)
-                assert producer.failure is None
                 acknowledged[producer.topic, producer.partition].update(producer.acknowledged)
     total = sum(map(len, acknowledged.values()))
     assert all(acknowledged.values())

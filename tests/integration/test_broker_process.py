@@ -12,7 +12,6 @@ import pytest
 
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini
@@ -21,12 +20,6 @@ from tests.waiting import DEADLINE, eventually
 
 def put(topic, body=b"hello"):
     return encode_put(topic, 0, 0, checksum(body), 1, body)
-
-
-@pytest.fixture
-def session(chroot):
-    with ZkSession(chroot) as session:
-        yield session
 
 
 def zookeeper_ini(tmp_path, chroot, topics, grace_seconds=1.5, **more):

@@ -8,19 +8,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.session import ZkSession
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Value, encode_get, encode_put
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.coordination_helpers import wait_for
-
-
-@pytest.fixture
-def session(chroot):
-    with ZkSession(chroot) as session:
-        yield session
 
 
 def put(topic, partition, body=b"hello"):

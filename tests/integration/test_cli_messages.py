@@ -4,23 +4,16 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, start, start_up, stop
+from .cli_helpers import Up, start, stop
 
 TOPICS = ["lines:2", "keyed:3", "tagged:1", "seek:2", "shared:2", "idle:1", "resume:1", "piped:1", "stopped:1"]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "20")
-    yield up
-    assert stop(up.process) == 0
+OPTIONS = ("--brokers", "2")
 
 
 def consumed(cluster: Up, *arguments: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,6 @@ def send(connect: str, topic: str, partition: int, *payloads: bytes) -> None:
     with Producer(connect) as producer:
         for payload in payloads:
             producer.send(topic, payload, partition=TopicPartition(topic, 0, partition))
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, TOPICS) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +13,12 @@ from metaq.protocol.transactions import XaCode
 from tests.waiting import eventually
 
 from .cli_helpers import Operator
-from .client_cluster import Brokers, read, read_until_quiet, running_brokers
+from .client_cluster import Brokers, read, read_until_quiet
+
+TOPICS = {"t": 1, "u": 1}
 
 P0 = TopicPartition("t", 0, 0)
 XIDS = [Xid(3, b"global", b"%d" % number) for number in range(3)]
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, {"t": 1, "u": 1}) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -1,31 +1,17 @@
 """Consuming as Arrow record batches from our broker and from the Java one."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
 from metaq.protocol.errors import CorruptRecord
-from tests.integration.client_cluster import running_brokers
-from tests.integration.java_peers import require_java
 from tests.waiting import DEADLINE
 
+TOPICS = {"t": 1}
 PARTITION = TopicPartition("t", 0, 0)
-
-
-@pytest.fixture(params=["ours", "java"])
-def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Any]:
-    if request.param == "ours":
-        with running_brokers(chroot, tmp_path, {"t": 1}) as brokers:
-            yield brokers.running[0]
-        return
-    require_java()
-    with JavaBroker(tmp_path / "java", chroot, {"t": 1}, {"unflushThreshold": 1}) as broker:
-        yield broker
 
 
 def read_batches(consumer: Consumer, rows: int) -> pa.Table:

@@ -8,13 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from metaq import Producer, browse
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.client_cluster import Brokers
 from tests.waiting import DEADLINE
 
 _PROGRAM = """
@@ -25,12 +21,6 @@ producer = Producer(connect, linger_ms=int(linger_ms), config=ProducerConfig(del
 def send():
     return [producer.send_async("t", b"%d" % number, timeout=60.0) for number in range(int(count))]
 """
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
-        yield brokers
 
 
 def run(brokers: Brokers, end: str, count: int, linger_ms: int = 0, seconds: float = DEADLINE) -> tuple[int, str]:

@@ -13,19 +13,9 @@ from metaq.protocol.errors import CoordinationUnavailable, NoPartition, NotOwner
 from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet, running_brokers
 from tests.waiting import DEADLINE, assert_within, eventually
 
+TOPICS = {"t": 1}
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
 HERE = TopicPartition("t", 0, 0)
-
-
-@pytest.fixture
-def brokers(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {"t": 1}) as brokers:
-        yield brokers
-
-
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
 
 
 @pytest.fixture

@@ -5,35 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from metaq import browse
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.client_cluster import Brokers
 from tests.waiting import DEADLINE
 
+TOPICS = {"t": 1}
 _PROGRAM = """
 import gc, json, multiprocessing, os, signal, sys, time
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicPartition
-from metaq.protocol.errors import ClientError
+from tests.child import refusal
+from tests.waiting import eventually as until
 
 connect, address = sys.argv[1:3]
 HERE = TopicPartition("t", 0, 0)
-
-def refusal(action):
-    try:
-        action()
-    except ClientError as error:
-        return str(error)
-    return f"{action} was not refused"
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < end, condition
-    return value
 
 producer = Producer(connect, linger_ms=60_000)
 consumer = Consumer(connect, group="g", topics=["t"], on_revoked=lambda partitions: sys.exit(9))
@@ -116,12 +103,6 @@ reader.close()
 producer.close()
 assert [future.result(0).offset > 0 for future in futures] == [True] * 3
 """
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, {"t": 1}) as brokers:
-        yield brokers
 
 
 @pytest.mark.parametrize("end", list(_ENDS))

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, TopicPartition
 from metaq.client.consumer.rebalance import State
 from metaq.protocol.errors import CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import (
@@ -17,24 +17,12 @@ from tests.integration.client_cluster import (
     MemberProcess,
     read,
     read_until_quiet,
-    running_brokers,
 )
 from tests.integration.coordination_helpers import end_on_server
 from tests.waiting import DEADLINE, assert_within, eventually
 
+TOPICS = {"t": 4}
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
-
-
-@pytest.fixture
-def brokers(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {"t": 4}) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-def producer(brokers):
-    with Producer(brokers.connect) as producer:
-        yield producer
 
 
 def member(brokers, group="g", **arguments):

@@ -9,25 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, LocalRecoverStore, Producer, RetryLater, TopicPartition, drop_message
-from tests.integration.client_cluster import SESSION_SECONDS, read, running_brokers
+from metaq import Consumer, ConsumerConfig, LocalRecoverStore, RetryLater, TopicPartition, drop_message
+from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.waiting import DEADLINE, eventually
 
+TOPICS = {"t": 4}
 CONFIG = ConsumerConfig(
     session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, retry_step_seconds=0.02, retry_max_seconds=0.1
 )
-
-
-@pytest.fixture
-def brokers(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {"t": 4}) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-def producer(brokers):
-    with Producer(brokers.connect) as producer:
-        yield producer
 
 
 def member(brokers, group="g", **arguments):

@@ -17,16 +17,10 @@ from metaq import Consumer, LocalMessageStore, Message, Producer, ProducerConfig
 from metaq.client.cluster import Cluster
 from metaq.testing import FakeBroker, FakeCluster
 from tests.integration.alarms import Alarm
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.client_cluster import Brokers
 from tests.waiting import DEADLINE, eventually
 
 ROUNDS = 20
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
-        yield brokers
 
 
 @pytest.fixture

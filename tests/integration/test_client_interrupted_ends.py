@@ -19,7 +19,7 @@ from metaq import Consumer, LocalMessageStore, OrderedProducer, PartitionReader,
 from metaq.client.cluster import Cluster
 from metaq.coordination.interrupts import Aside
 from tests.integration.alarms import Alarm
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.client_cluster import Brokers
 from tests.waiting import eventually
 
 ROUNDS = 30
@@ -27,12 +27,6 @@ ROUNDS = 30
 
 class Closable(Protocol):
     def close(self) -> object: ...
-
-
-@pytest.fixture
-def brokers(chroot: str, tmp_path: Path) -> Iterator[Brokers]:
-    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
-        yield brokers
 
 
 @pytest.fixture

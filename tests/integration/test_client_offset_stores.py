@@ -6,29 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, LocalOffsetStore, Producer, SqlOffsetStore, TopicPartition
+from metaq import Consumer, ConsumerConfig, LocalOffsetStore, SqlOffsetStore, TopicPartition
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import SessionLost
-from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet, running_brokers
+from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Application
 from tests.waiting import eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 HERE = TopicPartition("t", 0, 0)
-
-
-@pytest.fixture
-def brokers(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {"t": 2}) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-def producer(brokers):
-    with Producer(brokers.connect) as producer:
-        yield producer
 
 
 def member(brokers, **arguments):

@@ -10,24 +10,13 @@ from bench.javapeer import JavaBroker
 from metaq import Consumer, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import NoPartition
-from tests.integration.client_cluster import read, running_brokers
+from tests.integration.client_cluster import read
 from tests.integration.java_peers import require_java
 from tests.waiting import DEADLINE, eventually
 
+TOPICS = {"t": 12}
 SEGMENT_BYTES = 4096
-
-
-@pytest.fixture(params=["ours", "java"])
-def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Any]:
-    """A broker with the topic t in 12 partitions; `.port`."""
-    if request.param == "ours":
-        with running_brokers(chroot, tmp_path, {"t": 12}) as brokers:
-            yield brokers.running[0]
-        return
-    require_java()
-    settings = {"unflushThreshold": 1, "maxSegmentSize": SEGMENT_BYTES}
-    with JavaBroker(tmp_path / "java", chroot, {"t": 12}, settings) as broker:
-        yield broker
+JAVA_SETTINGS = {"maxSegmentSize": SEGMENT_BYTES}
 
 
 @pytest.fixture

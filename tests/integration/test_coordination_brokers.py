@@ -23,13 +23,6 @@ EVENTS = TopicRegistration("events", 12)
 
 
 @pytest.fixture
-def session(chroot: str) -> Iterator[ZkSession]:
-    """The broker's."""
-    with session_at(chroot) as session:
-        yield session
-
-
-@pytest.fixture
 def other(chroot: str) -> Iterator[ZkSession]:
     """An observer's, or another broker's."""
     with session_at(chroot) as session:

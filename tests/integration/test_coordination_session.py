@@ -27,12 +27,6 @@ from tests.waiting import DEADLINE, assert_within
 
 
 @pytest.fixture
-def session(chroot: str) -> Iterator[ZkSession]:
-    with session_at(chroot) as session:
-        yield session
-
-
-@pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
     """A server that the test may stop."""
     with EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100) as server:

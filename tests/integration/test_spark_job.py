@@ -1,7 +1,6 @@
 """metaq-spark in this process's Spark: what is new is appended, every column comes back, failures have their codes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,8 @@ from pyspark.sql import SparkSession
 from metaq import Producer, browse
 from metaq.spark_connector import job
 
-from .cli_helpers import Up, start_up, stop
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    topics = ["days:2", "again:2"]
-    up = start_up(tmp_path_factory.mktemp("up"), topics, "--flush", "async", "--session-timeout", "20")
-    yield up
-    assert stop(up.process) == 0
+TOPICS = ["days:2", "again:2"]
+OPTIONS = ("--flush", "async")
 
 
 @pytest.fixture

@@ -19,16 +19,10 @@ from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader
 from tests.waiting import eventually
 
-from .cli_helpers import Up, start_up, stop
+from .cli_helpers import Up
 
 TOPICS = ["flow:2", "behind:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(tmp_path_factory.mktemp("up"), TOPICS, "--session-timeout", "20", "--flush", "async")
-    yield up
-    assert stop(up.process) == 0
+OPTIONS = ("--flush", "async")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from metaq.spark_connector.read_options import ReadOptions
 from metaq.spark_connector.reader import FilteringReader
 from metaq.spark_connector.schema import SPARK_SCHEMA
 
-from .cli_helpers import Up, start_up, stop
+from .cli_helpers import Up
 
 TOPICS = [
     "read:2",
@@ -37,16 +37,8 @@ TOPICS = [
     "big:1",
     "head:1",
 ]
+OPTIONS = ("--brokers", "2", "--flush", "async")
 PARTITIONS = 2
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Up]:
-    up = start_up(
-        tmp_path_factory.mktemp("up"), TOPICS, "--brokers", "2", "--session-timeout", "20", "--flush", "async"
-    )
-    yield up
-    assert stop(up.process) == 0
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,10 @@ from metaq.spark_connector.decisions import qualifier
 from metaq.spark_connector.job import DONE, FAILED, main
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, start_up, stop
+from .cli_helpers import Up
+
+TOPICS = ["once:2", "source:2", "least:2"]
+OPTIONS = ("--brokers", "2")
 
 # every life of a driver costs some 20 s on two busy processors
 KILLS = int(os.environ.get("METAQ_SPARK_KILLS", "1"))
@@ -72,15 +74,6 @@ sinks = (
 for query in [sink.trigger(availableNow=True).start() for sink in sinks]:
     query.awaitTermination()
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start_up(
-        tmp_path_factory.mktemp("up"), ["once:2", "source:2", "least:2"], "--brokers", "2", "--session-timeout", "20"
-    )
-    yield up
-    assert stop(up.process) == 0
 
 
 class Job:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from itertools import count
 from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.load import Load, kill_under
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 XID = "XID:4660:0a0b:0c:host"
 ROUNDS = 6
 PRODUCERS = 4
+LOAD_SECONDS = 0.4
 
 
 def test_a_prepared_transaction_survives_kill_9_and_is_committed_afterwards(tmp_path: Path) -> None:
@@ -39,33 +41,19 @@ def test_a_prepared_transaction_survives_kill_9_and_is_committed_afterwards(tmp_
         assert broker.stop() == 0
 
 
-class Producer(threading.Thread):
+class Producer(Load):
     """Two messages in each of two partitions per transaction, one after the other until the broker is gone."""
 
     def __init__(self, broker: RunningBroker, number: int, round_number: int) -> None:
-        super().__init__()
+        super().__init__(broker)
         self.name_ = f"{round_number}.{number}"
-        self.connection: Connection = broker.connect()
-        self.committed: list[str] = []
-        self.failure: Exception | None = None
+        self.acknowledged: list[str] = []
 
-    def run(self) -> None:
-        try:
-            count = 0
-            while True:
-                self.send(f"{self.name_}.{count}", count)
-                count += 1
-        except ConnectionError:
-            pass  # the broker was killed: that is the point
-        except Exception as error:
-            self.failure = error
-        finally:
-            self.connection.close()
+    def send(self) -> None:
+        for number in count():
+            self.commit(f"{self.name_}.{number}", number)
 
-    def has_begun(self) -> bool:
-        return bool(self.committed) or not self.is_alive()
-
-    def send(self, name: str, count: int) -> None:
+    def commit(self, name: str, count: int) -> None:
         key = f"TX:{self.name_}:{count}" if count % 2 else f"XID:1:{count:06x}:{self.name_.encode().hex()}:host"
         ok(self.connection, tx(key, "BEGIN"))
         for part in range(2):
@@ -75,7 +63,7 @@ class Producer(threading.Thread):
             ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
         else:
             ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
-        self.committed.append(name)
+        self.acknowledged.append(name)
 
 
 def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_killed_again_and_again(
@@ -93,16 +81,9 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
                 assert broker.stop() == 0
                 break
             producers = [Producer(broker, each, number) for each in range(PRODUCERS)]
+            kill_under(broker, producers, LOAD_SECONDS)
             for producer in producers:
-                producer.start()
-            time.sleep(0.4)  # the load: the kill may hit it anywhere
-            for producer in producers:
-                eventually(producer.has_begun, what="a commit")
-            broker.kill()
-            for producer in producers:
-                producer.join(DEADLINE)
-                assert producer.failure is None
-                committed.update(producer.committed)
+                committed.update(producer.acknowledged)
     assert len(committed) > ROUNDS
 
 

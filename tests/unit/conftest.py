@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pytest
 
@@ -15,34 +15,44 @@ FORBIDDEN = {"socket.bind", "socket.connect", "subprocess.Popen", "os.fork", "os
 """Audit events: those of any thread count. A socketpair raises none of them."""
 
 _done: list[str] = []
-_watching = False
+_test_thread: threading.Thread | None = None
+"""That of a unit test under way."""
+_sleep = time.sleep
+
+
+def _note(event: str) -> None:
+    _done.append(f"{event}, called from:\n{''.join(traceback.format_stack(limit=8)[:-2])}")
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in FORBIDDEN and _watching:
-        _done.append(f"{event}{arguments!r:.200}, called from:\n{''.join(traceback.format_stack(limit=8)[:-1])}")
+    if event in FORBIDDEN and _test_thread is not None:
+        _note(f"{event}{arguments!r:.200}")
+
+
+def _watched_sleep(seconds: float | SupportsIndex, /) -> None:
+    if threading.current_thread() is _test_thread:
+        _note(f"time.sleep({seconds})")
+    _sleep(seconds)
 
 
 sys.addaudithook(_watch)
+time.sleep = _watched_sleep
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_polling(request: pytest.FixtureRequest) -> None:
+    """Fail the tests of a module that has a helper which waits for time to pass."""
+    if {eventually, assert_within}.intersection(filter(callable, vars(request.module).values())):
+        pytest.fail("unit tests do not poll: give the code a clock, or move the test to tests/component")
 
 
 @pytest.fixture(autouse=True)
-def nothing_but_the_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail the test if it leaves its process, or waits for time to pass."""
-    global _watching
-    polling = {eventually, assert_within}.intersection(filter(callable, vars(request.module).values()))
-    assert not polling, "unit tests do not poll: give the code a clock, or move the test to tests/component"
-    sleep, test_thread = time.sleep, threading.current_thread()
-
-    def watched_sleep(seconds: float) -> None:
-        if threading.current_thread() is test_thread:
-            _done.append(f"time.sleep({seconds}), called from:\n{''.join(traceback.format_stack(limit=8)[:-1])}")
-        sleep(seconds)
-
-    monkeypatch.setattr(time, "sleep", watched_sleep)
+def nothing_but_the_unit() -> Iterator[None]:
+    """Fail the test if it leaves its process, or sleeps."""
+    global _test_thread
     _done.clear()
-    _watching = True
+    _test_thread = threading.current_thread()
     yield
-    _watching = False
+    _test_thread = None
     if _done:
         pytest.fail("a unit test opened a port, started a process or slept; see CONTRIBUTING.md\n\n" + "\n".join(_done))

@@ -14,8 +14,7 @@ from tests.unit.broker.harness import Harness
 def harness(tmp_path):
     harness = Harness(tmp_path)
     yield harness
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def test_a_taken_port_is_named_with_its_remedy(harness):

@@ -21,12 +21,6 @@ CONFIG = ConnectionConfig()
 
 
 @pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
-
-
-@pytest.fixture
 def connection(broker):
     connection = open_connection(broker.endpoint, CONFIG)
     yield connection

@@ -6,19 +6,9 @@ from metaq import Producer, TopicPartition
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import parse_address
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
-from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE
 
-
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 2}) as broker:
-        yield broker
+TOPICS = {"t": 2}
 
 
 def address(broker):

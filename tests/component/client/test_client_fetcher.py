@@ -86,17 +86,6 @@ class Reader:
 
 
 @pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
 def reader(broker, protocol):
     reader = Reader(broker, protocol)
     yield reader
@@ -244,9 +233,7 @@ def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
     broker.append("t", 0, *[bytes(1000)] * 50)
     reader.open(0)
     reader.read(1)
-    deadline = time.monotonic() + DEADLINE
-    while reader.cursor.asking:
-        assert time.monotonic() < deadline
+    reader.until(lambda: not reader.cursor.asking)
     assert 3000 <= reader.cursor.buffered_bytes <= 3000 + 1020
     assert len(reader.read(49)) == 49
     reader.close()

@@ -15,30 +15,15 @@ from metaq.client.producer.futures import SendFuture
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import Znodes
-from metaq.protocol.errors import ClientError, MetaqError
-from metaq.testing import FakeBroker, FakeCluster
-from tests.child import in_child
+from metaq.protocol.errors import MetaqError
+from metaq.testing import FakeCluster
+from tests.child import in_child, refusal
 
 HERE = TopicPartition("t", 0, 0)
 
 
-def refusal(action):
-    """The ClientError that `action` raises."""
-    try:
-        action()
-    except ClientError as error:
-        return str(error)
-    return f"{action} was not refused"
-
-
 def refusals(*actions):
     return in_child(lambda: [refusal(action) for action in actions])
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
 
 
 def test_the_refusal_names_both_processes_and_says_what_to_do():

@@ -235,12 +235,6 @@ def usable(broker, connection):
     fresh.close()
 
 
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
-
-
 @storms
 def test_an_interrupted_call_leaves_a_connection_that_goes_on_or_has_ended(broker, storm):
     def scenario(interrupter: Interrupter) -> None:

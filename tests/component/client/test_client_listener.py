@@ -5,8 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
@@ -16,9 +14,9 @@ from metaq.client.consumer.poll_watch import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.protocol.errors import CorruptRecord
-from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
 
+TOPICS = {"t": 2}
 FAST = ConsumerConfig(
     retry_step_seconds=0.002, retry_max_seconds=0.005, text_idle_step_ms=1, text_idle_max_ms=5, stop_seconds=5.0
 )
@@ -95,12 +93,6 @@ class Running:
         self.core.lose(self.core.owned.values())
         self.timers.close()
         self.pool.close()
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 2}) as broker:
-        yield broker
 
 
 class Handler:

@@ -38,11 +38,6 @@ CONFIGURED = {"t": {0: 2, 1: 1}}
 A, B, C = (TopicPartition("t", 0, 0), TopicPartition("t", 0, 1), TopicPartition("t", 1, 0))
 
 
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
-
-
 @pytest.fixture
 def brokers():
     with FakeBroker({"t": 2}, 0) as first, FakeBroker({"t": 1}, 1) as second:

@@ -13,7 +13,6 @@ from metaq.client.waiting import Waiter
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
-from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
 
 HERE = Endpoint("127.0.0.1", 1)
@@ -22,12 +21,6 @@ FAST = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
 
 def unreachable(endpoint, config, protocol, timeout):
     raise BrokerUnavailable("nobody there")
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
 
 
 def test_one_connection_is_shared(broker):

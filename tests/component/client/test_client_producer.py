@@ -35,13 +35,8 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, assert_within, eventually
 
+TOPICS = {"t": 2}
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 2}) as broker:
-        yield broker
 
 
 @pytest.fixture(params=["auto", "text"])

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -18,15 +18,10 @@ from metaq.testing import FakeBroker, FakeCluster
 from tests.unit.client.test_client_batching import Sent, message
 from tests.waiting import DEADLINE, assert_within, eventually
 
+TOPICS = {"t": 2}
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 THERE = TopicPartition("t", 0, 1)
 PLACES: list[dict[str, Any]] = [{}, {"key": "k"}, {"partition": THERE}]
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as broker:
-        yield broker
 
 
 def is_send(request: object) -> bool:

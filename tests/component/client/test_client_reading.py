@@ -10,17 +10,10 @@ from metaq.client.message import Message
 from metaq.client.reading import PartitionReader
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
-from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE
 
 HERE = TopicPartition("t", 0, 0)
 FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
 
 
 @pytest.fixture(params=["auto", "text"])

@@ -9,18 +9,13 @@ from metaq import Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import LocalProtocolError, PartitionClosed, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.testing import FakeBroker, FakeCluster
+from metaq.testing import FakeCluster
 from tests.waiting import DEADLINE
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 COUNT = 50
+TOPICS = {"t": COUNT, "u": COUNT}
 MANY = f"frame {int(RequestCode.SEND_MANY)}"
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": COUNT, "u": COUNT}) as broker:
-        yield broker
 
 
 @pytest.fixture

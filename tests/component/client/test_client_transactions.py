@@ -22,22 +22,12 @@ from metaq.protocol.text import Transaction as TextTransaction
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
+TOPICS = {"t": 2, "u": 1}
 FAST = ProducerConfig(
     retry_min_seconds=0.001,
     retry_max_seconds=0.01,
     connection=ConnectionConfig(request_timeout_seconds=2.0, reconnect_min_seconds=0.01, reconnect_max_seconds=0.05),
 )
-
-
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 2, "u": 1}) as broker:
-        yield broker
 
 
 @pytest.fixture

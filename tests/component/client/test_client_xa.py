@@ -22,11 +22,6 @@ ONE = Xid(7, b"global\x00\xff", b"")
 TWO = Xid(-1, b"", b"branch")
 
 
-@pytest.fixture(params=["auto", "text"])
-def protocol(request):
-    return request.param
-
-
 @pytest.fixture
 def brokers():
     with FakeBroker({"t": 2, "only0": 1}, 0) as first, FakeBroker({"t": 1}, 1) as second:

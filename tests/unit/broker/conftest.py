@@ -11,8 +11,7 @@ def harness(tmp_path):
     harness = Harness(tmp_path)
     yield harness
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 @pytest.fixture

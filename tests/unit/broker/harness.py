@@ -203,6 +203,11 @@ class Harness:
         self.registered.append((config.checksum, tuple(topics)))
         return succeed([])
 
+    def close(self) -> None:
+        """Stop as a broker does, with nothing under way."""
+        self.broker.transactions.close()
+        self.store.close()
+
     def turn(self) -> None:
         """What is put off to the reactor's next turn."""
         self.reactor.advance(0)

@@ -29,13 +29,7 @@ def harness(tmp_path, files, monkeypatch):
     files.page_cache_empty = True
     yield harness
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
-
-
-@pytest.fixture
-def peer(harness):
-    return harness.connect()
+    harness.close()
 
 
 def load_index(files, harness):

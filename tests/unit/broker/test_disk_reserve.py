@@ -16,8 +16,7 @@ def harness(tmp_path):
     harness = Harness(tmp_path, files=FaultyFiles())
     yield harness
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def look(harness, free):

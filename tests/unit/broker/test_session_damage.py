@@ -70,8 +70,7 @@ def opened(request, tmp_path):
 
 
 def close(harness):
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def ask(harness, peer, *arguments, **more):

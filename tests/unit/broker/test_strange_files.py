@@ -23,8 +23,7 @@ def start(tmp_path):
 
     def stop(harness):
         harness.threads.run()
-        harness.broker.transactions.close()
-        harness.store.close()
+        harness.close()
 
     yield start
     while started:

@@ -18,8 +18,7 @@ def store_record(log, record_id, body=b"foreign"):
 
 
 def restarted(harness, tmp_path, seconds=0.0):
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
     return Harness(tmp_path)
 
 

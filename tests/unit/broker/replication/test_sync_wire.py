@@ -86,8 +86,7 @@ def test_the_answers_are_those_of_1x(tmp_path: Path, recorded: dict[str, str]):
             assert ours[1] == theirs[1]
         return
     assert found == expected
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def test_the_recordings_are_there():

@@ -39,8 +39,7 @@ def started(tmp_path, topic, files=REAL_FILES):
 
 def stop(harness):
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def records(block):

@@ -110,8 +110,7 @@ class Outcome:
         return {where: bodies(self.harness, *where) for where in PARTITIONS if self.harness.store.find(*where)}
 
     def stop(self):
-        self.harness.broker.transactions.close()
-        self.harness.store.close()
+        self.harness.close()
 
 
 def count(found):
@@ -215,8 +214,7 @@ def test_random_damage_and_what_a_second_start_finds(original, memory_path, capl
     again = Harness(path, files=FaultyFiles())
     found = {where: bodies(again, *where) for where in PARTITIONS if again.store.find(*where)}
     assert count(found) == before
-    again.broker.transactions.close()
-    again.store.close()
+    again.close()
 
 
 def test_dying_while_a_damaged_log_is_repaired(original, memory_path, caplog):

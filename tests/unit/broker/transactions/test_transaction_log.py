@@ -18,8 +18,7 @@ XIDS = [f"XID:1:0{number}:0b:host" for number in range(9)]
 
 def close(harness):
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def transactions_directory(tmp_path):

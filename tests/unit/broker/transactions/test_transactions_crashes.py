@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 from copy import copy
-from typing import Any
 
 import pytest
 
@@ -140,14 +139,12 @@ def restart_and_verify(tmp_path, story, *, power_lost):
         story.acknowledged.add((key, "COMMIT_TWO_PHASE"))
         assert not story.did(key, "ROLLBACK", story.acknowledged)
     verify(story, harness, power_lost=power_lost)
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
     again = Harness(tmp_path)
     again.threads.run()
     verify(story, again, power_lost=power_lost)
     assert recovered(again) == []
-    again.broker.transactions.close()
-    again.store.close()
+    again.close()
 
 
 def live(tmp_path, files):
@@ -186,7 +183,7 @@ def is_new(examined, directory, story):
 def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
     total = changes_of_a_whole_story(memory_path)
     assert total > 30
-    examined: set[Any] = set()
+    examined: set[tuple[bytes, str]] = set()
     for number in range(1, total + 1):
         directory = memory_path / str(number)
         files = kind(number, OSError(errno.EIO, os.strerror(errno.EIO)))
@@ -200,8 +197,8 @@ def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
 def test_dying_again_during_the_repair(memory_path, power_lost):
     total = changes_of_a_whole_story(memory_path)
-    examined: set[Any] = set()
     deaths = 0
+    examined: set[tuple[bytes, str]] = set()
     for number in range(total // 2, total + 1, 3):
         first = memory_path / str(number)
         files = DyingFiles(number)

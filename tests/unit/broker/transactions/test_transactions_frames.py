@@ -174,16 +174,14 @@ def test_an_operators_decision_is_what_the_coordinator_is_told_until_it_forgets(
         assert frames.complete(XID, "commit") == (REFUSED, told)
         assert frames.tx(None, "RECOVER")[1] == XID
         assert [(each["key"], each["state"]) for each in frames.prepared()] == [(XID, f"heuristic_{action}")]
-        harness.broker.transactions.close()  # it is told after a restart, too
-        harness.store.close()
+        harness.close()  # it is told after a restart, too
         harness = Harness(tmp_path)
         frames = Frames(harness)
     assert frames.tx(XID, "FORGET") == OK
     assert frames.tx(XID, "COMMIT_TWO_PHASE")[2] == "-4"
     assert frames.prepared() == []
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def test_an_operator_may_forget_in_the_coordinators_place_but_not_what_is_open(frames):
@@ -221,8 +219,7 @@ def test_a_decision_that_was_noted_but_not_done_is_done_at_the_next_start(tmp_pa
     again.threads.run()
     assert bodies(again, "t", 0) == [XID.encode()]
     assert "has been heuristically committed" in Asker(again).refused(tx(XID, "COMMIT_TWO_PHASE"))
-    again.broker.transactions.close()
-    again.store.close()
+    again.close()
 
 
 def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):

@@ -194,8 +194,7 @@ def small(tmp_path):
     harness = Harness(tmp_path, system="maxTxTimeoutInSeconds=5\nmaxTxTimeoutTimerCapacity=2")
     yield harness
     harness.threads.run()
-    harness.broker.transactions.close()
-    harness.store.close()
+    harness.close()
 
 
 def test_a_timeout_is_cut_to_the_setting(small):
