@@ -5,6 +5,7 @@ with FakeBroker({"trades": 4}) as broker, Producer(metadata=FakeCluster([broker]
     assert broker.bodies("trades", 0) == [b"hello"]
 """
 
-from .broker import FakeBroker, FakeCluster
+from .broker import FakeBroker
+from .cluster import FakeCluster
 
 __all__ = ["FakeBroker", "FakeCluster"]

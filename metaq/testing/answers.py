@@ -1,0 +1,380 @@
+"""What a broker answers from memory, in both protocols, through the real codecs; no I/O."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
+from metaq.protocol.frames import RESPONSE, Frame, encode_frame
+from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
+from metaq.protocol.message_id import counter_at, message_id, store_time_ms
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
+from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PartitionRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+    TransactionRequest,
+)
+from metaq.protocol.requests import Request
+from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import (
+    Get,
+    OffsetQuery,
+    Put,
+    Stats,
+    Transaction,
+    TransactionType,
+    Version,
+    encode_result,
+    encode_value_line,
+)
+
+from .log import MemoryLog, checked
+from .transactions import FakeTransactions
+
+__all__ = ["Answers", "Caller"]
+
+
+class Caller:
+    """A connection. out: bytes it is to be sent."""
+
+    def __init__(self) -> None:
+        self.out = bytearray()
+
+
+class _Reply(NamedTuple):
+    """The answer to a frame."""
+
+    ext: Mapping[str, str | int]
+    body: Buffer = b""
+    code: int = ResponseCode.SUCCESS
+    remark: str = ""
+
+
+class _Refused(Exception):
+    """A request that is refused. code: in a frame; status: in text."""
+
+    def __init__(self, code: ResponseCode, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.status = status
+
+
+@dataclass(slots=True, eq=False)
+class _Parked:
+    """A pull that waits for data."""
+
+    caller: Caller
+    opaque: int
+    request: PullRequest
+    deadline: float
+
+
+class Answers:
+    """The partitions and transactions of one broker, and its answers. One thread. Its attributes: see FakeBroker."""
+
+    def __init__(
+        self, topics: Mapping[str, int], broker_id: int, *, speaks_frames: bool, clock: Callable[[], float]
+    ) -> None:
+        self.broker_id = broker_id
+        self.topics = dict(topics)
+        self.speaks_frames = speaks_frames
+        self.takes_many = True
+        self.silent = False
+        self.max_transfer_bytes = MAX_FRAME_BYTES
+        self.refuse: Callable[[Request], int | None] = lambda request: None
+        self.logs: dict[tuple[str, int], MemoryLog] = {}
+        self.sends = self.pulls = 0
+        self.requests: list[str] = []
+        self.transactions = FakeTransactions()
+        self._ids = itertools.count(counter_at(int(clock() * 1000)))
+        self._parked: list[_Parked] = []
+
+    def log(self, topic: str, partition: int) -> MemoryLog:
+        """The partition's log (made if it is not there yet)."""
+        return self.logs.setdefault((topic, partition), MemoryLog())
+
+    def _take(self, caller: Caller, request: Request) -> None:
+        self.requests.append(type(request).__name__ if not isinstance(request, Frame) else f"frame {request.code}")
+        if self.silent:
+            return
+        refused = self.refuse(request)
+        if isinstance(request, Frame):
+            if refused is not None:
+                self._reply(caller, request.opaque, refused, {}, remark="refused by the test")
+            else:
+                self._answer_frame(caller, request)
+        elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version, Transaction)):
+            caller.out += encode_result(refused, "refused by the test", request.opaque)
+        else:
+            caller.out += self._text(caller, request)
+
+    def _drop_caller(self, caller: Caller) -> None:
+        """Its connection is gone."""
+        self._parked = [parked for parked in self._parked if parked.caller is not caller]
+        self.transactions.drop_local(caller)
+
+    # --- partitions ---------------------------------------------------------------------------------------------------
+
+    def _new_id(self) -> int:
+        return message_id(next(self._ids), self.broker_id)
+
+    def _choose(self, topic: str, partition: int) -> int:
+        """The partition that was named, or any one for -1."""
+        return partition if partition >= 0 else self.sends % max(1, self.topics.get(topic, 0))
+
+    def _open(self, topic: str, partition: int) -> MemoryLog:
+        """The log of a partition that is served. Raises _Refused."""
+        if not 0 <= partition < self.topics.get(topic, 0):
+            text = f"The server do not accept topic {topic}"
+            raise _Refused(ResponseCode.TOPIC_NOT_EXIST, Status.ERROR, text)
+        log = self.log(topic, partition)
+        if log.closed:
+            raise _Refused(ResponseCode.NO_PERMISSION, Status.FORBIDDEN, f"{topic}-{partition} has been closed")
+        return log
+
+    def _store(self, caller: Caller, tx_key: str | None, append: Callable[[], int]) -> int:
+        """Append now, or at the commit of a transaction; the offset."""
+        if tx_key is None:
+            return append()
+        self.transactions.put(tx_key, caller, append)
+        return -1
+
+    def _store_one(self, caller: Caller, sent: SendRequest | Put, body: Buffer) -> SendReply:
+        """Raises _Refused, TransactionRefused."""
+        partition = self._choose(sent.topic, sent.partition)
+        log = self._open(sent.topic, partition)
+        if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
+            raise RemoteProtocolError("checksum")
+        self.sends += 1
+        identity = self._new_id()
+        offset = self._store(caller, sent.tx_key, partial(log.append, body, identity, sent.flag))
+        return SendReply(identity, partition, offset)
+
+    # --- frames -------------------------------------------------------------------------------------------------------
+
+    def _answer_frame(self, caller: Caller, frame: Frame) -> None:
+        try:
+            reply = self._frame(caller, frame)
+        except _Refused as error:
+            reply = _Reply({}, code=error.code, remark=str(error))
+        except RemoteProtocolError as error:
+            reply = _Reply({}, code=ResponseCode.MESSAGE_ILLEGAL, remark=str(error))
+        except TransactionRefused as error:
+            reply = _Reply({}, code=ResponseCode.TRANSACTION_REFUSED, remark=str(error))
+        if reply is not None:
+            self._reply(caller, frame.opaque, reply.code, reply.ext, reply.body, reply.remark)
+
+    def _reply(
+        self,
+        caller: Caller,
+        opaque: int,
+        code: int,
+        ext: Mapping[str, str | int],
+        body: Buffer = b"",
+        remark: str = "",
+    ) -> None:
+        caller.out += encode_frame(code, opaque, ext, len(body), flag=RESPONSE, remark=remark)
+        caller.out += body
+
+    def _frame(self, caller: Caller, frame: Frame) -> _Reply | None:
+        """None: it is answered later."""
+        match RequestCode(frame.code):
+            case RequestCode.SEND:
+                return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
+            case RequestCode.SEND_BATCH:
+                return self._send_batch(caller, frame)
+            case RequestCode.SEND_MANY:
+                return self._send_many(frame)
+            case RequestCode.PULL:
+                return self._pull(caller, frame)
+            case RequestCode.MIN_OFFSET:
+                return _Reply(OffsetReply(self._open(*PartitionRequest.from_ext(frame.ext)).first).to_ext())
+            case RequestCode.MAX_OFFSET:
+                return _Reply(OffsetReply(self._open(*PartitionRequest.from_ext(frame.ext)).end).to_ext())
+            case RequestCode.SEARCH_OFFSET_BY_TIME:
+                return self._search(SearchByTimeRequest.from_ext(frame.ext))
+            case RequestCode.MESSAGE_COUNTS:
+                return self._counts(MessageCountsRequest.from_ext(frame.ext))
+            case RequestCode.HEARTBEAT:
+                return _Reply({})
+            case RequestCode.STATS:
+                return _Reply({}, self._stats(StatsRequest.from_ext(frame.ext).item).encode())
+            case RequestCode.TRANSACTION:
+                request = TransactionRequest.from_ext(frame.ext)
+                kind = TransactionType(request.type)
+                return _Reply({}, self.transactions.verb(kind, request.tx_key, caller, request.qualifier).encode())
+            case _:
+                return _Reply({}, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+    def _stats(self, item: str) -> str:
+        return f"STATS\r\nitem {item}\r\nbroker_id {self.broker_id}\r\nEND\r\n"
+
+    def _send_batch(self, caller: Caller, frame: Frame) -> _Reply:
+        request = SendBatchRequest.from_ext(frame.ext)
+        partition = self._choose(request.topic, request.partition)
+        log = self._open(request.topic, partition)
+        sizes, records = split_batch(frame.body, request.records)
+        found = checked(records, sizes.tolist())
+        self.sends += 1
+        ids = [self._new_id() for _ in found]
+        offset = self._store(caller, request.tx_key, lambda: log.append_all(records, found, ids))
+        return _Reply(SendReply(ids[0], partition, offset).to_ext())
+
+    def _send_many(self, frame: Frame) -> _Reply:
+        request = SendManyRequest.from_ext(frame.ext)
+        parts = split_many(frame.body, request)
+        found = checked(parts.records, parts.sizes.tolist())
+        self.sends += 1
+        rows: list[tuple[int, int, int, int]] = []
+        for topic, number, count in zip(parts.topics, parts.partitions, parts.counts.tolist(), strict=True):
+            partition = self._choose(request.topics[topic], number)
+            here, found = found[:count], found[count:]
+            try:
+                log = self._open(request.topics[topic], partition)
+            except _Refused as error:
+                rows.append((0, 0, partition, error.code))
+                continue
+            ids = [self._new_id() for _ in here]
+            rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
+        first_ids, offsets, partitions, codes = zip(*rows, strict=True)
+        body = encode_rows(np.array(first_ids), list(offsets), list(partitions), list(codes))
+        return _Reply(SendManyReply(len(rows)).to_ext(), body, remark="refused" if any(codes) else "")
+
+    def _search(self, request: SearchByTimeRequest) -> _Reply:
+        log = self._open(request.topic, request.partition)
+        later = (s for s, i in zip(log.starts, log.ids, strict=True) if (store_time_ms(i) or 0) >= request.time_ms)
+        return _Reply(OffsetReply(next(later, log.end)).to_ext())
+
+    def _counts(self, request: MessageCountsRequest) -> _Reply:
+        log = self._open(request.topic, request.partition)
+        return _Reply(MessageCountsReply(len(log.starts), log.before(request.offset), log.first, log.end).to_ext())
+
+    # --- pulls --------------------------------------------------------------------------------------------------------
+
+    def _pull(self, caller: Caller, frame: Frame) -> _Reply | None:
+        request = PullRequest.from_ext(frame.ext)
+        self._open(request.topic, request.partition)
+        self.pulls += 1
+        reply = self._pulled(request, last=request.wait_ms == 0)
+        if reply is None:
+            self._parked.append(_Parked(caller, frame.opaque, request, time.monotonic() + request.wait_ms / 1000))
+        return reply
+
+    def _patience(self) -> float | None:
+        """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
+        if not self._parked:
+            return None
+        return max(0.0, min(parked.deadline for parked in self._parked) - time.monotonic())
+
+    def _answer_parked(self) -> list[Caller]:
+        """Answer the pulls for which there is something, or whose time is over; whose they are."""
+        now = time.monotonic()
+        waiting, self._parked = self._parked, []
+        answered: list[Caller] = []
+        for parked in waiting:
+            reply = self._pulled(parked.request, last=parked.deadline <= now)
+            if reply is None:
+                self._parked.append(parked)
+            else:
+                self._reply(parked.caller, parked.opaque, reply.code, reply.ext, reply.body)
+                answered.append(parked.caller)
+        return answered
+
+    def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
+        """The answer if there is something to say, or it is the last chance."""
+        log = self.log(request.topic, request.partition)
+        offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
+        damaged_from = NOT_DAMAGED
+        if not log.first <= offset <= log.end:
+            offset = log.first if offset < log.first else log.end
+            code = ResponseCode.PULL_OFFSET_MOVED
+        elif request.verify and (damage := log.damage_at(offset)) is not None:
+            damaged_from, offset = offset, damage
+            code = ResponseCode.PULL_OFFSET_MOVED
+        elif request.tags:
+            found = log.tagged(offset, request.tags)
+            runs, offset = len(found), log.end
+            body = encode_runs(found) + b"".join(log.slice(start, size) for start, size in found)
+            code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
+        else:
+            body = log.slice(offset, request.max_bytes, whole_first=True)
+            sizes = log.sizes(offset, len(body))
+            body = body[: sum(sizes)]
+            offset += len(body)
+            code = ResponseCode.SUCCESS if body else ResponseCode.PULL_NOT_FOUND
+        if code == ResponseCode.PULL_NOT_FOUND and not last:
+            return None
+        behind = len(log.starts) - log.before(offset)
+        records = len(sizes) if request.sizes else 0
+        reply = PullReply(offset, log.first, log.end, behind, request.sequence, runs, records, damaged_from)
+        table = encode_sizes(np.array(sizes, np.int32)) if records else b""
+        return _Reply(reply.to_ext(), table + body, code)
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    def _text(self, caller: Caller, request: Request) -> bytes:
+        match request:
+            case Version():
+                ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
+                return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
+            case Put():
+                return self._put(caller, request)
+            case Get():
+                return self._get(request)
+            case OffsetQuery():
+                return self._offset(request)
+            case Stats():
+                return encode_result(Status.SUCCESS, self._stats(request.item), request.opaque)
+            case Transaction():
+                return self._transaction(caller, request)
+            case _:
+                return b""
+
+    def _transaction(self, caller: Caller, request: Transaction) -> bytes:
+        try:
+            text = self.transactions.verb(request.type, request.key, caller, request.qualifier or "")
+        except TransactionRefused as error:
+            return encode_result(Status.ERROR, str(error), request.opaque)
+        return b"" if request.type is TransactionType.END else encode_result(Status.SUCCESS, text, request.opaque)
+
+    def _put(self, caller: Caller, put: Put) -> bytes:
+        try:
+            identity, partition, offset = self._store_one(caller, put, put.body)
+        except _Refused as error:
+            return encode_result(error.status, str(error), put.opaque)
+        except TransactionRefused as error:
+            return encode_result(Status.ERROR, str(error), put.opaque)
+        return encode_result(Status.SUCCESS, f"{identity} {partition} {offset}", put.opaque)
+
+    def _get(self, get: Get) -> bytes:
+        self.pulls += 1
+        log = self.logs.get((get.topic, get.partition))
+        if log is None:
+            return encode_result(Status.NOT_FOUND, "is not exists", get.opaque)
+        if get.offset < log.first or get.offset == INT64_MAX:
+            moved = log.first if get.offset < log.first else log.end
+            return encode_result(Status.MOVED, str(moved), get.opaque)
+        if get.offset >= log.end:
+            return encode_result(Status.NOT_FOUND, f"Could not find message at position {get.offset}", get.opaque)
+        data = log.slice(get.offset, min(get.max_size, self.max_transfer_bytes))
+        return encode_value_line(len(data), get.opaque) + data
+
+    def _offset(self, query: OffsetQuery) -> bytes:
+        log = self.logs.get((query.topic, query.partition))
+        if log is None:
+            return encode_result(Status.NOT_FOUND, "is not exists", query.opaque)
+        return encode_result(Status.SUCCESS, str(log.end if query.offset >= log.end else log.first), query.opaque)

@@ -1,0 +1,114 @@
+"""A partition's log in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.record import (
+    HEADER,
+    HEADER_BYTES,
+    Buffer,
+    RecordHeader,
+    checksum,
+    is_blank,
+    iter_headers,
+    tag_hash,
+    tag_hash_of_body,
+)
+
+__all__ = ["MemoryLog", "checked"]
+
+
+def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
+    """The headers of a batch. Raises RemoteProtocolError as a broker refuses what a client must not send."""
+    found = list(iter_headers(records, stored=False))
+    if [each.length + HEADER_BYTES for each in found] != sizes:
+        raise RemoteProtocolError("record sizes do not match the records")
+    if any(checksum(records[each.start + HEADER_BYTES : each.end]) != each.checksum or each.id for each in found):
+        raise RemoteProtocolError("a record has a wrong checksum, or an id")
+    return found
+
+
+@dataclass(slots=True)
+class MemoryLog:
+    """One partition: its records back to back, and where each begins. `first` is the offset of data[0]."""
+
+    data: bytearray = field(default_factory=bytearray)
+    starts: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    first: int = 0
+    closed: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.data)
+
+    def append(self, body: Buffer, identity: int, flag: int) -> int:
+        """Store one record, return its offset."""
+        offset = self.end
+        self.starts.append(offset)
+        self.ids.append(identity)
+        self.tags.append(tag_hash_of_body(body, flag))
+        self.data += HEADER.pack(len(body), checksum(body), identity, flag)
+        self.data += body
+        return offset
+
+    def append_all(self, records: memoryview, found: list[RecordHeader], ids: list[int]) -> int:
+        """Store the records of a batch, return the first one's offset."""
+        start = self.end
+        for each, identity in zip(found, ids, strict=True):
+            self.append(records[each.start + HEADER_BYTES : each.end], identity, each.flag)
+        return start
+
+    def drop_before(self, offset: int) -> None:
+        """Forget the records in front of `offset`, which must begin a record (what retention does)."""
+        count = int(np.searchsorted(self.starts, offset))
+        del self.data[: offset - self.first]
+        del self.starts[:count], self.ids[:count], self.tags[:count]
+        self.first = offset
+
+    def bodies(self) -> list[bytes]:
+        """Of all records, in order."""
+        data = bytes(self.data)
+        return [data[each.start + HEADER_BYTES : each.end] for each in iter_headers(data)]
+
+    def before(self, offset: int) -> int:
+        """Records that lie wholly in front of `offset`."""
+        if offset >= self.end:
+            return len(self.starts)
+        return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
+
+    def sizes(self, offset: int, max_bytes: int) -> list[int]:
+        """Of the records from `offset` on that fit, as an index knows them."""
+        ends = [*self.starts[1:], self.end]
+        known = zip(self.starts, ends, strict=False)  # one end more than nothing
+        return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
+
+    def damage_at(self, offset: int) -> int | None:
+        """Where the next record starts if the one at `offset` is damaged."""
+        if offset not in self.starts:
+            return None
+        (size, *_) = self.sizes(offset, len(self.data))
+        record = bytes(self.data[offset - self.first : offset - self.first + size])
+        header = HEADER.unpack_from(record)
+        body = record[HEADER_BYTES:]
+        good = header[0] == len(body) and header[1] == checksum(body) and not is_blank(*header[:3])
+        return None if good else offset + size
+
+    def slice(self, offset: int, max_bytes: int, whole_first: bool = False) -> bytes:
+        start = offset - self.first
+        if whole_first and offset in self.starts:
+            max_bytes = max(max_bytes, self.sizes(offset, len(self.data))[0])
+        return bytes(self.data[start : start + max_bytes])
+
+    def tagged(self, offset: int, tags: Iterable[str]) -> list[tuple[int, int]]:
+        """(offset, size) of the records from `offset` on that have one of the tags."""
+        wanted = {tag_hash(tag) for tag in tags}
+        ends = [*self.starts[1:], self.end]
+        known = zip(self.starts, ends, self.tags, strict=False)
+        return [(start, end - start) for start, end, tag in known if start >= offset and tag in wanted]
