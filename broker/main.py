@@ -265,7 +265,7 @@ class BrokerProcess:
         self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
         self._tx_tick = repeat(_TICK_SECONDS, self.broker.transactions.tick, self._reactor, "the transactions' timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
-        self._space = repeat(_SPACE_CHECK_SECONDS, store.space.look, self._reactor, "the look at free space")
+        self._space = repeat(_SPACE_CHECK_SECONDS, store.space.look, self._reactor, "the check of free space")
         self._sizes = repeat(_SIZE_CHECK_SECONDS, self._apply_size_limits, self._reactor, "the retention by size")
         ensureDeferred(self._register()).addErrback(self._fail)
 
@@ -376,7 +376,7 @@ class BrokerProcess:
 
     @staticmethod
     def _log_failed_stop(failure: Failure) -> None:
-        _log.error("stopping did not go as it should: %s", failure.getErrorMessage())
+        _log.error("the stop did not complete: %s", failure.getErrorMessage())
 
 
 def _what_opened(store: Store, seconds: float) -> str:
@@ -391,7 +391,7 @@ def _what_opened(store: Store, seconds: float) -> str:
 def _log_removed(segments: Sequence[RemovedSegment], why: str) -> None:
     for segment in segments:
         _log.info(
-            "retention by %s: %s-%d loses its segment at %d",
+            "retention by %s: removed from %s-%d the segment at %d",
             why,
             segment.topic,
             segment.partition,

@@ -118,7 +118,7 @@ class Registration:
             try:
                 registration.add_topic(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
             except CoordinationError as error:
-                _log.error("topic %s is not registered in ZooKeeper before its next session: %s", name, error)
+                _log.error("topic %s will be registered in ZooKeeper with the next session: %s", name, error)
 
         self._tasks.put(add)
 
@@ -137,7 +137,7 @@ class Registration:
             try:
                 registration.update(checksum, described)
             except CoordinationError as error:
-                return [f"ZooKeeper is told later: {error}"]
+                return [f"ZooKeeper will be updated later: {error}"]
             return []
 
         return self._queue(update)
@@ -171,4 +171,4 @@ class Registration:
 
     @staticmethod
     def _log_stop(failure: Failure) -> None:
-        _log.warning("ZooKeeper did not take the broker's leave: %s", failure.getErrorMessage() or failure.type)
+        _log.warning("the broker could not unregister from ZooKeeper: %s", failure.getErrorMessage() or failure.type)

@@ -1,4 +1,4 @@
-"""The brokers and topics of a cluster, as ZooKeeper shows them: read, never written. Who writes: registration.py."""
+"""The brokers and topics of a cluster, as ZooKeeper shows them: read, never written. registration.py writes them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class ClusterView:
         ]
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
-        """Who offers `topic` to producers (publish) or to consumers, ordered by broker and slave id, masters first."""
+        """Brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters first."""
         (found,) = self.replicas_many([topic], publish)
         return found
 

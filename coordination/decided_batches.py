@@ -19,7 +19,7 @@ _MAX_NODE_BYTES = 1_000_000
 
 
 class Versioned(NamedTuple):
-    """What a query's node says, and its version; None and None if there is no node."""
+    """The content of a query's node, and its version; None and None if there is no node."""
 
     decided: DecidedBatch | None
     version: int | None

@@ -1,5 +1,5 @@
-"""Why no ZooKeeper session can be had: what each server of a connect string says to `srvr`, ZooKeeper's request for its
-statistics. Every ZooKeeper answers that, even while it does not serve, or to say that it may not answer it.
+"""Why a ZooKeeper session cannot be opened: what each server of a connect string answers to `srvr`, ZooKeeper's request
+for its statistics. Every ZooKeeper answers that, even while it does not serve, or to say that it may not answer it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LONGEST_ANSWER = 4096
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one server is like. certain: waiting does not help, unless somebody starts it or corrects its name."""
+    """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name."""
 
     text: str
     certain: bool
 
 
 def examine(hosts: str, seconds: float) -> list[Finding]:
-    """What each of `host:port,host:port…` is like, all asked at once, within about `seconds`."""
+    """The state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
     servers, _ = collect_hosts(hosts)
     found: dict[int, Finding] = {}
     deadline = time.monotonic() + seconds
@@ -73,7 +73,7 @@ def _examine_server(host: str, port: int, seconds: float) -> Finding:
 
 
 def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
-    """What is answered first; b"" if the connection is closed instead. Raises TimeoutError, OSError."""
+    """The first bytes of the answer; b"" if the server closes the connection instead. Raises TimeoutError, OSError."""
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.sendall(request)
         return connection.recv(_LONGEST_ANSWER)

@@ -132,7 +132,7 @@ class EmbeddedZooKeeper:
             raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL after `timeout` seconds. Does nothing if it does not run."""
+        """Send SIGTERM, and SIGKILL after `timeout` seconds. Does nothing if the server does not run."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:

@@ -59,7 +59,7 @@ class FencedTransaction:
 
 
 class _Request(Transaction):  # type: ignore[misc]
-    """kazoo's Transaction, which decides at the last moment what it says."""
+    """kazoo's Transaction, which decides its content at the last moment."""
 
     zk: KazooClient
     session_id: int

@@ -1,6 +1,6 @@
 """A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
 
-Everything is a plain value or one step; who decides and in which order is the client's business. Every write is fenced
+Everything is a plain value or one step; the client decides which steps to take, and when. Every write is fenced
 to the session under which the consumer joined (fencing.py): after an expiry no old decision reaches ZooKeeper.
 """
 
@@ -59,7 +59,7 @@ def broadcast_group(group: str, address: str | None = None) -> str:
 
 
 class GroupMembership:
-    """One consumer in one group, from join() to leave(), over expired sessions.
+    """One consumer in one group, from join() to leave(), across expired sessions.
 
     consumer_id: 1.x's `consumerId`, the node is then `<group>_<consumerId>`; None makes a new one. topics: all that the
     consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
@@ -384,7 +384,7 @@ class GroupMembership:
 
 def _check_subscribed(topic: str) -> str:
     if "," in check_topic(topic):
-        raise ConfigError("topics", topic, "a consumer cannot subscribe a topic with ',', which separates the topics")
+        raise ConfigError("topics", topic, "a consumer cannot subscribe to names with ',', which separates the topics")
     return topic
 
 

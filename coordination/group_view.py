@@ -182,7 +182,7 @@ class GroupView:
             return GroupSnapshot(dict(self._consumers), dict(self._partitions), brokers_by_id(addresses))
 
     def look_again(self) -> None:
-        """Read who is in the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        """Read the members of the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
         names, stat = self._nodes.children_and_stat(self._paths.group_ids(self._group))
         with self._lock:
             self._listing = _Listing.of(names, stat)

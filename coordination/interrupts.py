@@ -99,7 +99,7 @@ class Ending:
     def wait(self, seconds: float) -> bool:
         """At most `seconds`; whether it is over."""
         if not self._is_over and self._bell.wait(seconds):
-            self._bell.ring()  # for who waits beside
+            self._bell.ring()  # for the thread that waits beside
         return self._is_over
 
 

@@ -1,4 +1,4 @@
-"""Offset stores outside ZooKeeper, written only by who owns the partitions in ZooKeeper."""
+"""Offset stores outside ZooKeeper, written only by the member that owns the partitions in ZooKeeper."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 def parse_broker_id(path: str, name: str) -> int:
     """A child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x clients."""
     if not _COUNT.match(name):
-        raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is no broker id: delete it")
+        raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
     return int(name)
 
 
@@ -253,7 +253,7 @@ def format_decided_batch(decided: DecidedBatch) -> bytes:
 
 
 def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
-    """Unknown fields are passed over."""
+    """Unknown fields are ignored."""
     text = _text(path, data)
     if text is None:
         return None
@@ -271,5 +271,5 @@ def parse_partition_name(name: str) -> tuple[int, int]:
     """(broker id, partition) of `<brokerId>-<partition>`. Raises CoordinationError."""
     found = _PARTITION.match(name)
     if not found:
-        raise CoordinationError(f"{name!r} is no partition: write <broker id>-<partition>")
+        raise CoordinationError(f"{name!r} is not a partition: write <broker id>-<partition>")
     return int(found[1]), int(found[2])

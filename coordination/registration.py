@@ -95,7 +95,7 @@ class BrokerRegistration:
         """Register the broker with `topics` and those of add_topic(); stay registered until unregister().
 
         A node that an earlier life of this broker left behind (same URL) is replaced. Another broker's node is waited
-        for, as long as its session may live without a connection; then ConfigError says who uses the brokerId.
+        for, as long as its session may live without a connection; then ConfigError names the broker that has the id.
         Raises CoordinationUnavailable, SessionLost; then nothing is kept up and register() may be called again.
         After unregister() it cannot.
         """
@@ -236,12 +236,12 @@ class BrokerRegistration:
             return True
         if node.data != self._url and node.owner != session_id:
             return False
-        log.info("broker %s replaces the node that its earlier life has left (%s)", self._name, path)
+        log.info("broker %s replaces a node of its former process (%s)", self._name, path)
         self._write(session_id, [delete(path)], NoNodeError)
         return self._write(session_id, [creation], NodeExistsError)
 
     def _other_user(self, path: str) -> ConfigError | None:
-        """Who else has our node, as an error; None if it has gone meanwhile, or is our own."""
+        """An error that names the other owner of our node; None if it has gone meanwhile, or is our own."""
         node = self._session.nodes.get(path)
         if node is None or node.data == self._url:
             return None

@@ -50,15 +50,15 @@ _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "m
 _CLOSE_TIMEOUT = 10.0
 
 _GIVE_UP_TIMEOUT = 0.5
-"""Seconds that close() gets when there has never been a session to end."""
+"""Seconds that close() takes if there was never a session to end."""
 
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
-"""Seconds without a session until it is found out why, and from there until the next look. Twice nobody who could open
-one is enough: a server that is restarted has come back by then, or takes much longer."""
+"""Seconds without a session until it is found out why, and from there until the next look. After two looks without
+a server that could open one it gives up: a server that is restarted has come back by then, or takes much longer."""
 
 _LOOK_SECONDS = 1.0
-"""That a server gets to say what it is."""
+"""Seconds that a server gets to identify itself."""
 
 
 class SessionEvent(Enum):
@@ -291,7 +291,7 @@ class ZkSession:
         self._log(event)
         self._tell(event)
         if state == KazooState.CONNECTED:
-            self._first_session.set()  # last: who starts to listen after start() hears of later changes only
+            self._first_session.set()  # last: a listener that is added after start() hears only of later changes
         if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
             self.events.post(self._revive)
 
@@ -301,7 +301,7 @@ class ZkSession:
         return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
 
     def _tell(self, event: SessionEvent) -> None:
-        with self._lock:  # who begins to listen later does not hear of this change
+        with self._lock:  # a listener that is added later does not hear of this change
             listeners = list(self._listeners)
         for listener in listeners:
             self.events.post(partial(listener, event))

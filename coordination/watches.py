@@ -68,7 +68,7 @@ class ChildrenWatcher:
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Call `on_change` no more, except for a call under way. The server's watch, if set, fires into nothing."""
+        """Call `on_change` no more, except for a call under way. The server's watch, if set, has no effect any more."""
         self._closed = True
         self._session.off_session(self._session_changed)
 

@@ -49,7 +49,7 @@ _READS = 500
 """Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
 
 _RETRY_PAUSE = 0.05
-"""Seconds between two looks at a connection that is being made again."""
+"""Seconds between two looks at a connection that is being renewed."""
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 """Answers to the operations before and behind the one that failed."""

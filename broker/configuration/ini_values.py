@@ -85,13 +85,13 @@ TOPIC_PREFIX = "topic="
 
 
 def check_keys(section: Section, name: str, known: frozenset[str]) -> None:
-    """Raise ConfigError for a key of the section `name` that is none of `known`, naming the closest one."""
+    """Raise ConfigError for a key of the section `name` that is not in `known`, naming the closest one."""
     for entry in (*section.values(), *section.blank.values()):
         if entry.key in known:
             continue
         close = difflib.get_close_matches(entry.key, known, 1, 0.0)
         hint = f"did you mean {close[0]}? known keys: {', '.join(sorted(known))}"
-        raise ConfigError(f"{entry.where}: {entry.key}", entry.value, f"is no key of [{name}]; {hint}")
+        raise ConfigError(f"{entry.where}: {entry.key}", entry.value, f"is not a key of [{name}]; {hint}")
 
 
 def wrong(entry: Entry, remedy: str) -> ConfigError:

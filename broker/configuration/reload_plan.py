@@ -25,7 +25,7 @@ class ReloadReport:
     needs_restart: tuple[str, ...] = ()
     """Keys of [system] and [zookeeper] that differ from those at the start."""
     warnings: tuple[str, ...] = ()
-    """What is not done yet, and who will do it."""
+    """What is not done yet, and when it will be done."""
 
     def to_json(self) -> dict[str, bool | list[str]]:
         """As RELOAD_CONFIG answers it (docs/protocol.md)."""

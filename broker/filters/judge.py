@@ -17,7 +17,7 @@ from .table import Filter
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
-"""A request's filter calls end after this long, with what is decided by then; one call is never interrupted."""
+"""A request's filter calls end after this time with what was decided by then; a call is never interrupted."""
 
 SCAN_BYTES = 16 << 20
 """Rejected bytes in front of an accepted record that one `get` looks through before it says how far it has come."""

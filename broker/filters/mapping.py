@@ -30,13 +30,13 @@ def parse_filter_map(source: bytes, name: str = FILTERS_FILE) -> Mapping[str, st
     """Java class name -> `package.module:callable` or ACCEPT_ALL. Raises ConfigError naming line and value."""
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     if others := sections.keys() - {_SECTION}:
-        raise ConfigError(name, f"[{min(others)}]", f"is no section of this file: use [{_SECTION}]")
+        raise ConfigError(name, f"[{min(others)}]", f"is not a section of this file: use [{_SECTION}]")
     entries = sections.get(_SECTION, Section())
     for entry in entries.values():
         if entry.value != ACCEPT_ALL and ":" not in entry.value:
             raise ConfigError(
                 f"{entry.where}: {entry.key}",
                 entry.value,
-                f"is no Python callable: use package.module:callable, or {ACCEPT_ALL} to let all messages through",
+                f"is not a Python callable: use package.module:callable, or {ACCEPT_ALL} to let all messages through",
             )
     return {entry.key: entry.value for entry in entries.values()}

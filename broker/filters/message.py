@@ -1,4 +1,4 @@
-"""What a filter is shown of a stored message."""
+"""What a filter sees of a stored message."""
 
 from __future__ import annotations
 

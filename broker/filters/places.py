@@ -1,4 +1,4 @@
-"""Where the requests of 1.x clients really stand that a filter has left out records for. No I/O. Reactor thread.
+"""Where requests of 1.x clients really stand after a filter has left out records. No I/O. Reactor thread.
 
 A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
 falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `Places` remembers, for each
@@ -8,7 +8,7 @@ Why nothing is lost, whatever becomes of the client:
 - It starts where a record begins, at offset = stored offset. What it has processed since are disjoint accepted records
   of the log, so its offset grows by at most as much as the stored one: offset <= stored offset. So all accepted
   records that begin before its offset have been processed.
-- Whoever knows nothing about an offset (another connection, another consumer, a broker that was restarted, a memory
+- Where nothing is known about an offset (another connection, another consumer, a broker that was restarted, a memory
   that was given up) takes it as it is, from the start of the record with this byte: some come again, none is missed.
 - How many come again is bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and where
   there is nothing left to give, a 301 sets the client's offset to the stored one.

@@ -1,4 +1,4 @@
-"""From the filters that server.ini names to the callables that do the work."""
+"""Finds the callables of the filters that server.ini names."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Filter:
         self._accept = accept
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
-        """Whether the group gets the message. What the callable raises means: no, as in 1.x; logged once."""
+        """Whether the group gets the message. An exception of the callable means no, as in 1.x; it is logged once."""
         try:
             return bool(self._accept(group, message))
         except Exception:
             self.failures += 1
             if self.failures == 1:
                 _log.exception(
-                    "filter %s failed for group %s on %r, which it does not get; further failures are only counted",
+                    "filter %s failed for group %s on %r, so it is not accepted; further ones are only counted",
                     self.name,
                     group,
                     message,

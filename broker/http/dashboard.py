@@ -58,7 +58,7 @@ class RecentLog(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """What the pages show. Reactor thread.
+    """Makes the content of the pages. Reactor thread.
 
     session: the broker's ZooKeeper session, or None without ZooKeeper. log: the handler that keeps the last lines.
     """
@@ -158,7 +158,7 @@ class Dashboard:
         return Page("Threads", stacks)
 
     def properties(self) -> Page:
-        """What /java-properties was: the run time, without the environment, which may hold secrets."""
+        """1.x's /java-properties: the run time, without the environment, which may hold secrets."""
         rows = [
             ("python", sys.version.split()[0]),
             ("implementation", platform.python_implementation()),
@@ -183,7 +183,7 @@ class Dashboard:
             return Page("Skip", [Text(f"{topic}-{partition}: there is no such partition here")], status=404)
         broker_id, end = self.broker.config.broker_id, log.visible_end
         await self.broker.in_thread(lambda: skip_pending(session, group, topic, broker_id, log.partition, end))
-        return Page("Skip", [Text(f"group {group} goes on at {end} in partition {broker_id}-{partition} of {topic}")])
+        return Page("Skip", [Text(f"group {group} continues at {end} in partition {broker_id}-{partition} of {topic}")])
 
     # --- parts --------------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _integer(request: Request, name: str, default: int | None = None, limit: int
 
 
 def _status_and_body(answer: Bytes) -> tuple[int, Buffer]:
-    """What a text answer says."""
+    """Decodes a text answer."""
     (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
     if isinstance(parsed, Result):
         return parsed.code, parsed.text.encode()

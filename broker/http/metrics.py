@@ -43,7 +43,7 @@ class _BrokerCollector(Collector):
             yield CounterMetricFamily(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
         pending = broker.pending_puts
         yield GaugeMetricFamily("metaq_pending_put_bytes", "Bytes of puts that wait to be safe", pending.bytes)
-        yield GaugeMetricFamily("metaq_pending_put_bytes_limit", "Above it no more puts are read", pending.limit)
+        yield GaugeMetricFamily("metaq_pending_put_bytes_limit", "Limit of the bytes that wait", pending.limit)
         held_back = "Connections that are not read because too many puts wait"
         yield GaugeMetricFamily("metaq_put_connections_held_back", held_back, pending.waiting)
         found = "found in segments since the start: bytes that hold no good record"
@@ -75,7 +75,7 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_journal_failed", failed, bool(status.cause))
         yield GaugeMetricFamily("metaq_journal_files", "Files of the journal", status.files)
         yield GaugeMetricFamily("metaq_journal_bytes", "Bytes in the journal's files", status.size_bytes)
-        waiting = "Bytes that wait for the sync after the one under way"
+        waiting = "Bytes that wait for the next sync"
         yield GaugeMetricFamily("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
 
     def _filter_failures(self) -> Metric:
@@ -108,10 +108,10 @@ class _BrokerCollector(Collector):
 
 
 def _replication(status: ReplicationStatus) -> Iterator[Metric]:
-    """Of a broker with a part in replication; partitions are known to an asynchronous slave only."""
+    """Of a broker that takes part in replication; only an asynchronous slave knows partitions."""
     if status.role != "sync-slave":  # it does not follow its master's connection
         connected = GaugeMetricFamily(
-            "metaq_replication_connected", "1 with a connection to the other side", labels=["role"]
+            "metaq_replication_connected", "1 while connected to the other broker", labels=["role"]
         )
         connected.add_metric([status.role], status.connected)
         yield connected
@@ -134,7 +134,7 @@ def _replica_lag(status: ReplicationStatus) -> Iterator[Metric]:
         if each.lag_bytes is not None:
             lags[each.topic].append(each.lag_bytes)
     total = GaugeMetricFamily("metaq_replication_lag_bytes", "Bytes not copied yet", labels=["topic"])
-    largest = GaugeMetricFamily("metaq_replication_lag_bytes_max", "Of the partition that lags most", labels=["topic"])
+    largest = GaugeMetricFamily("metaq_replication_lag_bytes_max", "Largest of a partition", labels=["topic"])
     for topic, values in sorted(lags.items()):
         total.add_metric([topic], sum(values))
         largest.add_metric([topic], max(values))

@@ -1,4 +1,4 @@
-"""Puts that wait to be safe, of all connections together: above a bound those that bring more are not read."""
+"""Puts that wait to be safe, of all connections together. Above a bound, connections that bring more are not read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PUT_OVERHEAD_BYTES = 256
 
 
 class PendingPuts:
-    """Counts the bytes and wakes who waits. Lives on the reactor thread.
+    """Counts the bytes and wakes the waiting connections. Lives on the reactor thread.
 
-    Whoever finds it full calls `wait` and takes no more puts. When a quarter of the bound is free again all of them are
+    A caller that finds it full calls `wait` and takes no more. When a quarter of the bound is free again, callers are
     woken, in their order, until it is full again. Nobody waits for ever: what is counted is answered, safe or failed.
     """
 

@@ -88,7 +88,7 @@ P = ParamSpec("P")
 
 
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Where nobody above would notice an exception, close the connection: else it would stand still for ever."""
+    """Close the connection on an exception that no caller would notice: it would stand still for ever."""
 
     @wraps(step)
     def guarded(self: Session, /, *arguments: P.args, **more: P.kwargs) -> None:

@@ -100,7 +100,7 @@ class Peer(Protocol):
         return len(self._stream.pending)
 
     def close(self) -> None:
-        """End the connection; whoever waits gets PeerLost."""
+        """End the connection; waiting calls get PeerLost."""
         self._lose(PeerLost(f"the connection to {self.name} was closed"))
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Peer(Protocol):
         try:
             self._stream.receive(data)
         except RemoteProtocolError as error:
-            self._lose(PeerLost(f"{self.name} sent something that is not an answer: {error}"))
+            self._lose(PeerLost(f"{self.name} sent a malformed answer: {error}"))
         self._tell()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802

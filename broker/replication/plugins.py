@@ -83,7 +83,7 @@ def read_plugins(files: Mapping[str, str]) -> Plugins:
     if "metaslave" in files:
         others = sorted(files.keys() - {"metaslave"})
         if others:
-            _log.warning("started as a slave (-Fmetaslave): left out is -F%s", ", -F".join(others))
+            _log.warning("started as a slave (-Fmetaslave): ignoring -F%s", ", -F".join(others))
         files = {"metaslave": files["metaslave"]}
     if "samsa" in files and "gregor" in files:
         raise ConfigError("-Fgregor", files["gregor"], "excludes -Fsamsa: a broker is synchronous master or slave")
@@ -96,7 +96,7 @@ def read_plugins(files: Mapping[str, str]) -> Plugins:
 def _unknown_plugin(name: str, path: str) -> ConfigError:
     close = difflib.get_close_matches(name, _READERS, 1, 0.6)
     hint = f"did you mean {close[0]}?" if close else f"known plugins: {', '.join(sorted(_READERS))}"
-    return ConfigError(f"-F{name}", path, f"is no plugin; {hint}")
+    return ConfigError(f"-F{name}", path, f"is not a plugin; {hint}")
 
 
 class _Values:
@@ -116,7 +116,7 @@ class _Values:
             if found.key not in keys:
                 close = difflib.get_close_matches(found.key, keys, 1, 0.6)
                 known = f"known keys: {', '.join(keys)}" if keys else "the plugin has no keys"
-                raise self._fail(found, f"is no key; did you mean {close[0]}?" if close else f"is no key; {known}")
+                raise self._fail(found, f"is unknown; did you mean {close[0]}?" if close else f"is unknown; {known}")
 
     def text(self, key: str) -> str | None:
         found = self._found.get(key)

@@ -190,11 +190,11 @@ class AsyncSlave:
         try:
             await self._config_copy.update(await source.server_ini())
         except MetaqError as error:
-            _log.error("the master's topics are not taken over into server.ini: %s", error)
+            _log.error("the master's topics could not be copied into server.ini: %s", error)
 
     def _halt(self, why: str) -> None:
         if self._peer is not None:
-            _log.info("the connection to %s ends: %s", self._peer.name, why)
+            _log.info("closing the connection to %s: %s", self._peer.name, why)
             self._peer.close()
 
     # --- waiting ------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class TextSource:
     async def server_ini(self) -> bytes:
         answer = await self._peer.text(partial(encode_stats, "config"), _TIMEOUT_SECONDS)
         if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
-            raise PeerRefused(f"{self._peer.name} does not tell its configuration")
+            raise PeerRefused(f"{self._peer.name} did not send its configuration")
         return answer.text.encode("utf-8")
 
 

@@ -22,7 +22,7 @@ class CopyState(Enum):
     TROUBLED = "troubled"
     """The last try failed; it goes on."""
     STOPPED = "stopped"
-    """It does not go on before an operator has acted (docs/replication.md)."""
+    """It goes on only after an operator has acted (docs/replication.md)."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ReplicationStatus:
     since_ms: int = 0
     """When the connection was made or lost, wall clock; 0 if never."""
     figures: dict[str, int | str | bool] = field(default_factory=dict)
-    """What only this role has."""
+    """The figures of this role alone."""
     partitions: list[PartitionStatus] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests for operators: who may make them; closing and opening partitions, reading server.ini again, replication."""
+"""Requests for operators: where they may come from; closing and opening partitions, reloading, replication."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..replication.status import ReplicationStatus
 __all__ = ["Admin", "AdminFrom", "Replication", "admits"]
 
 AdminFrom = Literal["loopback", "any"]
-"""Where admin requests are taken from: this machine, or every address that reaches the port."""
+"""Where admin requests are accepted from: this machine, or every address that reaches the port."""
 
 
 class Replication(Protocol):
@@ -31,7 +31,7 @@ class Replication(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Whether a peer at this address (numeric, as the socket names it) may make admin requests.
 
-    listen: the only address that is listened on, if there is one: who has it is this machine.
+    listen: the address that the broker listens on, if it is a single one: only this machine has it.
     """
     if admin_from == "any":
         return True
@@ -65,7 +65,7 @@ class Admin:
         return {"topic": topic, "closed": self._partitions.closed(topic)}
 
     def open_partitions(self, request: OpenPartitionsRequest) -> Any:
-        """Opening what is not closed is no error."""
+        """Opening an open partition has no effect."""
         (topic,) = request
         opened = self._partitions.closed(topic)
         self._partitions.open(topic)
@@ -85,7 +85,7 @@ class Admin:
         replication = self._replication()
         if replication is None:
             raise NotReplicating(
-                "this broker has no part in replication: start it with -Fmetaslave, -Fsamsa or -Fgregor"
+                "this broker takes no part in replication: start it with -Fmetaslave, -Fsamsa or -Fgregor"
             )
         replication.restart()
         return self.replication_status()

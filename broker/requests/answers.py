@@ -1,4 +1,4 @@
-"""What a verb may answer, and the encoders: of replies, of errors, of what 1.x says in its own words."""
+"""What a verb may answer, and the encoders: of replies, of errors, and of 1.x's own texts."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = ["Caller", "Gate", "Verb"]
 
 _log = logging.getLogger(__name__)
 
-_ADMIN_ONLY = "admin requests are taken from the broker's own machine only, unless it runs with --admin-from any"
+_ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, unless it runs with --admin-from any"
 
 
 class Caller(Protocol):
@@ -70,8 +70,8 @@ class Gate:
         admits: Callable[[str], bool],
         connection_lost: Callable[[Caller], None],
     ) -> None:
-        """texts: by the type of the command. frames: by their code. admits(host): whether operators' requests are taken
-        from there. connection_lost: forgets what belongs to a caller."""
+        """texts: by the type of the command. frames: by their code. admits(host): whether operators' requests are
+        accepted from there. connection_lost: forgets what belongs to a caller."""
         self._texts = texts
         self._frames = frames
         self._admits = admits
@@ -137,7 +137,7 @@ class Gate:
             return _failed(pull, error)
 
     def too_many_pulls(self, pull: Pull, where: str) -> Bytes:
-        """The answer to a pull that would have to wait where too many do already."""
+        """The answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
 
 

@@ -31,7 +31,7 @@ _LENGTH_BYTES = 4
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Data, or where to go on, or that there is none yet. Raises PartitionClosed, PartitionNotFound, StoreError.
+    """Data, where to go on, or that nothing is there yet. Raises PartitionClosed, PartitionNotFound, StoreError.
 
     connection: what its client was answered before is remembered for it; None for a client of a single request.
     """
@@ -205,7 +205,7 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """1.x's words for whatever a get fails with: those of a put."""
+    """1.x's text for the failure of a get, which is that of a put."""
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

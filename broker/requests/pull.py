@@ -75,7 +75,7 @@ class Pull:
     __slots__ = ("_hashes", "_loads", "_offset", "_place", "_reading", "_request", "deadline", "key", "opaque")
 
     def __init__(self, reading: Reading, frame: Frame) -> None:
-        """Raises RemoteProtocolError for a frame that is no PULL."""
+        """Raises RemoteProtocolError for a frame that is not a PULL."""
         request = PullRequest.from_ext(frame.ext)
         self._reading = reading
         self._request = request
@@ -90,7 +90,7 @@ class Pull:
 
     @property
     def expired(self) -> bool:
-        """Whether it may not wait any longer."""
+        """Whether its wait is over."""
         return self._reading.seconds() >= self.deadline
 
     @property

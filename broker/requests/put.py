@@ -76,7 +76,7 @@ class PutAnswers:
         return self.refused(put, put.partition, MessageTooLarge(put.body_bytes, MAX_BODY_BYTES))
 
     def lost(self, log: PartitionLog, error: MetaqError) -> MetaqError:
-        """What a client is told when a write failed: 1.x's synchronous master names itself."""
+        """The error of a failed write for the client: 1.x's synchronous master names itself."""
         if self._writing.slave is None:
             return error
         return SyncFailed("master", self._url(), log.topic, log.partition)
@@ -216,7 +216,7 @@ class PutGroup:
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun) -> Answer:
-    """As a PutGroup of the same puts; it is one if they are few, if one is to be refused, or with a slave."""
+    """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
     few = len(run.bodies) + _PARTITION_COST * len(set(run.partitions)) < _LEAST_COST
     logs = None if few else _logs(writing, run)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():

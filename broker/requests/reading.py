@@ -61,7 +61,7 @@ class Reading:
         self.max_transfer_bytes = config.max_transfer_size
         """Data of one answer."""
         self.moves_past_end = config.move_consumers_past_end
-        """Whether a `get` beyond the end is answered where the end is."""
+        """Whether the answer to a `get` beyond the end is the end."""
         self.url = url
         self.unsent_bytes = 0
         """Answers that wait in full transports, for consumers that do not take them; kept by the sessions."""

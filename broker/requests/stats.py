@@ -28,7 +28,7 @@ _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 
 
 def stats_text(broker: Broker, item: str) -> bytes:
-    """The body of an answer. What is no item is taken as a topic."""
+    """The body of an answer. Any other word is the name of a topic."""
     if item == "config":
         return broker.config.source
     make = _ITEMS.get(item)

@@ -84,5 +84,5 @@ class ScheduledCalls:
             try:
                 self._function(schedule)
             except Exception:
-                _log.exception("what is scheduled for %s failed", schedule.text)
+                _log.exception("the task scheduled for %s failed", schedule.text)
         self._sleep(schedule, schedule.after(self._now()))

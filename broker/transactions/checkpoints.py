@@ -50,7 +50,7 @@ HEURISTICS = ("commit", "rollback", "complete")
 _CHECKSUM = "checksum"
 _STATE_FIELDS = {"replay_from", "heuristics", _CHECKSUM}
 _NOT_SAID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RemoteProtocolError)
-"""What comes of JSON that is none, or says something else."""
+"""Raised for text that is not JSON, or JSON with other content."""
 
 
 _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
@@ -75,13 +75,13 @@ def read_state(files: Files, directory: str) -> SavedState:
     try:
         saved = simplejson.loads(data)
         if saved.keys() != _STATE_FIELDS and saved.keys() != _STATE_FIELDS - {_CHECKSUM}:  # our first releases had none
-            raise ValueError("other fields than a broker writes")
+            raise ValueError("fields that no broker writes")
         if _CHECKSUM in saved and saved.pop(_CHECKSUM) != _checksum(saved):
             raise ValueError("a wrong checksum")
         position = RedoPosition(int(saved["replay_from"]["number"]), int(saved["replay_from"]["offset"]))
         heuristics = {_xa_key(key): decision for key, decision in saved["heuristics"].items()}
         if min(position) < 0 or not set(heuristics.values()) <= set(HEURISTICS):
-            raise ValueError("a decision or a place that is none")
+            raise ValueError("an invalid decision or position")
         return SavedState(position, heuristics)
     except _NOT_SAID as error:
         return SavedState(None, _legible_decisions(data), f"{path} is damaged: {error}")
@@ -125,7 +125,7 @@ class Checkpoints:
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """What the newest file says; RedoPosition(-1, 0) for a file that is no checkpoint, None if it is empty."""
+        """What the newest file says; RedoPosition(-1, 0) for a file that is not a checkpoint, None if it is empty."""
 
     def open(self) -> None:
         """Look at what is there. Blocks. Raises OSError."""
@@ -161,7 +161,7 @@ class Checkpoints:
         try:
             return parse_checkpoint(data)
         except ValueError as error:
-            _log.warning("%s is no checkpoint: %s; a Java broker cannot begin there", path, error)
+            _log.warning("%s is not a checkpoint: %s; a Java broker cannot begin there", path, error)
             return RedoPosition(-1, 0)
 
 

@@ -195,7 +195,7 @@ def content_end(data: Buffer) -> int:
         shift += 7
         if data[position] < 0x80:
             return position + 1 + size
-    raise RemoteProtocolError("TxCommand with content of no size")
+    raise RemoteProtocolError("TxCommand with content of unknown size")
 
 
 def decode_command(data: bytes) -> StoredPut | Operation:
@@ -242,9 +242,9 @@ def _decode_put(message_id: int, frame: bytes) -> StoredPut:
     try:
         tokens = line.decode("utf-8").split(" ")
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"stored put that is no UTF-8: {line[:80]!r}") from error
+        raise RemoteProtocolError(f"stored put that is not UTF-8: {line[:80]!r}") from error
     if not end or len(tokens) != 8 or tokens[0] != "put":
-        raise RemoteProtocolError(f"no stored put: {frame[:80]!r}")
+        raise RemoteProtocolError(f"not a stored put: {frame[:80]!r}")
     partition, length, flag, checksum, opaque = (_int32(tokens[position], line) for position in (2, 3, 4, 5, 7))
     if length != len(body) or partition < 0 or checksum < NO_CHECKSUM:
         raise RemoteProtocolError(f"stored put with a body of {len(body)} bytes: {line[:80]!r}")

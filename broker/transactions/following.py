@@ -108,7 +108,7 @@ class Following:
         self._damaged = False
 
     def damaged(self, damage: Damage) -> None:
-        """Some bytes of the file are no records. A torn tail ends no transaction: its record was never written."""
+        """Some bytes of the file are not records. A torn tail ends no transaction: its record was never written."""
         if damage.torn:
             return
         self._damaged = True
@@ -186,7 +186,7 @@ def _missing(transaction: Logged, seal: Seal) -> str:
     found = len(transaction.puts)
     if found != seal.messages:
         return f"{found} of its {seal.messages} messages"
-    return f"{found} messages that are not those that were prepared"
+    return f"{found} messages other than those that were prepared"
 
 
 def _blocks(entry: RedoEntry, transaction: Logged | None) -> list[LoggedBlock]:

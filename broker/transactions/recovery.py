@@ -134,7 +134,7 @@ class _Replay:
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
         paths = numbered_files(self._files, self._directory, REDO_PREFIX)
         if start is not None and paths and start.number > max(paths) + 1:
-            _log.error("%s: there is no file %d for a replay to begin in: all is read", self._directory, start.number)
+            _log.error("%s: there is no file %d to begin the replay in: reading all", self._directory, start.number)
             start = None
         self._secure([path for number, path in paths.items() if start is None or number >= start.number])
         for number, path in paths.items():
@@ -161,7 +161,7 @@ class _Replay:
             sync = PageCacheSync(file_systems, [self._directory])
             for path in paths:
                 if written := secure_file(self._files, path, sync):
-                    _log.warning("%s: %d bytes that the disk had not got were written again", path, written)
+                    _log.warning("%s: wrote %d bytes again that had not reached the disk", path, written)
         finally:
             file_systems.close()
 
@@ -180,7 +180,7 @@ class _Replay:
                 old.damaged(part, reader.size)
                 self._following.damaged(part)
         if start and reader.end == start != reader.size:
-            _log.warning("%s: no record begins at byte %d: replayed from its beginning", path, start)
+            _log.warning("%s: no record begins at byte %d: replaying from the beginning", path, start)
             self._read_file(number, path, 0)
             return
         file.size, old.size = reader.end, reader.size
@@ -257,7 +257,7 @@ class _Replay:
         location = None if stored is None else self._find_damaged(stored, block, believed=believed)
         if stored is not None and location is not None:
             _log.warning(
-                "%s: the messages of %s for %s are damaged; they are in the partition at byte %d, and good there",
+                "%s: the messages of %s for %s are damaged; the partition has them undamaged at byte %d",
                 old.file.path,
                 ended.operation.tx_key,
                 block.store,
@@ -400,7 +400,7 @@ class _Replay:
             start, end, cause, _ = old.tail
             _log.error("%s: %d bytes cut at byte %d: %s; they are kept in %s", path, end - start, start, cause, copy)
         if not old.gaps and old.tail is None:
-            _log.error("%s: what is damaged is kept in %s", path, copy)
+            _log.error("%s: a copy of the damaged bytes is kept in %s", path, copy)
 
 
 def _holder(transaction: Transaction) -> RedoFile:

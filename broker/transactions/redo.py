@@ -146,7 +146,7 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def decode_locations(data: bytes) -> tuple[Location, ...]:
-    """The inverse of encode_locations. Raises RemoteProtocolError for bytes that are no attachment."""
+    """The inverse of encode_locations. Raises RemoteProtocolError for bytes that are not an attachment."""
     found = []
     position = 0
     while position < len(data):

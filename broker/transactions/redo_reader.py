@@ -35,7 +35,7 @@ _MOST_BEHIND_CONTENT = 2 + 14 + 5
 
 
 class Damage(NamedTuple):
-    """Bytes [start, end) of a file that are no good records, and why. torn: the last record, which was not written."""
+    """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, which was not written."""
 
     start: int
     end: int

@@ -12,7 +12,7 @@ from .checkpoints import Heuristic
 
 __all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "log_failed", "not_started", "refusal"]
 
-AFTER_RESTART = "what is missing is appended when the broker is restarted"
+AFTER_RESTART = "the missing messages are appended when the broker is restarted"
 
 _DECISIONS = {
     "commit": (XaCode.XA_HEURCOM, "committed"),

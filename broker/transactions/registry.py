@@ -1,4 +1,4 @@
-"""The open transactions of one broker: who may use which, how many there may be, and when their time is over."""
+"""The open transactions of one broker: which connection may use which, how many there may be, and their timeouts."""
 
 from __future__ import annotations
 

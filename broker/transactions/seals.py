@@ -150,7 +150,7 @@ def open_seal(data: bytes, offset: int) -> Sealed:
                 raise RemoteProtocolError("a record with a wrong checksum")
             seal = seal._replace(attachment=attachment)
     else:
-        raise RemoteProtocolError(f"{len(rest)} bytes behind a command that are no checksum")
+        raise RemoteProtocolError(f"{len(rest)} bytes behind a command that are not a checksum")
     if rest[: len(expected)] != expected:
         raise RemoteProtocolError("a record with a wrong checksum")
     return Sealed(command, crc, seal)

@@ -331,7 +331,7 @@ class Transactions:
         return deferred
 
     def _expired(self, transaction: Transaction) -> None:
-        _log.info("%s is rolled back: its timeout has come", transaction.key)
+        _log.info("%s is rolled back: its timeout has passed", transaction.key)
         self._give_up(transaction)
 
     def _give_up(self, transaction: Transaction) -> None:

@@ -59,7 +59,7 @@ class _Job:
         self._error: OSError | None = None
 
     def run(self) -> None:
-        """Do it once, whoever comes first, and have everybody else wait. Raises the OSError that ended it."""
+        """Do it once, on the first thread that calls; the others wait. Raises the OSError that ended it."""
         with self._lock:
             if not self._ran:
                 self._ran = True
@@ -188,7 +188,7 @@ class RedoWriter:
         return any(file.unsettled for file in self._redo.values())
 
     def finish(self) -> None:
-        """Write and sync what is queued on this thread, and answer those who wait. For shutdown."""
+        """Write and sync what is queued on this thread, and answer the waiting calls. For shutdown."""
         running, self._running = self._running, None
         if running is not None:  # its worker may never report: the reactor has stopped
             self._run_here(running)

@@ -66,7 +66,7 @@ def test_an_operator_sees_a_group_and_lets_it_skip_what_is_pending(broker, chroo
         producer.send_batch("t", [b"y" * 80] * 3)
     (row,) = json.loads(ask(port, "/topics/t?group=g"))["Group g"]
     assert (row["bytes behind"], row["messages behind"], row["owner"]) == (300, 3, "")
-    assert "goes on at 800" in ask(port, "/topics/t/groups/g/partitions/0/skip", "POST")
+    assert "continues at 800" in ask(port, "/topics/t/groups/g/partitions/0/skip", "POST")
     (row,) = json.loads(ask(port, "/topics/t?group=g"))["Group g"]
     assert (row["committed"], row["messages behind"]) == (800, 0)
     assert f"127.0.0.1:{broker.port}" in ask(port, "/cluster")

@@ -236,7 +236,7 @@ def test_another_child_of_a_topic_is_reported(name: str):
 def test_only_numbers_are_broker_ids():
     assert parse_broker_id("/p", "17") == 17
     for name in ("x", "-1", "", "1a"):
-        with pytest.raises(CoordinationError, match="no broker id"):
+        with pytest.raises(CoordinationError, match="not a broker id"):
             parse_broker_id("/p", name)
 
 
@@ -253,5 +253,5 @@ def test_only_slave_and_a_number_is_a_slave():
 def test_a_partition_is_broker_and_number():
     assert parse_partition_name("3-14") == (3, 14)
     for name in ("3", "3-", "-1-0", "3-m", "3-1-2"):
-        with pytest.raises(CoordinationError, match="is no partition"):
+        with pytest.raises(CoordinationError, match="is not a partition"):
             parse_partition_name(name)

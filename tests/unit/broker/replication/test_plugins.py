@@ -61,7 +61,7 @@ def test_a_slave_is_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     plugins = read_plugins({"gregor": path, "metaslave": path})
     assert plugins.metaslave is not None
     assert not plugins.gregor
-    assert "left out is -Fgregor" in caplog.text
+    assert "ignoring -Fgregor" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_a_damaged_checkpoint_for_java_is_reported_and_followed_by_a_right_one(t
     newest = max(int(each.name.rpartition(".")[2]) for each in directory.glob("checkpoint.*"))
     (directory / f"checkpoint.{newest}").write_text(text)
     harness = Harness(tmp_path)
-    assert "is no checkpoint" in caplog.text
+    assert "is not a checkpoint" in caplog.text
     assert Asker(harness).ok(tx("null", "RECOVER")) == XID
     close(harness)
     assert json.loads((directory / f"checkpoint.{newest + 1}").read_text()) == {"number": 1, "offset": 0}
