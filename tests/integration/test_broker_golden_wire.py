@@ -1,7 +1,7 @@
 """The recorded conversations with the Java broker (tests/data/golden/wire), replayed against ours.
 
 All entries are replayed in list order, as its README says; then each case is compared. Where 1.x has a defect,
-docs/architecture.md names what we answer instead.
+docs/compatibility.md names what we answer instead.
 """
 
 import json
@@ -26,9 +26,9 @@ QUIET_SECONDS = 0.3
 BROKER = Path(__file__).with_name("broker_as_recorded.py")
 
 NOT_AS_RECORDED = {
-    "get unflushed message": b"later",  # readable as soon as it is written (docs/architecture.md)
+    "get unflushed message": b"later",  # readable as soon as it is written (docs/compatibility.md)
 }
-REFUSED = "tx put wrong checksum is accepted"  # not by us (docs/architecture.md); then the right one is put instead
+REFUSED = "tx put wrong checksum is accepted"  # not by us (docs/compatibility.md); then the right one is put instead
 
 
 def request(entry):

@@ -1,0 +1,328 @@
+"""The numbers of the pages are those of the code: a limit that changes, or a number that nothing keeps, fails here."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("protocol", "coordination", "broker", "client", "spark_connector", "metaq")
+
+KEPT: Mapping[str, tuple[str, ...]] = {
+    "README.md": ("sends {FLIGHTS} real flights",),
+    "zk_paths.md": ("our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",),
+    "docs/broker.md": (
+        "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
+        "a PULL gives up to {MAX_PULL_BYTES:bytes}, or up to this value",
+        "| `serverPort` | {DEFAULT_PORT:plain} |",
+        "`checkpointInterval` | {DEFAULT_MAX_CHECKPOINTS}, {DEFAULT_CHECKPOINT_INTERVAL_MS:plain} |",
+        "| `maxTxTimeoutInSeconds` | {DEFAULT_MAX_TX_TIMEOUT_SECONDS} |",
+        "| `maxTxTimeoutTimerCapacity` | {DEFAULT_MAX_TX_TIMEOUTS:plain} |",
+        "| `-Dmeta.tx_journal_file_size` | fixed at {MAX_REDO_BYTES:bytes} |",
+        "| `zk.zkSessionTimeoutMs` | {ZooKeeperConfig.session_timeout_ms:plain} |",
+        "| `zk.zkConnectionTimeoutMs` | {ZooKeeperConfig.connection_timeout_ms:plain} |",
+        "| `zk.zkSyncTimeMs` | {ZooKeeperConfig.sync_time_ms:plain} |",
+        "up to {MAX_GAP_BYTES:bytes}, and about {PUT_RIGHT_SECONDS:seconds} of consuming, behind its true place",
+        "the accepted messages of at most {MAX_GAP_BYTES:bytes} again",
+        "Filters run on {FILTER_THREADS} threads",
+        "filter calls of one request end after {BUDGET_SECONDS:s},",
+        "skips at most {judge.SCAN_BYTES:bytes} of rejected records",
+        "{MAX_FILTER_CALLS} requests may wait for filters",
+        "the last {KEPT_LINES} lines of the log",
+        "up to {requests/stats.MAX_NAMED} of these with their cause",
+        "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
+        "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
+        "the free space is {RETURN_FACTOR:above} above the reserve",
+        "| body of one message | {MAX_BODY_BYTES:bytes} |",
+        "| header line of a text command | {MAX_LINE_BYTES:bytes} |",
+        "| a frame | less than {MAX_FRAME_BYTES:bytes+1} |",
+        "| the header of a frame | {MAX_FRAME_HEADER_BYTES:bytes} |",
+        "| unsent answers of a connection | {session.WRITE_BYTES:bytes} and one answer |",
+        "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",
+        "or one slice of a large request | {TURN_SECONDS:ms} |",
+        "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
+        "were not read yet | {RECEIVE_BYTES:bytes} (the kernel's choice",
+        "is less), {LARGE_READ_BYTES:bytes} per read |",
+        "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
+        "| {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, or `--max-pending-puts`; each put counts {PUT_OVERHEAD_BYTES} bytes",
+        "what it has read of them ({LARGE_READ_BYTES:bytes}, or a frame being received) waits",
+        "| parts of a SEND_MANY | {MAX_PARTS} |",
+        "| messages of a SEND_BATCH in a transaction | {MAX_TX_BATCH_RECORDS} |",
+        "| messages in open transactions | {MAX_OPEN_BYTES:bytes}, counted as above |",
+        "| records in the answer to a PULL | {SCAN_RECORDS} |",
+        "| waiting pulls of a connection | {MAX_PARKED_PULLS} |",
+        "| waiting pulls of all connections | {MAX_ALL_PARKED_PULLS} |",
+        "| wait of a pull | {MAX_WAIT_MS:s/1000} |",
+        "| a connection without traffic | {server.IDLE_SECONDS:s} |",
+        "| index units of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
+        "{UNITS_IN_MEMORY} after a start |",
+        "| index units of all partitions in memory | {MAX_UNITS:bytes*32}, but {LEAST_UNITS} units each in any case |",
+        "When more than {GROUPED_FROM} partitions are due for a checkpoint, up to {MAX_GROUP} at a time",
+        "(by hand or after {RESET_SECONDS:minutes})",
+    ),
+    "docs/protocol.md": (
+        "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
+        "a line above {MAX_LINE_BYTES:bytes}:",
+        "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
+        "more than {MAX_PARKED_PULLS} pulls wait on this connection, or {MAX_ALL_PARKED_PULLS} on all connections; "
+        "{MAX_FILTER_CALLS} requests wait for [filters](broker.md#filters), or {MAX_WAITING_SEARCHES} for their search",
+        "`count` is at most {MAX_TX_BATCH_RECORDS};",
+        "number of rows of the table, 1 … {MAX_PARTS};",
+        "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
+        "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
+        "there are {TABLE_RECORDS} records or more",
+        "most messages in the answer, 1 … {MAX_FOUND_MESSAGES}; default {DEFAULT_FOUND_MESSAGES}",
+        "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
+        "an answer may have up to {SAME_ID} messages with one id",
+        "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
+    ),
+    "docs/client.md": (
+        "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
+        "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
+        "({ProducerConfig.max_batch_records})",
+        "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
+        "A future ends at most {batching.LOOK_SECONDS:s} after its deadline",
+        "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
+        "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
+        "`ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, of them during `ordered_wait_seconds`, "
+        "{ProducerConfig.ordered_wait_seconds}.)",
+        "`recover_interval_seconds` ({ProducerConfig.recover_interval_seconds}). So order",
+        "(at most the last {resender.CHUNK} messages)",
+        "`max_per_queue` messages ({MAX_LOCAL_MESSAGES})",
+        "every `auto_commit_seconds` ({ConsumerConfig.auto_commit_seconds}; 0: never)",
+        "In a group of {SMALL_GROUP} or more",
+        "after {HELD_LOOK_SECONDS:seconds} one line names the holder",
+        "After {IDLE_WARNING_SECONDS:minutes} without a poll",
+        "`arrow_fetch_bytes` ({ConsumerConfig.arrow_fetch_bytes:bytes})",
+        "has reached its bound ({MAX_SEARCH_BYTES:bytes} read, {MAX_SEARCH_SECONDS:seconds})",
+        "`retry_step_seconds` ({ConsumerConfig.retry_step_seconds}) × 1, 2, 3",
+        "`retry_max_seconds` ({ConsumerConfig.retry_max_seconds})",
+        "After `max_retries` ({client/config.MAX_RETRIES}; `None` = for ever)",
+        "gives it to the handler again {RECOVER_FIRST_SECONDS:s} after a consumer of the group began and every "
+        "{RECOVER_SECONDS:s} until it is processed",
+        "`run` waits at most `stop_seconds` ({ConsumerConfig.stop_seconds})",
+        "twice as much at once, up to {LARGEST_GET_BYTES:bytes}",
+        "it logs a line after {EMPTY_GETS} empty answers",
+    ),
+    "docs/replication.md": (
+        "| slaveMaxDelayInMills | {DEFAULT_MAX_DELAY_MS} |",
+        "| sendToSlaveTimeoutInMills | {DEFAULT_SEND_TIMEOUT_MS:plain} |",
+        "| slaveContinuousFailureThreshold | {DEFAULT_FAILURE_THRESHOLD} |",
+        "| checkSlaveIntervalInMills | {DEFAULT_CHECK_INTERVAL_MS} |",
+        "with pauses of {replication/slave.BACKOFF_SECONDS:range},",
+        "only after {AHEAD_SECONDS:s}, because it does not count",
+        "({COMPARED_BYTES:bytes} are compared)",
+        "asks for at most {partition_copy.FETCH_BYTES:bytes} at once",
+        "as a whole, up to {MAX_RECORD_BYTES:bytes}.",
+        "Our master lets {MAX_PARKED_PULLS} pulls wait on it",
+        "asks for further partitions again after {TROUBLE_SECONDS:range}.",
+        "compares the last {COMPARED_BYTES:bytes} of a partition",
+    ),
+    "docs/transactions.md": (
+        "more than {MAX_REDO_BYTES:bytes} in the newest one",
+        "That is about {STATE_BYTES:bytes} at most",
+        "| open transactions | {MAX_OPEN_TRANSACTIONS} |",
+        "held in memory | {MAX_OPEN_BYTES:bytes} |",
+        "| length of a key | {MAX_TX_KEY_CHARACTERS} characters",
+    ),
+    "docs/compatibility.md": (
+        "a put with a body above {MAX_BODY_BYTES:bytes} is 500",
+        "| A body of any size | better | up to {MAX_BODY_BYTES:bytes};",
+        "closes the connection at {MAX_LINE_BYTES:bytes};",
+        "Connections without traffic are cut after {server.IDLE_SECONDS:s} |",
+    ),
+}
+"""By page: phrases whose `{constant:unit}` stand for what the code says. A constant is found by its name, without the
+underscore in front, wherever it stands; `module.NAME`, `folder/module.NAME` or `Class.field` where several have it."""
+
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    "README.md": ("yes, up to 5 s |",),  # Java's
+    "docs/broker.md": (
+        "2,048 at most",  # in store/files.py's default_open_limit
+        "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
+        "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",
+        "2 to 3 GB/s of 1 KiB messages from the page cache, 0.6 GB/s of 128 B.",
+    ),
+    "docs/protocol.md": ("topic `t` (3 partitions)",),
+    "docs/client.md": (
+        "Measured with 64 threads on 2 cores: 67,300 messages/s on one core, 27,600 without",
+        "the last 4,096 that it has processed",  # Java's
+    ),
+    "docs/compatibility.md": (
+        "A record of 512 KiB or more",  # Java's, as the next
+        "512 KiB and more on group-commit topics",
+        "duplicate filter of 4,096 ids",
+    ),
+    "docs/migrating.md": (
+        "the move takes 2 to 3 seconds",
+        "A move takes 2 to 3 seconds. Of 3,349 sends 10 failed",
+    ),
+}
+"""By page: phrases whose numbers are no constants of ours: measured, Java's, or an example's."""
+
+PAGES = (
+    *("README.md", "zk_paths.md", "docs/broker.md", "docs/protocol.md", "docs/client.md", "docs/replication.md"),
+    *("docs/transactions.md", "docs/reliability.md", "docs/compatibility.md", "docs/migrating.md"),
+)
+UNITS = (
+    r"%|[KMG]iB|[KMG]B|µs|ms|s|seconds?|minutes?|bytes|messages|records|threads|partitions|pulls|requests|nodes"
+    r"|characters|searches"
+)
+NUMBER = re.compile(rf"(?<![\w.,/-])(?:\d{{1,3}}(?:,\d{{3}})+\b|\d[\d.]*(?:,\d{{3}})* (?:{UNITS})(?!\w))")
+PLACE = re.compile(r"\{([\w./]+)(?::([^}]+))?\}")
+
+Value = int | float | tuple[int | float, ...]
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.LShift: operator.lshift,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+
+
+def value_of(node: ast.expr | None) -> Value | None:
+    """A number, or a tuple that begins with some, written as literals and arithmetic; None if it is anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.Tuple):
+        values = [value_of(each) for each in node.elts]
+        return tuple(takewhile(lambda each: isinstance(each, int | float), values)) or None  # type: ignore[arg-type]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = value_of(node.left), value_of(node.right)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            found: int | float = _OPERATORS[type(node.op)](left, right)
+            return found
+    return None
+
+
+def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, Value]]:
+    for node in body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign):
+                value = value_of(node.value)
+                if value is not None:
+                    yield target.id.lstrip("_"), value
+
+
+def constants() -> dict[str, set[Value]]:
+    """All values by each name that an entry may use: NAME, module.NAME, folder/module.NAME, Class.field."""
+    found: dict[str, set[Value]] = defaultdict(set)
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            tree = ast.parse(path.read_text("utf-8"))
+            for name, value in assigned(tree.body):
+                for prefix in ("", f"{path.stem}.", f"{path.parent.name}/{path.stem}."):
+                    found[prefix + name].add(value)
+            for kind in tree.body:
+                if isinstance(kind, ast.ClassDef):
+                    for name, value in assigned(kind.body):
+                        found[f"{kind.name}.{name}"].add(value)
+    return found
+
+
+CONSTANTS = constants()
+
+
+def one(name: str) -> Value:
+    values = CONSTANTS.get(name, set())
+    assert values, f"no constant {name} with a value in numbers"
+    assert len(values) == 1, f"{name} is {sorted(map(str, values))}: say of which module"
+    return next(iter(values))
+
+
+def in_bytes(value: int | float) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value % (1 << shift) == 0:
+            return f"{int(value) >> shift} {unit}"
+    return f"{value:,} bytes"
+
+
+def shown(value: Value, unit: str) -> str:
+    """A value as the pages write it."""
+    if isinstance(value, tuple):
+        return f"{value[0]:g} to {value[1]:g} s" if unit == "range" else shown(value[0], unit)
+    if unit.startswith("bytes"):
+        return in_bytes(value + 1 if unit == "bytes+1" else value * int(unit.partition("*")[2] or 1))
+    match unit:
+        case "s":
+            return f"{value:g} s"
+        case "s/1000":
+            return f"{value / 1000:g} s"
+        case "ms":
+            return f"{value * 1000:g} ms"
+        case "seconds":
+            return f"{value:g} seconds"
+        case "minutes":
+            return f"{value / 60:g} minutes"
+        case "percent":
+            return f"{value * 100:g} %"
+        case "above":
+            return f"{(value - 1) * 100:.0f} %"
+        case "plain":
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        case "":
+            return f"{value:,.10g}"
+    raise AssertionError(f"no unit {unit!r}")
+
+
+def filled(phrase: str) -> str:
+    return PLACE.sub(lambda found: shown(one(found[1]), found[2] or ""), phrase)
+
+
+def prose(page: str) -> str:
+    """The text of a page on one line, without its code blocks."""
+    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return " ".join(re.sub(r"^    .*$", "", text, flags=re.MULTILINE).split())
+
+
+@pytest.mark.parametrize(("page", "phrase"), [(page, phrase) for page, all_ in KEPT.items() for phrase in all_])
+def test_a_page_says_what_the_code_says(page: str, phrase: str) -> None:
+    assert filled(phrase) in prose(page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_with_a_unit_is_kept(page: str) -> None:
+    text = prose(page)
+    kept = [filled(phrase) for phrase in KEPT.get(page, ())] + list(OTHERS.get(page, ()))
+    missing = [phrase for phrase in kept if phrase not in text]
+    assert missing == []
+    spans = [found.span() for phrase in kept for found in re.finditer(re.escape(phrase), text)]
+    loose = [
+        text[max(0, found.start() - 40) : found.end() + 20]
+        for found in NUMBER.finditer(text)
+        if not any(start <= found.start() and found.end() <= end for start, end in spans)
+    ]
+    assert loose == []
+
+
+def test_a_constant_that_several_modules_have_must_be_told_apart() -> None:
+    with pytest.raises(AssertionError, match="of which module"):
+        one("CLOSE_SECONDS")
+
+
+def test_values_are_shown_as_the_pages_write_them() -> None:
+    assert [in_bytes(8 << 20), in_bytes(512 << 10), in_bytes(1 << 30), in_bytes(100)] == [
+        "8 MiB",
+        "512 KiB",
+        "1 GiB",
+        "100 bytes",
+    ]
+    assert [shown(16384, ""), shown(0.005, "ms"), shown(60.0, "s"), shown((0.2, 5.0), "range")] == [
+        "16,384",
+        "5 ms",
+        "60 s",
+        "0.2 to 5 s",
+    ]
