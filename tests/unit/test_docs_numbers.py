@@ -88,6 +88,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
         "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
+        "`max_buffered_messages` ({ProducerConfig.max_buffered_messages}) and `max_buffered_bytes` "
+        "({ProducerConfig.max_buffered_bytes:bytes}) wait",
+        "when others follow within {TOGETHER_SECONDS:s})",
         "A future ends at most {batching.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
