@@ -62,7 +62,7 @@ LAYERS = (
         "metaq.cli",
         ours=(
             *(f"metaq.{name}" for name in metaq.__all__),
-            "metaq.broker.config",
+            "metaq.broker.configuration",
             "metaq.broker.inspection",
             "metaq.broker.main",
             "metaq.client",
