@@ -1,4 +1,8 @@
-"""Reading records from a `.meta` file without an index: what recovery and rebuilding are made of. Any thread."""
+"""Reading records from a `.meta` file without an index: what recovery and rebuilding are made of. Any thread.
+
+Neighbours of one size are found and checked without a step of Python for each. The plain code that this stands for is
+in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
+"""
 
 from __future__ import annotations
 
