@@ -84,8 +84,8 @@ class PullCodec:
             return None
 
     def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> Answer:
-        """What an answer brings. Raises NotWhole, BrokerUnavailable, RemoteProtocolError and what replies.py makes of a
-        refusal."""
+        """What an answer brings. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's error
+        (refusals.py)."""
         chunks: Sequence[Chunk]
         pause = 0.0
         if isinstance(reply, Frame):

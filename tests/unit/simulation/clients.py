@@ -1,4 +1,4 @@
-"""A producer and a consumer on the core of a connection, as small as they can be to keep order and lose nothing."""
+"""Clients of the simulation: a producer as small as it can be to keep order, and the real core of a consumer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from metaq.client.config import ConsumerConfig
+from metaq.client.connection import Endpoint
+from metaq.client.consumer.core import ConsumerCore
+from metaq.client.consumer.cursor import Ask, Request
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.pulls import PullReply, PullRequest
-from metaq.protocol.record import Buffer, checksum, iter_headers
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.record import Buffer, checksum
 from metaq.protocol.sends import SendHeaders, SentReply
-from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Result, Value, encode_get, encode_put, parse_put_result
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Result, encode_offset, encode_put, parse_put_result
 from metaq.protocol.topic_partition import TopicPartition
 from tests.unit.simulation.world import Client, World
 
 __all__ = ["Consumer", "Producer", "Stored"]
 
 SEND_SECONDS = 1.0
-WAIT_MS = 500
 PULL_SECONDS = 2.0
-PULL_BYTES = 400
+CONFIG = ConsumerConfig(fetch_max_bytes=400, max_buffered_bytes=800, long_poll_ms=500)
 RETRY_SECONDS = 0.1
 
 
@@ -78,44 +80,57 @@ class Producer:
 
 
 class Consumer:
-    """Reads each of its partitions from its beginning on, one pull at a time."""
+    """Drives a ConsumerCore that owns its partitions from their beginning on, and polls whenever an answer has come."""
 
     def __init__(self, world: World, partitions: Sequence[TopicPartition]) -> None:
         self.consumed: dict[TopicPartition, list[Stored]] = {each: [] for each in partitions}
         self.client = Client(world, "consumer")
+        self.asked_for_end = False
         self._world = world
-        for partition in partitions:
-            self._pull(partition, 0)
+        self._core = ConsumerCore("group", CONFIG)
+        self._core.claim(partitions, [0] * len(partitions), announced=True)
+        self._serve()
 
-    def _pull(self, partition: TopicPartition, offset: int) -> None:
-        topic, _, number = partition
+    def _serve(self) -> None:
+        while (cursor := self._core.next_wanting()) is not None:
+            if (request := cursor.next_request(self._world.now)) is not None:
+                self._ask(request)
+
+    def _ask(self, request: Request) -> None:
+        assert request.ask in (Ask.PULL, Ask.END), request
+        topic, _, number = request.cursor.partition
 
         def build(opaque: int) -> Sequence[Buffer]:
-            if self.client.speaks_frames:
-                request = PullRequest(topic, number, offset, PULL_BYTES, "group", wait_ms=WAIT_MS)
-                return (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
-            return (encode_get(topic, "group", number, offset, PULL_BYTES, opaque),)
+            if request.ask is Ask.PULL:
+                return self._core.codec.encode(request, self.client.speaks_frames)(opaque)
+            return (encode_offset(topic, "group", number, INT64_MAX, opaque),)
 
-        self.client.ask(build, partial(self._answered, partition, offset), PULL_SECONDS)
+        self.client.ask(build, partial(self._answered, request), PULL_SECONDS)
 
-    def _answered(self, partition: TopicPartition, offset: int, reply: Reply | None, error: MetaqError | None) -> None:
-        following, pause = offset, 0.0
-        if isinstance(reply, Frame):
-            if reply.code == ResponseCode.SUCCESS:
-                self._take(partition, offset, reply.body)
-            following = PullReply.from_ext(reply.ext).next_offset
-        elif isinstance(reply, Value):
-            following = self._take(partition, offset, reply.data)
-        else:  # an error, or no data yet over the text protocol
-            assert error is not None or (isinstance(reply, Result) and reply.code == Status.NOT_FOUND), reply
-            pause = self._world.rng.uniform(0, RETRY_SECONDS)
-        self._world.later(pause, self._pull, partition, following)
+    def _answered(self, request: Request, reply: Reply | None, error: MetaqError | None) -> None:
+        core, now = self._core, self._world.now
+        if error is not None:
+            pause = core.unanswered(request, error, now)
+        elif request.ask is Ask.END:
+            assert isinstance(reply, Result)
+            self.asked_for_end = True
+            pause = core.found(request, int(reply.text) if reply.code == Status.SUCCESS else 0, now)
+        else:
+            assert reply is not None
+            pause = core.answered(request, reply, Endpoint("broker", 8123), now)
+        if pause is not None:
+            self._world.later(pause, self._want, request)
+        self._poll()
 
-    def _take(self, partition: TopicPartition, offset: int, data: memoryview) -> int:
-        """Where the next message begins."""
-        for header in iter_headers(data):
-            body = bytes(data[header.end - header.length : header.end])
-            assert checksum(body) == header.checksum
-            self.consumed[partition].append(Stored(offset + header.start, header.id, body))
-        last = self.consumed[partition][-1:]
-        return max((each.offset + 20 + len(each.body) for each in last), default=offset)
+    def _want(self, request: Request) -> None:
+        self._core.want(request.cursor)
+        self._serve()
+
+    def _poll(self) -> None:
+        self._core.acknowledge()
+        for each in self._core.take(self._world.rng.randrange(1, 5)):
+            self.consumed[each.partition].append(Stored(each.offset, each.id, each.payload))
+        self._core.under_way = False
+        if self._core.next_ready() is not None:
+            self._world.later(0, self._poll)
+        self._serve()

@@ -1,6 +1,7 @@
 """Producer, consumer and broker against each other in one thread: what holds whatever the wire does.
 
-The broker's session, handlers and store are real, and so is the client's ClientStream; clock and wire are made up.
+The broker's session, handlers and store are real, and so are the client's ClientStream and the ConsumerCore. Clock,
+wire and producer are made up.
 """
 
 import time
@@ -103,6 +104,17 @@ def test_what_was_acknowledged_is_there_after_the_broker_was_killed(world_of, te
     for partition in PARTITIONS:
         check(producer.acknowledged[partition], consumer.consumed[partition])
     assert [what for _, what in world.history].count("the broker is killed") == 3
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["frames", "text"])
+def test_a_consumer_that_nothing_came_to_for_a_minute_gets_what_comes_then(world_of, text):
+    world = world_of(1, CALM, text)
+    consumer = Consumer(world, PARTITIONS)
+    for count, until in ((1, 60.0), (2, 120.0)):
+        producer = Producer(world, PARTITIONS, 1)
+        world.run(lambda: world.now > until, 61.0)  # noqa: B023
+        assert [consumed[count - 1 :] for consumed in consumer.consumed.values()] == [*producer.acknowledged.values()]
+    assert consumer.asked_for_end == text
 
 
 def test_a_run_is_repeated_by_its_seed(world_of):

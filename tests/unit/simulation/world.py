@@ -47,6 +47,7 @@ class World:
     def __init__(self, directory: Path, seed: int, faults: Faults, text: bool = False) -> None:
         self.clock = Clock()
         self.rng = random.Random(seed)
+        random.seed(seed)  # pauses before tries again are drawn from the common source
         self.faults = faults
         self.text = text
         self.history: list[tuple[float, str]] = []
