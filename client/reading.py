@@ -12,17 +12,18 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .cluster import Cluster
 from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, Damage, check_damage, check_protocol
 from .connection import Connection
 from .consumer.choices import start_position
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
-from .consumer.single_read import read_messages
-from .inquiry import READER_GROUP, max_offset, min_offset
 from .message import Message
 from .metadata import parse_address
 from .pool import ConnectionPool
+from .questions.asking import READER_GROUP
+from .questions.cluster import Cluster
+from .questions.partitions import max_offset, min_offset
+from .questions.records import read_messages
 from .timers import Timers
 from .values import TopicPartition
 

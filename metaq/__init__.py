@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         SqlOffsetStore,
         drop_message,
     )
-    from metaq.client.finding import FoundMessage, FoundMessages
     from metaq.client.local_store import LocalMessageStore, StoredMessage
     from metaq.client.message import Message
-    from metaq.client.places import AtKey, AtMessage, Last
     from metaq.client.producer import PartitionSelector, Producer
     from metaq.client.producer.ordered import OrderedProducer
     from metaq.client.producer.transaction import Transaction
     from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
+    from metaq.client.questions.finding import FoundMessage, FoundMessages
+    from metaq.client.questions.places import AtKey, AtMessage, Last
     from metaq.client.reading import PartitionReader, TopicBrowser, browse
     from metaq.client.values import Lag, SendResult, TopicPartition
     from metaq.protocol.transactions import XaCode, XaVote
@@ -74,15 +74,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AtKey": "metaq.client.places",
-    "AtMessage": "metaq.client.places",
+    "AtKey": "metaq.client.questions.places",
+    "AtMessage": "metaq.client.questions.places",
     "ConnectionConfig": "metaq.client.config",
     "Consumer": "metaq.client.consumer",
     "ConsumerConfig": "metaq.client.config",
-    "FoundMessage": "metaq.client.finding",
-    "FoundMessages": "metaq.client.finding",
+    "FoundMessage": "metaq.client.questions.finding",
+    "FoundMessages": "metaq.client.questions.finding",
     "Lag": "metaq.client.values",
-    "Last": "metaq.client.places",
+    "Last": "metaq.client.questions.places",
     "LocalMessageStore": "metaq.client.local_store",
     "LocalOffsetStore": "metaq.client.consumer",
     "LocalRecoverStore": "metaq.client.consumer",

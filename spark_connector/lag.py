@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -20,13 +21,12 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from metaq.client.cluster import Cluster
 from metaq.client.config import Protocol
-from metaq.client.inquiry import Asked, messages_before, partition_bounds, read_bytes
+from metaq.client.questions.asking import Asked
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RemoteProtocolError
-from metaq.protocol.message_id import store_time_ms
-from metaq.protocol.record import HEADER_BYTES, iter_headers
+from metaq.protocol.errors import CoordinationError, MetaqError
 
 from .offsets import from_json
 
@@ -181,15 +181,15 @@ class LagListener(StreamingQueryListener):
     def _ask(self, query_id: str, known: _Progress) -> LagReport:
         if self._cluster is None:
             self._cluster = Cluster(self._zookeeper, root=self._root, protocol=self._protocol)
-        sources = self._cluster.sources(sorted(known.positions))
+        survey = self._cluster.survey()
         found: list[PartitionLag] = []
         failures: dict[TopicPartition, str] = {}
         for partition, position in sorted(known.positions.items()):
+            question = partial(partition_lag, position=position, now=self._clock())
             try:
-                if partition not in sources:
-                    raise BrokerUnavailable(f"broker {partition.broker} is not registered in ZooKeeper: start it")
-                connection = self._cluster.connect(sources[partition].endpoint)
-                found.append(partition_lag(connection, partition, position, self._clock()))
+                found.append(survey.answer(partition, question))
+            except CoordinationError:
+                raise
             except MetaqError as error:
                 failures[partition] = str(error)
         return LagReport(query_id, known.name, known.batch, tuple(found), failures)
@@ -212,26 +212,7 @@ def positions_of(offsets: Iterable[str | None]) -> Positions:
 
 
 def partition_lag(connection: Asked, partition: TopicPartition, position: int, now: float) -> PartitionLag:
-    """What lies behind byte `position` of a partition. now: seconds since 1970. Raises what inquiry.py raises."""
-    bounds = partition_bounds(connection, partition)
-    begin = min(max(position, bounds.first), bounds.end)
-    before = messages_before(connection, partition, begin)
-    messages = None if before is None or bounds.messages is None else bounds.messages - before
-    seconds = _age(connection, partition, begin, now) if begin < bounds.end else 0.0
-    return PartitionLag(partition, position, bounds.end, bounds.end - begin, messages, seconds)
-
-
-def _age(connection: Asked, partition: TopicPartition, offset: int, now: float) -> float | None:
-    """Seconds since the message at `offset` was stored; 0.0 if retention took it meanwhile, None if it is damaged."""
-    try:
-        data: Any = read_bytes(connection, partition, offset, HEADER_BYTES)  # the first record comes whole
-    except OffsetOutOfRange:
-        return 0.0
-    except CorruptRecord:
-        return None
-    try:
-        first = next(iter_headers(data), None)
-    except RemoteProtocolError:
-        return None  # damaged
-    stored = None if first is None else store_time_ms(first.id)
-    return None if stored is None else max(0.0, now - stored / 1000)
+    """What lies behind byte `position` of a partition. now: seconds since 1970. Raises as `waiting_from`."""
+    waiting = waiting_from(connection, partition, position, now)
+    end = waiting.bounds.end
+    return PartitionLag(partition, position, end, waiting.bytes, waiting.messages, waiting.seconds)

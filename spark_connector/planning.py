@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from metaq.client.cluster import Cluster
 from metaq.client.config import check_protocol
-from metaq.client.connection import Connection, Endpoint
-from metaq.client.inquiry import offset_after, offset_at_time, partition_bounds
+from metaq.client.connection import Connection
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import NoPartition
 from metaq.protocol.limits import INT64_MAX
@@ -71,26 +72,21 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
     """What each partition holds now. Raises BrokerUnavailable, RequestRefused (a time, asked of a Java broker)."""
-    sources = cluster.sources(partitions)
-    for each in partitions:
-        if each not in sources:
-            raise NoPartition(f"{each.topic} {each} has no live broker any more: try again")
+    survey = cluster.survey()
     group = options.group if options.starting == "committed" else None
     offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
-    return [
-        _state(cluster.connect(endpoint), endpoint, each, options, offset.offset if offset else None)
-        for each, offset in zip(partitions, offsets, strict=True)
-        for endpoint in (sources[each].endpoint,)
-    ]
+    committed = {each: offset.offset for each, offset in zip(partitions, offsets, strict=True) if offset}
+    return [survey.answer(each, partial(_state, options=options, committed=committed)) for each in partitions]
 
 
 def _state(
-    connection: Connection, endpoint: Endpoint, partition: TopicPartition, options: ReadOptions, committed: int | None
+    connection: Connection, partition: TopicPartition, *, options: ReadOptions, committed: Mapping[TopicPartition, int]
 ) -> PartitionState:
     bounds = partition_bounds(connection, partition)
     times = (time_wanted(options.starting, partition), time_wanted(options.ending, partition))
     starting, ending = (None if time is None else offset_at_time(connection, partition, time) for time in times)
-    return PartitionState(partition, endpoint, bounds.first, bounds.end, committed, starting, ending)
+    place = (partition, connection.endpoint, bounds.first, bounds.end)
+    return PartitionState(*place, committed.get(partition), starting, ending)
 
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:

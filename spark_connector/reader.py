@@ -15,9 +15,9 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from metaq.client.arrow import Columns, DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint, open_connection
-from metaq.client.damage import located
 from metaq.client.decoding import Records, in_bytes
-from metaq.client.inquiry import BegunPull, Bounds, Pulled, partition_bounds
+from metaq.client.questions.partitions import Bounds, partition_bounds
+from metaq.client.questions.records import BegunPull, Pulled, located
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
 

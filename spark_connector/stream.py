@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from metaq.client.cluster import Cluster
 from metaq.client.connection import Endpoint
-from metaq.client.inquiry import messages_before, offset_after, partition_bounds
+from metaq.client.questions.asking import need_frames
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import messages_before, offset_after, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
-from metaq.protocol.statuses import Status
 
 from .admission import Span, admit
 from .offsets import DataLoss, Lost, OffsetRange, StreamOffsets, check_partitions, from_json, position, to_json
@@ -157,14 +157,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})
-        sources = cluster.sources(wanted)
+        survey = cluster.survey()
+        sources = survey.sources(wanted)
         held: dict[TopicPartition, _Held] = {}
         for each in wanted:
             try:
-                if each not in sources:
-                    raise BrokerUnavailable(f"{each.topic} {each} has no live broker")
+                bounds = survey.answer(each, partition_bounds)
                 source = sources[each]
-                bounds = partition_bounds(cluster.connect(source.endpoint), each)
                 if not source.is_master and bounds.end < offsets.get(each, 0):
                     raise BrokerUnavailable(
                         f"{each.topic} {each} is read up to byte {offsets[each]}, and its slave has {bounds.end} bytes "
@@ -206,11 +205,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _count(self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, span: Span) -> int:
         connection = self._open().connect(held[partition].endpoint)
-        before, until = (messages_before(connection, partition, offset) for offset in span)
-        if before is None or until is None:
-            raise RequestRefused(
-                Status.BAD_REQUEST, f"{connection.endpoint} cannot count messages (metaq 1.x): leave the limits out"
-            )
+        need_frames(connection, "cannot count messages", "leave the limits out")
+        before, until = (messages_before(connection, partition, offset) or 0 for offset in span)
         return until - before
 
     def _after(

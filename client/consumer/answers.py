@@ -16,7 +16,7 @@ from metaq.protocol.text import Result, Value, encode_get
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
-from ..inquiry import damaged_bytes
+from ..questions.records import damaged_bytes
 from .chunk import Chunk
 from .cursor import Request
 from .tuning import LARGEST_GET_BYTES

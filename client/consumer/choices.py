@@ -14,8 +14,8 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import check_topic
 
-from ..inquiry import max_offset
-from ..places import Locate
+from ..questions.partitions import max_offset
+from ..questions.places import Locate
 from .cursor import Reached
 
 __all__ = ["StartPosition", "check_topics", "offset_store_for", "start_position", "strategy_named"]

@@ -25,10 +25,10 @@ from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
-from ..finding import FoundMessages
 from ..message import Message
-from ..places import Place, locate
 from ..pool import ConnectionPool
+from ..questions.finding import FoundMessages
+from ..questions.places import Place, locate
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
 from .choices import check_topics, offset_store_for, start_position, strategy_named

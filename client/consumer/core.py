@@ -46,7 +46,7 @@ from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
 from ..decoding import WRONG_LENGTH
 from ..message import Message
-from ..places import Locate
+from ..questions.places import Locate
 from ..values import TopicPartition
 from .answers import NotWhole, PullCodec
 from .chunk import Chunk

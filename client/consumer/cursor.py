@@ -29,7 +29,7 @@ from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import MetaqError
 
 from ..config import ConsumerConfig
-from ..places import Locate
+from ..questions.places import Locate
 from ..values import TopicPartition
 from .chunk import Chunk
 from .tuning import DAMAGE_TRIES, EMPTY_GETS, LARGEST_GET_BYTES

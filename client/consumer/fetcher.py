@@ -26,9 +26,9 @@ from metaq.protocol.frames import Frame
 
 from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
-from ..damage import locate_damage
-from ..inquiry import max_offset
 from ..pool import ConnectionPool
+from ..questions.partitions import max_offset
+from ..questions.records import locate_damage
 from ..timers import Timers
 from ..values import TopicPartition
 from ..waiting import Waiter

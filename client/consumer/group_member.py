@@ -22,7 +22,7 @@ from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint
-from ..sources import endpoint_at, source_of
+from ..questions.brokers import endpoint_at, source_of
 from ..timers import Timers
 from ..values import TopicPartition
 from .choices import StartPosition

@@ -8,15 +8,15 @@ from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import BrokerUnavailable, ConfigError
 
 from ..connection import Connection, Endpoint
-from ..finding import MessageFinder
-from ..inquiry import lag_behind, max_offset, min_offset
 from ..message import Message
-from ..places import Place, locate
-from ..sources import source_of
+from ..questions.brokers import source_of
+from ..questions.finding import MessageFinder
+from ..questions.partitions import lag_behind, max_offset, min_offset
+from ..questions.places import Place, locate
+from ..questions.records import read_messages
 from ..values import Lag, TopicPartition
 from .core import ConsumerCore
 from .fetcher import Fetcher
-from .single_read import read_messages
 from .tuning import LOOKUP_SECONDS
 
 __all__ = ["Positions"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig
-from metaq.client.inquiry import partition_bounds
+from metaq.client.questions.partitions import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES

@@ -8,15 +8,14 @@ import click
 
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
-from metaq.client.inquiry import read_stats
+from metaq.client.questions.partitions import read_stats
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import BrokerUnavailable
 
-from .cluster import open_cluster
+from .cluster import open_cluster, tell_empty
 from .options import json_option, zk_option
 from .output import print_json, print_table
-from .reach import tell_empty
 
 __all__ = ["brokers"]
 

@@ -11,14 +11,13 @@ import click
 import simplejson
 
 from metaq.client.message import Message
+from metaq.client.questions.places import Position
 from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 
-from .cluster import open_cluster, zk_timeout
+from .cluster import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
-from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, Position, zk_option
-from .positions import place_of
-from .reach import tell_absent
+from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, zk_option
 from .servers import stop_signal
 
 __all__ = ["consume"]
@@ -147,14 +146,13 @@ def _consume_in_group(
     with open_cluster(zk) as cluster:
         cluster.choose_partitions(topic)  # a group that waits for a misspelt topic would be listed for ever
         tell_absent(cluster)
-    beginning = place_of(start) or start.kind
     with (
         stop_signal() as stop,
         Consumer(
             zk,
             group=group,
             topics=[topic],
-            start=beginning,
+            start=start,
             tags=tags or None,
             on_damaged=_warn,
             config=ConsumerConfig(damage="skip", start_timeout_seconds=zk_timeout()),
@@ -178,7 +176,7 @@ def _warn(damage: CorruptRecord) -> None:
 
 
 def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
-    if start.kind == "offset":
+    if isinstance(start, int):
         raise click.BadParameter(
             "is one partition's, a group has all; to move its offsets: metaq groups seek", param_hint="--from"
         )

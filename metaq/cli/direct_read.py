@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from metaq.client.cluster import Cluster
 from metaq.client.connection import Connection
-from metaq.client.consumer.single_read import read_messages
-from metaq.client.inquiry import partition_bounds
 from metaq.client.message import Message
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.places import OffsetIn, Position, offset_in
+from metaq.client.questions.records import read_messages
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, PartitionClosed
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
 
-from .options import PartitionName, Position
-from .positions import OffsetIn, offset_in
-from .reach import Reach, without
+from .cluster import without
+from .options import PartitionName
 
 __all__ = ["read_topic"]
 
@@ -67,7 +67,7 @@ def read_topic(
     BrokerUnavailable for what on_silent would be told.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-    reader = _Reader(cluster, offset_in(start, cluster, topic), chosen, follow, on_silent or _refuse)
+    reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse)
     retry_at = clock() + RETRY_SECONDS
     while reader.cursors:
         progress = False
@@ -83,7 +83,7 @@ def read_topic(
                 cursor.offset, progress = error.end, True
         reader.leave_what_is_done()
         if clock() >= retry_at:
-            reader.reach.ask_again()
+            reader.survey.ask_again()
             retry_at = clock() + RETRY_SECONDS
         if not progress and reader.cursors:
             if not idle():
@@ -102,24 +102,23 @@ class _Reader:
         follow: bool,
         on_silent: Callable[[str], None],
     ) -> None:
-        self.reach = Reach(cluster)
+        self.survey = cluster.survey()
         self.cursors = [_Cursor(partition) for partition in chosen]
         self._offset_of = offset_of
         self._chosen = chosen
         self._follow = follow
         self._on_silent = on_silent
         self._told: set[int | TopicPartition] = set()
-        self._closed: set[TopicPartition] = set()
         for cursor in self.cursors:  # all ends are those of the beginning
-            self._ask(cursor, partial(self._open, cursor))
+            self._ask(cursor, partial(self._open, cursor=cursor))
         self.leave_what_is_done()
 
     def next_block(self, cursor: _Cursor) -> Iterator[Message]:
         """The cursor moves over each message before it is given out."""
-        if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor)):
+        if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor=cursor)):
             return
         assert cursor.offset is not None
-        read = partial(read_messages, partition=cursor.partition, offset=cursor.offset, max_bytes=READ_BYTES)
+        read = partial(read_messages, offset=cursor.offset, max_bytes=READ_BYTES)
         for message in self._ask(cursor, read) or ():
             if cursor.done:
                 return
@@ -131,26 +130,23 @@ class _Reader:
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
 
     def _is_given_up(self, partition: TopicPartition) -> bool:
-        return not self._follow and (partition.broker in self.reach.silent or partition in self._closed)
+        return not self._follow and (partition.broker in self.survey.silent or partition in self.survey.closed)
 
-    def _open(self, cursor: _Cursor, connection: Connection) -> bool:
-        bounds = partition_bounds(connection, cursor.partition)
-        cursor.offset = self._offset_of(connection, cursor.partition, bounds)
+    def _open(self, connection: Connection, partition: TopicPartition, *, cursor: _Cursor) -> bool:
+        bounds = partition_bounds(connection, partition)
+        cursor.offset = self._offset_of(connection, partition, bounds)
         cursor.end = None if self._follow else bounds.end
         return True
 
-    def _ask(self, cursor: _Cursor, question: Callable[[Connection], _T]) -> _T | None:
+    def _ask(self, cursor: _Cursor, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
         partition, broker_id = cursor.partition, cursor.partition.broker
-        try:
-            answer = self.reach.ask(partition, question)
-        except PartitionClosed:
-            self._closed.add(partition)
-            self._tell(partition, f"{partition.topic} {partition} was closed by an operator, and is left out")
-            return None
+        answer = self.survey.ask(partition, question)
         if answer is not None:
             self._told -= {broker_id, partition}
-        elif broker_id in self.reach.silent:
-            self._tell(broker_id, without({broker_id: self.reach.silent[broker_id]}, self._chosen))
+        elif broker_id in self.survey.silent:
+            self._tell(broker_id, without({broker_id: self.survey.silent[broker_id]}, self._chosen))
+        elif partition in self.survey.closed:
+            self._tell(partition, f"{partition.topic} {partition} was closed by an operator, and is left out")
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:

@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 
 import click
 
-from metaq.client.finding import FoundMessage, FoundMessages, nothing_found
+from metaq.client.questions.finding import FoundMessage, FoundMessages, nothing_found
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
-from .cluster import open_cluster
+from .cluster import open_cluster, tell_absent
 from .message_format import message_fields
 from .options import TIME, TOPIC, json_option, zk_option
 from .output import print_json, print_table
-from .reach import tell_absent
 
 __all__ = ["find"]
 

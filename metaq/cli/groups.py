@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import click
 
-from metaq.client.cluster import Cluster
-from metaq.client.inquiry import partition_bounds
 from metaq.client.nearest import did_you_mean
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.places import OffsetIn, Position, offset_in
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError
 
-from .cluster import open_cluster
-from .confirm import confirm
+from .cluster import open_cluster, tell_absent, tell_empty, without
 from .lag import GroupPartition, group_partitions
 from .options import (
     GROUP,
@@ -21,15 +21,13 @@ from .options import (
     POSITION,
     TOPIC,
     PartitionName,
-    Position,
+    confirm,
     dry_run_option,
     json_option,
     yes_option,
     zk_option,
 )
 from .output import UNKNOWN, print_json, print_table
-from .positions import OffsetIn, offset_in
-from .reach import Reach, tell_absent, tell_empty, without
 
 __all__ = ["check_groups", "groups", "seek_group"]
 
@@ -80,28 +78,31 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
       metaq groups describe audit
     """
     with open_cluster(zk) as cluster:
-        check_groups(cluster, [group])
+        (topics,) = check_groups(cluster, [group])
         tell_absent(cluster)
-        reach = Reach(cluster)
-        topics = cluster.group_topics(group)
-        rows = [row for topic in topics for row in group_partitions(cluster, reach, group, topic)]
+        survey = cluster.survey()
+        rows = [row for topic in topics for row in group_partitions(cluster, survey, group, topic)]
         members = cluster.members(group)
     if as_json:
         print_json({"group": group, "members": members, "partitions": list(map(_as_json, rows))})
     else:
         columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
         print_table(columns, list(map(_cells, rows)))
-    if reach.silent:
-        raise BrokerUnavailable(without(reach.silent, [row.partition for row in rows]))
+    if survey.silent:
+        raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
 
 
-def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> None:
-    """Raise ClientError for a group without a member and an offset, with the nearest that has one, and `otherwise`."""
+def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
+    """The topics that each group reads. Raises ClientError for a group without a member and an offset, which names the
+    nearest that has one, and ends with `otherwise`.
+    """
     known = cluster.view.groups()
-    for group in groups:
-        if group not in known or not cluster.group_topics(group):
+    topics = [cluster.group_topics(group) if group in known else [] for group in groups]
+    for group, read in zip(groups, topics, strict=True):
+        if not read:
             near = did_you_mean(group, known, "`metaq groups list` shows those that have")
             raise ClientError(f"group {group!r} has no members and no offsets: {near}{otherwise}")
+    return topics
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
@@ -171,18 +172,18 @@ def seek_group(
     """
     with open_cluster(zk) as cluster:
         if not new:
-            check_groups(cluster, [group], "; --new gives a new group its offsets")
+            (read,) = check_groups(cluster, [group], "; --new gives a new group its offsets")
         if members := cluster.members(group):
             raise _live(group, members)
         chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-        if not new and topic not in (read := cluster.group_topics(group)):
+        if not new and topic not in read:
             raise ClientError(
                 f"group {group!r} has no offsets of topic {topic!r}, it reads {', '.join(read)}: --new gives it some"
             )
         if not only:
             tell_absent(cluster, "left as it is")
         left = [] if only else left_out(cluster, group, topic, chosen)
-        offset_of = offset_in(target, cluster, topic)
+        offset_of = offset_in(target, topic, cluster.finder())
         offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
         if not dry_run:
             cluster.commit(group, offsets)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy as copied
-from typing import NamedTuple
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import click
 
-from metaq.client.cluster import Cluster
-from metaq.client.inquiry import partition_bounds
 from metaq.client.nearest import did_you_mean
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.records import parse_partition_name
+from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError
 
-from .cluster import open_cluster
+from .cluster import open_cluster, tell_absent
 from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import print_json, print_table
-from .reach import tell_absent
-from .sql_url import sql_store
 
-__all__ = ["offsets"]
+__all__ = ["offsets", "sql_store"]
 
 _topic = click.option("--topic", "-t", type=TOPIC, required=True, help="Topic of the offsets.")
 _partitions = click.option(
@@ -273,3 +275,41 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
     else:
         print_table(("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])
     tell_left_out(group, topic, left)
+
+
+# --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
+
+_BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
+"""Drivers of databases that quote names so."""
+
+
+def sql_store(option: str, url: str) -> SqlOffsetStore:
+    """The store at `driver://user:password@host:port/database`, or `sqlite3:///path`, which is opened read-only.
+
+    driver: name of a DB-API 2.0 module that takes host, port, user, password and database. Raises ConfigError naming
+    `option`, without the URL: it may hold a password.
+    """
+    scheme, slashes, _ = url.partition("://")  # not urlsplit's scheme, which is in lower case
+    parts = urlsplit(url)
+    try:
+        driver = import_module(scheme) if slashes and scheme else None
+    except ImportError:
+        driver = None
+    if driver is None or not hasattr(driver, "paramstyle"):
+        remedy = "names no installed DB-API driver: write driver://user:password@host/database, and install the driver"
+        raise ConfigError(option, scheme, remedy)
+    marks = "`" if scheme in _BACKTICKS else '"'
+    return SqlOffsetStore(_connector(driver, scheme, parts), paramstyle=driver.paramstyle, quote=marks)
+
+
+def _connector(driver: Any, scheme: str, parts: SplitResult) -> Callable[[], Any]:
+    if scheme == "sqlite3":
+        return partial(driver.connect, f"file:{quote(unquote(parts.path))}?mode=ro", uri=True)
+    named = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username and unquote(parts.username),
+        "password": parts.password and unquote(parts.password),
+        "database": parts.path.strip("/"),
+    }
+    return partial(driver.connect, **{name: value for name, value in named.items() if value})

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from metaq.protocol.errors import ConfigError, InvalidName
+from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
+
+if TYPE_CHECKING:
+    from metaq.client.questions.places import Position
 
 __all__ = [
     "BYTES",
@@ -25,9 +29,9 @@ __all__ = [
     "TOPIC_WITH_PARTITIONS",
     "ZK_METAVAR",
     "ZK_TIMEOUT_SECONDS",
-    "Position",
     "Seconds",
     "TopicSpec",
+    "confirm",
     "dry_run_option",
     "json_option",
     "yes_option",
@@ -99,16 +103,6 @@ def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-class Position(NamedTuple):
-    """Where to begin in a partition. kind: earliest, latest, offset (value: byte), time (value: ms since 1970), count
-    (value: messages before the end), id (value: of a message) or key (text: of a message).
-    """
-
-    kind: str
-    value: int = 0
-    text: str = ""
-
-
 class _Time(click.ParamType[datetime]):
     """A time in ISO 8601, local time unless it names a zone."""
 
@@ -127,7 +121,7 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-class _Position(click.ParamType[Position]):
+class _Position(click.ParamType["Position"]):
     """`earliest`, `latest`, a byte offset, a time in ISO 8601 (local time unless it names a zone), `-COUNT` messages
     before the end, or a message: `id:ID`, `key:KEY`.
     """
@@ -135,29 +129,29 @@ class _Position(click.ParamType[Position]):
     name = "earliest|latest|TIME|OFFSET|-COUNT|id:ID|key:KEY"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
-        if isinstance(value, Position):
+        from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that ask no cluster
+
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        if value in ("earliest", "latest"):
             return value
-        text = str(value)
-        if text in ("earliest", "latest"):
-            return Position(text)
-        if _is_digits(text) and int(text) <= INT64_MAX:
-            return Position("offset", int(text))
-        if text[:1] == "-" and _is_digits(text[1:]) and int(text[1:]) <= INT64_MAX:
-            return Position("count", int(text[1:]))
-        if text.startswith("id:") and _is_digits(text[3:].removeprefix("-")) and abs(int(text[3:])) <= INT64_MAX:
-            return Position("id", int(text[3:]))
-        if text.startswith("key:") and 0 < len(text[4:]) <= MAX_KEY_CHARACTERS:
-            return Position("key", text=text[4:])
+        if _is_digits(value) and int(value) <= INT64_MAX:
+            return int(value)
+        if value[:1] == "-" and _is_digits(value[1:]) and int(value[1:]) <= INT64_MAX:
+            return Last(int(value[1:]))
+        if value.startswith("id:") and _is_digits(value[3:].removeprefix("-")) and abs(int(value[3:])) <= INT64_MAX:
+            return AtMessage(int(value[3:]))
+        if value.startswith("key:") and 0 < len(value[4:]) <= MAX_KEY_CHARACTERS:
+            return AtKey(value[4:])
         try:
-            moment = _moment(text)
+            return _moment(value)
         except (ValueError, OverflowError):
             self.fail(
-                f"{text!r} is no position: choose earliest, latest, a byte offset like 4096, a time like "
+                f"{value!r} is no position: choose earliest, latest, a byte offset like 4096, a time like "
                 "2024-05-01T10:00:00Z, -100 for the last 100 messages, id:ID or key:KEY of a message",
                 param,
                 ctx,
             )
-        return Position("time", max(0, math.floor(moment.timestamp() * 1000)))
 
 
 class Seconds(click.FloatRange):
@@ -239,3 +233,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on stderr, unless `yes`. Raises ClientError for a no, and where nobody can answer; click.Abort for Ctrl-C."""
+    if yes:
+        return
+    try:
+        answer = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise ClientError("nobody answers on stdin, so nothing was changed: add --yes to do it unasked") from None
+    if not answer:
+        raise ClientError("nothing more was changed")

@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 
 from metaq.broker.inspection import DataDirectory, Move, delete_directory, move_directories
-from metaq.client.admin import close_partitions, open_partitions
+from metaq.client.questions.admin import close_partitions, open_partitions
 from metaq.protocol.errors import ConfigError, TopicNotAccepted
 
-from .confirm import confirm
-from .options import TOPIC, dry_run_option, json_option, yes_option
+from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
 from .output import print_json
 from .stats import check_topic
 from .target import Target, target_options

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metaq import Producer, ProducerConfig
-from metaq.client.admin import prepared_transactions
-from metaq.client.cluster import Cluster
 from metaq.client.connection import Connection
-from metaq.client.inquiry import read_bytes, read_stats
+from metaq.client.questions.admin import prepared_transactions
+from metaq.client.questions.brokers import Survey
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import read_stats
+from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
 from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import (
@@ -28,7 +30,6 @@ from .cluster import open_cluster, zk_timeout
 from .groups import check_groups
 from .lag import GroupPartition, group_partitions
 from .output import byte_size
-from .reach import Reach
 from .stats import named_figures
 
 __all__ = ["Level", "Limits", "Monitor", "Seen"]
@@ -116,7 +117,7 @@ class Monitor:
         self._checked = True
 
     def _cluster(self, cluster: Cluster) -> Iterator[Seen]:
-        reach = Reach(cluster)
+        survey = cluster.survey()
         brokers = {each: nodes for each, nodes in cluster.view.brokers().items() if each not in self._ignored_brokers}
         if not brokers:
             yield Seen(Level.ALARM, "brokers", "no broker is registered")
@@ -124,19 +125,21 @@ class Monitor:
             if nodes.master is None:
                 yield Seen(Level.ALARM, f"broker {broker_id}", "has no master, only slaves: nobody can send to it")
             else:
-                yield from _guarded(f"broker {broker_id}", self._broker(reach, broker_id))
+                yield from _guarded(f"broker {broker_id}", self._broker(survey, broker_id))
         if self._probe_topic is not None:
-            yield from _guarded(f"probe {self._probe_topic}", self._probe(cluster, reach, self._probe_topic))
+            yield from _guarded(f"probe {self._probe_topic}", self._probe(cluster, survey, self._probe_topic))
         groups = [each for each in self._groups or cluster.view.groups() if each not in self._ignored]
         for group in groups:
-            yield from _guarded(f"group {group}", self._group(cluster, reach, group))
+            yield from _guarded(f"group {group}", self._group(cluster, survey, group))
         yield from _gone(cluster, groups, {*brokers, *self._ignored_brokers})
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
-    def _broker(self, reach: Reach, broker_id: int) -> Iterator[Seen]:
-        found = reach.ask(TopicPartition("", broker_id, 0), lambda connection: list(self._asked(broker_id, connection)))
-        yield from found or [Seen(Level.ALARM, f"broker {broker_id}", reach.silent[broker_id])]
+    def _broker(self, survey: Survey, broker_id: int) -> Iterator[Seen]:
+        found = survey.ask(
+            TopicPartition("", broker_id, 0), lambda connection, _: list(self._asked(broker_id, connection))
+        )
+        yield from found or [Seen(Level.ALARM, f"broker {broker_id}", survey.silent[broker_id])]
 
     def _asked(self, broker_id: int, connection: Connection) -> Iterator[Seen]:
         what, limits = f"broker {broker_id}", self._limits
@@ -163,27 +166,27 @@ class Monitor:
 
     # --- a message there and back -------------------------------------------------------------------------------------
 
-    def _probe(self, cluster: Cluster, reach: Reach, topic: str) -> Iterator[Seen]:
+    def _probe(self, cluster: Cluster, survey: Survey, topic: str) -> Iterator[Seen]:
         first: dict[int, TopicPartition] = {}
         for partition in cluster.partitions(topic):
             first.setdefault(partition.broker, partition)
         with Producer(self._zk, config=ProducerConfig(start_timeout_seconds=zk_timeout())) as producer:
             for partition in first.values():
                 what = f"probe {topic} {partition}"
-                if partition.broker in reach.silent:
+                if partition.broker in survey.silent:
                     yield Seen(Level.UNKNOWN, what, f"not tried: broker {partition.broker} does not answer")
                 else:
                     yield from _guarded(what, _round_trip(cluster, producer, partition))
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def _group(self, cluster: Cluster, reach: Reach, group: str) -> Iterator[Seen]:
+    def _group(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
         members = len(cluster.members(group))
         rows: list[GroupPartition] = []
         for topic in cluster.group_topics(group):
-            found = group_partitions(cluster, reach, group, topic)
+            found = group_partitions(cluster, survey, group, topic)
             rows += [row for row in found if row.partition.broker not in self._ignored_brokers]
-            if members and not any(reach.source(row.partition) for row in found):
+            if members and not any(survey.source(row.partition) for row in found):
                 yield Seen(Level.ALARM, f"group {group}", f"no live broker has its topic {topic}")
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:

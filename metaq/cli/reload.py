@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from metaq.client.admin import reload_config
+from metaq.client.questions.admin import reload_config
 
 from .options import dry_run_option, json_option
 from .output import print_json

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from metaq.client.admin import replication_status, restart_replication
+from metaq.client.questions.admin import replication_status, restart_replication
 
 from .options import dry_run_option, json_option
 from .output import print_json, print_table

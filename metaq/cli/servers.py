@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -117,7 +118,7 @@ class Child:
         """name: for messages. module: whose main to call; by default the command line."""
         self.name = name
         self.log = log
-        command = [sys.executable, "-m", "metaq.cli.child", str(os.getpid()), module, *arguments]
+        command = [sys.executable, "-m", "metaq.cli.servers", str(os.getpid()), module, *arguments]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
@@ -165,9 +166,20 @@ class Child:
             return self.process.returncode
 
 
+def _run_child() -> None:
+    """What `python -m` of this module does: PARENT_PID MODULE ARGUMENT …"""
+    parent_pid, module, *arguments = sys.argv[1:]
+    die_with_parent(int(parent_pid))
+    import_module(module).main(arguments)
+
+
 def stop_all(children: Sequence[Child], timeout: float = 15.0) -> None:
     """Stop all children at the same time; each gets `timeout` seconds before SIGKILL."""
     for child in children:
         child.terminate()
     for child in children:
         child.stop(timeout)
+
+
+if __name__ == "__main__":
+    _run_child()

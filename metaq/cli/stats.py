@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 
 from metaq.client.connection import Connection
-from metaq.client.inquiry import read_stats
 from metaq.client.nearest import did_you_mean
+from metaq.client.questions.partitions import read_stats
 from metaq.protocol.errors import NoPartition
 
 from .options import json_option

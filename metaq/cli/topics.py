@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import click
 
-from metaq.client.inquiry import partition_bounds
+from metaq.client.questions.brokers import Survey
+from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, PartitionClosed
+from metaq.protocol.errors import BrokerUnavailable
 
-from .cluster import open_cluster
+from .cluster import open_cluster, tell_absent, without
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, print_json, print_table
-from .reach import Reach, tell_absent, without
 
 __all__ = ["topics"]
 
@@ -68,15 +68,16 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        reach = Reach(cluster)
         partitions = cluster.choose_partitions(topic)
-        rows = [_describe(reach, partition) for partition in partitions]
+        survey = cluster.survey()
+        bounds = survey.ask_each(partitions, partition_bounds)
+        rows = [_describe(survey, each, bounds.get(each)) for each in partitions]
     if as_json:
         print_json({"topic": topic, "partitions": rows})
     else:
         print_table(("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES"), list(map(_cells, rows)))
-    if reach.silent:
-        raise BrokerUnavailable(without(reach.silent, partitions))
+    if survey.silent:
+        raise BrokerUnavailable(without(survey.silent, partitions))
 
 
 def _cells(row: dict[str, object]) -> list[object]:
@@ -84,18 +85,14 @@ def _cells(row: dict[str, object]) -> list[object]:
     return [("closed" if closed else UNKNOWN) if each is None else each for each in cells]
 
 
-def _describe(reach: Reach, partition: TopicPartition) -> dict[str, object]:
-    closed = False
-    try:
-        bounds = reach.ask(partition, lambda connection: partition_bounds(connection, partition))
-    except PartitionClosed:
-        bounds, closed = None, True
+def _describe(survey: Survey, partition: TopicPartition, bounds: Bounds | None) -> dict[str, object]:
+    source = survey.source(partition)
     return {
         "partition": str(partition),
-        "broker": str(reach.source(partition) or "none"),
+        "broker": str(source.endpoint) if source else "none",
         "first_offset": bounds and bounds.first,
         "end_offset": bounds and bounds.end,
         "bytes": bounds and bounds.end - bounds.first,
         "messages": bounds and bounds.messages,
-        "closed": closed,
+        "closed": partition in survey.closed,
     }

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from metaq.client.admin import complete_transaction, prepared_transactions
 from metaq.client.connection import Connection
+from metaq.client.questions.admin import complete_transaction, prepared_transactions
 from metaq.protocol.errors import TransactionRefused
 
-from .confirm import confirm
-from .options import dry_run_option, json_option, yes_option
+from .options import confirm, dry_run_option, json_option, yes_option
 from .output import print_json, print_table
 from .target import Target, target_options
 

@@ -29,9 +29,9 @@ from metaq import (
     StoredMessage,
     TopicPartition,
 )
-from metaq.client.cluster import Cluster
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import open_connection
+from metaq.client.questions.cluster import Cluster
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from metaq import Producer, TopicPartition
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.coordination.embedded import EmbeddedZooKeeper
 
 from .cli_helpers import Operator, start, stop

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Producer, TopicPartition
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from metaq import Consumer, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.client.timers import END_SECONDS
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from tests.integration.client_cluster import Brokers, running_brokers

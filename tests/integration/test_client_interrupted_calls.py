@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from metaq import Consumer, LocalMessageStore, Message, Producer, ProducerConfig, TopicPartition
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.testing import FakeBroker, FakeCluster
 from tests.integration.alarms import Alarm
 from tests.integration.client_cluster import Brokers

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 from metaq import Consumer, LocalMessageStore, OrderedProducer, PartitionReader, Producer, TopicBrowser, TopicPartition
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.coordination.interrupts import Aside
 from tests.integration.alarms import Alarm
 from tests.integration.client_cluster import Brokers

@@ -11,8 +11,7 @@ import pytest
 
 from metaq import Message, Producer, TopicPartition
 from metaq.cli.direct_read import read_topic
-from metaq.cli.options import Position
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.protocol.record import checksum
 from metaq.protocol.text import Result, encode_put
 from tests.broker_process import Connection
@@ -60,7 +59,7 @@ class Scene:
     def read(self) -> Log:
         """What the broker serves, from the first offset to the end of each partition."""
         with Cluster(self.chroot) as cluster:
-            messages: list[Message] = list(read_topic(cluster, TOPIC, Position("earliest")))
+            messages: list[Message] = list(read_topic(cluster, TOPIC, "earliest"))
         return {(str(message.partition), message.offset): message.payload for message in messages}
 
     def consume(self, count: int) -> list[bytes]:

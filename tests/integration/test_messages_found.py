@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from metaq import AtKey, AtMessage, Consumer, Last, Producer, SendResult, TopicPartition
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.errors import MessageNotFound
 from tests.integration.cli_helpers import Operator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Kind, Place

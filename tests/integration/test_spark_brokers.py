@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq import Producer
-from metaq.client.cluster import Cluster
-from metaq.client.inquiry import partition_bounds
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
 from metaq.client.values import TopicPartition
 from tests.broker_process import RunningBroker, server_ini
 from tests.waiting import eventually

@@ -11,9 +11,9 @@ from pyspark.sql import functions as sql
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, LessThan
 
 from metaq import Producer
-from metaq.client import inquiry
-from metaq.client.cluster import Cluster
-from metaq.client.inquiry import partition_bounds
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.records import BegunPull, Pulled
 from metaq.client.values import TopicPartition
 from metaq.spark_connector import reader as reader_module
 from metaq.spark_connector.read_options import ReadOptions
@@ -186,8 +186,8 @@ def fetched_bytes(spark: SparkSession, cluster: Up, filters: list[Filter], **opt
     reader.pushFilters(filters)
     pulled = 0
 
-    class Counting(inquiry.BegunPull):
-        def result(self) -> inquiry.Pulled:
+    class Counting(BegunPull):
+        def result(self) -> Pulled:
             nonlocal pulled
             answer = super().result()
             pulled += sum(len(data) for _, data in answer.runs)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from metaq import Producer
 from metaq.cli.direct_read import read_topic
-from metaq.cli.options import Position
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 
 from .checker import Verdict, judge
 from .history import Ack, History, Stored, Window
@@ -147,6 +146,6 @@ class Run:
 
 
 def _stored(cluster: Cluster, topic: str) -> Iterable[Stored]:
-    for message in read_topic(cluster, topic, Position("earliest")):
+    for message in read_topic(cluster, topic, "earliest"):
         producer, number = message.payload.decode("ascii").split(" ")
         yield Stored(str(message.partition), message.offset, message.id, producer, int(number))

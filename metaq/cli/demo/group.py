@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaq.client.cluster import Cluster
+from metaq.client.questions.cluster import Cluster
 from metaq.protocol.errors import RequestTimedOut
 
 from ..servers import Child, stop_all, wait_until

@@ -12,16 +12,15 @@ import numpy as np
 import pandas as pd
 
 from metaq import Producer
-from metaq.client.cluster import Cluster
-from metaq.client.inquiry import partition_bounds
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
 from metaq.coordination.ports import ready_ports
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..direct_read import read_topic
 from ..lag import group_partitions
 from ..local_cluster import ClusterPlan, LocalCluster
-from ..options import Position, TopicSpec
-from ..reach import Reach
+from ..options import TopicSpec
 from ..servers import Child, wait_until
 from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
@@ -159,7 +158,7 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
 
 def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
     """Messages between the group's committed offset and the end, by partition."""
-    measured = group_partitions(cluster, Reach(cluster), group, FLIGHTS)
+    measured = group_partitions(cluster, cluster.survey(), group, FLIGHTS)
     return {str(each.partition): each.lag_messages for each in measured}
 
 
@@ -193,4 +192,4 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
 
 def _read_delays(cluster: Cluster) -> dict[str, CarrierDelay]:
     """What the job wrote."""
-    return delays_in(message.payload for message in read_topic(cluster, DELAYS, Position("earliest")))
+    return delays_in(message.payload for message in read_topic(cluster, DELAYS, "earliest"))

@@ -10,9 +10,16 @@ from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import PartitionCursor
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.inquiry import lag_behind, max_offset, messages_before, min_offset, offset_at_time, partition_bounds
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
+from metaq.client.questions.partitions import (
+    lag_behind,
+    max_offset,
+    messages_before,
+    min_offset,
+    offset_at_time,
+    partition_bounds,
+)
 from metaq.client.timers import Timers
 from metaq.client.values import Lag, TopicPartition
 from metaq.protocol.errors import CorruptRecord, RequestRefused

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from metaq.client.cluster import Source
+from metaq.client.questions.brokers import Source
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import HEADER_BYTES

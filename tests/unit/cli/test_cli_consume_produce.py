@@ -7,8 +7,8 @@ import pytest
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
 from metaq.cli.produce import Chunk, Progressed, _send_lines, line_chunks
-from metaq.client.consumer.single_read import decode_records
 from metaq.client.message import Message
+from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, CorruptRecord
 from metaq.protocol.limits import MAX_BODY_BYTES

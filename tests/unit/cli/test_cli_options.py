@@ -1,5 +1,7 @@
 """Option types: what is accepted, and that a refusal names the value and the remedy."""
 
+from datetime import UTC, datetime
+
 import click
 import pytest
 
@@ -10,9 +12,9 @@ from metaq.cli.options import (
     SECONDS,
     TOPIC,
     TOPIC_WITH_PARTITIONS,
-    Position,
     TopicSpec,
 )
+from metaq.client.questions.places import AtKey, AtMessage, Last
 
 
 def convert(kind, text):
@@ -22,14 +24,14 @@ def convert(kind, text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("earliest", Position("earliest")),
-        ("latest", Position("latest")),
-        ("4096", Position("offset", 4096)),
-        ("1970-01-01T00:00:01Z", Position("time", 1000)),
-        ("1970-01-01T01:00:01.5+01:00", Position("time", 1500)),
-        ("-100", Position("count", 100)),
-        ("id:-7", Position("id", -7)),
-        ("key:order:7", Position("key", text="order:7")),
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("4096", 4096),
+        ("1970-01-01T00:00:01Z", datetime.fromtimestamp(1, UTC)),
+        ("1970-01-01T01:00:01.5+01:00", datetime.fromtimestamp(1.5, UTC)),
+        ("-100", Last(100)),
+        ("id:-7", AtMessage(-7)),
+        ("key:order:7", AtKey("order:7")),
     ],
 )
 def test_position_is_a_word_an_offset_a_time_a_count_or_a_message(text, expected):

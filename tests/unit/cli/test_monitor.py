@@ -10,7 +10,7 @@ from metaq.cli import probes
 from metaq.cli.app import run
 from metaq.cli.lag import GroupPartition
 from metaq.cli.probes import Level, Limits, Monitor
-from metaq.client.inquiry import Bounds
+from metaq.client.questions.partitions import Bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, CoordinationUnavailable
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaq.cli.app import run
-from metaq.cli.sql_url import sql_store
+from metaq.cli.offsets import sql_store
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import CoordinationUnavailable

@@ -15,8 +15,8 @@ from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
 from metaq.client.decoding import decode_sized, decode_walking
-from metaq.client.inquiry import damaged_bytes
 from metaq.client.message import Message
+from metaq.client.questions.records import damaged_bytes
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import counter_at, message_id

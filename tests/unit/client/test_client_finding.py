@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from metaq.client import finding
 from metaq.client.connection import Endpoint
-from metaq.client.finding import FoundMessage, FoundMessages, MessageFinder
 from metaq.client.message import Message
-from metaq.client.places import AtKey, AtMessage, Last, locate
-from metaq.client.sources import Sources
+from metaq.client.questions import finding
+from metaq.client.questions.brokers import Sources
+from metaq.client.questions.finding import FoundMessage, FoundMessages, MessageFinder
+from metaq.client.questions.places import AtKey, AtMessage, Last, locate
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import (

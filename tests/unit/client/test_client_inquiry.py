@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from metaq.client.connection import Build, Endpoint, Reply
-from metaq.client.inquiry import Bounds, messages_before, offset_at_time, partition_bounds, read_bytes, read_stats
+from metaq.client.questions.partitions import Bounds, messages_before, offset_at_time, partition_bounds, read_stats
+from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
     CorruptRecord,

@@ -13,7 +13,7 @@ from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
-from metaq.client.inquiry import max_offset
+from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes

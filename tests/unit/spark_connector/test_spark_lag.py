@@ -3,24 +3,25 @@
 import json
 import threading
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from metaq.client.cluster import Source
-from metaq.client.connection import Endpoint
+from metaq.client.questions.brokers import Survey
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.protocol.errors import CoordinationUnavailable
 from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, positions_of
 from tests.waiting import DEADLINE
 
-ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
+ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 QUERY = UUID(int=7)
 
 
 def test_positions_are_those_of_our_sources_only():
     kafka, rate = '{"events":{"0":23,"1":345}}', "17"
-    ours = '{"t":{"0-0":40,"0-1":0}}'
+    ours = '{"t":{"0-0":40,"1-0":0}}'
     assert positions_of([kafka, ours, None, rate, "{]", '{"a":5}']) == {ZERO: 40, ONE: 0}
 
 
@@ -44,11 +45,9 @@ def reports(monkeypatch):
         raise ValueError("a user's mistake ends nothing")
 
     listener = LagListener("h:1", take)
-    asked = SimpleNamespace(
-        sources=lambda wanted: {ZERO: Source(Endpoint("h", 1), True)},
-        connect=lambda endpoint: endpoint,
-        close=lambda: None,
-    )
+    view: Any = SimpleNamespace(brokers=lambda: {0: BrokerNodes(BrokerAddress(0, None, "h", 1))})
+    connect: Any = lambda endpoint: endpoint  # noqa: E731
+    asked = SimpleNamespace(view=view, survey=lambda: Survey(view, connect), close=lambda: None)
     monkeypatch.setattr(listener, "_cluster", asked)
     monkeypatch.setattr(
         "metaq.spark_connector.lag.partition_lag",
@@ -66,7 +65,7 @@ def progress(batch: int, *offsets: str) -> SimpleNamespace:
 def test_each_progress_is_reported_and_so_is_an_idle_query(reports):
     listener = reports.listener
     assert listener.report(str(QUERY)) is None
-    listener.onQueryProgress(progress(3, json.dumps({"t": {"0-0": 20, "0-1": 5}})))
+    listener.onQueryProgress(progress(3, json.dumps({"t": {"0-0": 20, "1-0": 5}})))
     assert reports.came.acquire(timeout=DEADLINE)
     (report,) = reports.seen
     assert (report.query_id, report.name, report.batch) == (str(QUERY), "n", 3)
@@ -87,11 +86,11 @@ def test_what_is_no_query_of_ours_is_not_asked_for(reports):
 
 
 def test_a_cluster_that_does_not_answer_leaves_the_last_report(reports, caplog, monkeypatch):
-    def sources(wanted):
+    def brokers():
         reports.came.release()
-        raise BrokerUnavailable("gone")
+        raise CoordinationUnavailable("gone")
 
-    monkeypatch.setattr(reports.listener._cluster, "sources", sources)
+    monkeypatch.setattr(reports.listener._cluster.view, "brokers", brokers)
     reports.listener.onQueryProgress(progress(1, '{"t":{"0-0":0}}'))
     assert reports.came.acquire(timeout=DEADLINE)
     reports.listener.close()

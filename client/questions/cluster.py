@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group_removal import remove_group
@@ -17,23 +17,16 @@ from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
-from .config import ConnectionConfig, Protocol
-from .connection import Connection, Endpoint
+from ..config import ConnectionConfig, Protocol
+from ..connection import Connection, Endpoint
+from ..nearest import published_nowhere
+from ..pool import ConnectionPool
+from ..timers import TimeLeft
+from ..values import TopicPartition
+from .brokers import Source, Survey, endpoint_at
 from .finding import MessageFinder
-from .nearest import published_nowhere
-from .pool import ConnectionPool
-from .sources import source_of
-from .timers import TimeLeft
-from .values import TopicPartition
 
-__all__ = ["Cluster", "Source"]
-
-
-class Source(NamedTuple):
-    """Where a partition is read now. is_master: False for a slave, which may lack the newest messages."""
-
-    endpoint: Endpoint
-    is_master: bool
+__all__ = ["Cluster"]
 
 
 class Cluster:
@@ -124,7 +117,7 @@ class Cluster:
         address = nodes.master if nodes else None
         if address is None:
             raise BrokerUnavailable(f"broker {broker_id} is not registered in ZooKeeper: start it")
-        return Endpoint(address.host, address.port)
+        return endpoint_at(address)
 
     def connection(self, broker_id: int) -> Connection:
         """A connection to the master of `broker_id`. Raises BrokerUnavailable."""
@@ -139,17 +132,15 @@ class Cluster:
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
         """Where each partition is read now: its broker's master, else a slave; those without either are left out."""
-        brokers = self.view.brokers()
-        found: dict[TopicPartition, Source] = {}
-        for each in partitions:
-            endpoint = source_of(brokers, each)
-            if endpoint is not None:
-                found[each] = Source(endpoint, brokers[each.broker].master is not None)
-        return found
+        return self.survey().sources(partitions)
 
     def connect(self, endpoint: Endpoint) -> Connection:
         """A connection to the broker that listens there. Raises BrokerUnavailable."""
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
+
+    def survey(self) -> Survey:
+        """Asks the brokers of many partitions, of which some may not answer."""
+        return Survey(self.view, self.connect)
 
     def finder(self) -> MessageFinder:
         """Searches for messages by id and by key."""

@@ -14,7 +14,6 @@ from metaq.protocol.errors import (
     CorruptRecord,
     MessageNotFound,
     MetaqError,
-    RequestRefused,
     RequestTimedOut,
     SearchIncomplete,
 )
@@ -29,14 +28,14 @@ from metaq.protocol.searches import (
     ViewMessageRequest,
     decode_found,
 )
-from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from .config import SEARCH_TIMEOUT_SECONDS
-from .connection import Connection, Endpoint
-from .inquiry import Asked, ask
-from .message import Message
-from .sources import brokers_of
-from .values import TopicPartition
+from ..config import SEARCH_TIMEOUT_SECONDS
+from ..connection import Connection, Endpoint
+from ..message import Message
+from ..values import TopicPartition
+from .asking import Asked, ask, need_frames
+from .brokers import brokers_of
 
 __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "nothing_found", "query_message", "view_message"]
 
@@ -93,10 +92,7 @@ def query_message(connection: Asked, broker_id: int, request: QueryMessageReques
 def _search(
     connection: Asked, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
 ) -> FoundMessages:
-    if not connection.speaks_frames:
-        raise RequestRefused(
-            Status.BAD_REQUEST, f"{connection.endpoint} cannot search for messages (metaq 1.x): read the topic instead"
-        )
+    need_frames(connection, "cannot search for messages", "read the topic instead")
     partition = TopicPartition(topic, broker_id, int(ext["partition"]))
     frame = ask(connection, code, ext, partition, SEARCH_TIMEOUT_SECONDS, (ResponseCode.QUERY_NOT_FOUND,))
     return _decode(frame, topic, broker_id)

@@ -1,7 +1,7 @@
 """Requests for operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
 
-All functions block the calling thread, at most `timeout` seconds (default: the connection's request timeout), and raise
-BrokerUnavailable or RequestTimedOut; RequestRefused where the broker, a Java one always, does not take the request.
+All functions block and raise as asking.py says; RequestRefused where the broker, a Java one always, does not take the
+request.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from metaq.protocol.errors import MetaqError, RemoteProtocolError, RequestRefuse
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.refusals import is_success, transaction_refusal
 from metaq.protocol.remoting import ClosePartitionsRequest, CompleteTransactionRequest, OpenPartitionsRequest
-from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from .inquiry import Asked
+from .asking import Asked, as_frame, need_frames
 
 __all__ = [
     "close_partitions",
@@ -32,7 +32,7 @@ __all__ = [
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
     """Let the broker read its server.ini again; what that changed."""
-    report: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
+    report: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
     return report
 
 
@@ -42,18 +42,18 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
     Raises TopicNotAccepted.
     """
     request = ClosePartitionsRequest(topic, start, end)
-    return _partitions(ask(connection, RequestCode.CLOSE_PARTITIONS, request.to_ext(), timeout, topic), "closed")
+    return _partitions(_ask(connection, RequestCode.CLOSE_PARTITIONS, request.to_ext(), timeout, topic), "closed")
 
 
 def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
     """Take puts and gets again for all of `topic`; the partitions that were closed. Raises TopicNotAccepted."""
     request = OpenPartitionsRequest(topic)
-    return _partitions(ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
+    return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
 
 
 def prepared_transactions(connection: Asked, timeout: float | None = None) -> list[dict[str, Any]]:
     """XA transactions that wait for their coordinator, oldest first."""
-    found: list[dict[str, Any]] = _asked_for(list, ask(connection, RequestCode.PREPARED_TRANSACTIONS, {}, timeout))
+    found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, {}, timeout))
     return found
 
 
@@ -62,12 +62,12 @@ def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: f
 
     Raises TransactionRefused for one that the broker does not know, or that is not prepared.
     """
-    ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
+    _ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
 
 
 def replication_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
     """The broker's part in replication, docs/replication.md."""
-    status: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
+    status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
     return status
 
 
@@ -76,29 +76,23 @@ def restart_replication(connection: Asked, timeout: float | None = None) -> dict
 
     Raises RequestRefused for a broker without a part in replication.
     """
-    status: dict[str, Any] = _asked_for(dict, ask(connection, RequestCode.RESTART_REPLICATION, {}, timeout))
+    status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RESTART_REPLICATION, {}, timeout))
     return status
 
 
-def ask(
+def _ask(
     connection: Asked, code: RequestCode, ext: Mapping[str, str | int], timeout: float | None = None, topic: str = ""
 ) -> Any:
     """One request; the JSON value of its answer (None for an empty body)."""
-    if not connection.speaks_frames:
-        raise RequestRefused(
-            Status.BAD_REQUEST,
-            f"{connection.endpoint} is a Java broker (metaq 1.x), which takes this by JMX only: use the tools of "
-            "metaq 1.x with its JMX port",
-        )
-    reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
-    if not isinstance(reply, Frame):
-        raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
+    remedy = "use the tools of metaq 1.x with its JMX port"
+    need_frames(connection, "takes this by JMX only", remedy)
+    reply = as_frame(connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout), connection)
     if not is_success(reply):
         raise _refusal(connection, reply, topic)
     try:
         return simplejson.loads(bytes(reply.body).decode("utf-8")) if reply.body else None
     except ValueError as error:
-        raise RemoteProtocolError(f"{connection.endpoint} answered what is no JSON: {error}") from error
+        raise RemoteProtocolError(f"{connection.endpoint} answered with something other than JSON: {error}") from error
 
 
 def _refusal(connection: Asked, frame: Frame, topic: str) -> MetaqError:

@@ -6,15 +6,25 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
-from metaq.protocol.errors import ConfigError, MessageNotFound, RequestRefused, SearchIncomplete
-from metaq.protocol.statuses import Status
+from metaq.protocol.errors import ClientError, ConfigError, MessageNotFound, SearchIncomplete
 
-from .connection import Connection
+from ..connection import Connection
+from ..values import TopicPartition
 from .finding import FoundMessage, MessageFinder
-from .inquiry import Asked, offset_after, offset_at_time, partition_bounds
-from .values import TopicPartition
+from .partitions import Bounds, offset_at_time, offset_of_last
 
-__all__ = ["AtKey", "AtMessage", "Last", "Locate", "Place", "locate", "locate_found", "offset_of_last"]
+__all__ = [
+    "AtKey",
+    "AtMessage",
+    "Last",
+    "Locate",
+    "OffsetIn",
+    "Place",
+    "Position",
+    "locate",
+    "locate_found",
+    "offset_in",
+]
 
 Locate = Callable[[Connection, TopicPartition], int]
 """The byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut, RequestRefused."""
@@ -39,6 +49,13 @@ class AtKey(NamedTuple):
 
 
 Place = datetime | Last | AtMessage | AtKey
+Position = int | str | Place
+"""A byte offset, "earliest", "latest", or a place."""
+
+OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
+"""The byte offset in a partition whose readable bytes are the bounds, and that lies in them; asks its broker. Raises
+ClientError for a byte offset outside of them, and as Locate.
+"""
 
 
 def locate(place: Place, topics: list[str], finder: MessageFinder) -> Locate:
@@ -90,10 +107,24 @@ def locate_found(found: FoundMessage) -> Locate:
     return find
 
 
-def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) -> int:
-    """Where the last `messages` messages of a partition begin. Raises RequestRefused if it cannot be told (Java)."""
-    bounds = partition_bounds(connection, partition)
-    if bounds.messages is None:
-        raise RequestRefused(Status.BAD_REQUEST, f"{connection.endpoint} has no index by count (metaq 1.x)")
-    skipped = max(0, bounds.messages - messages)
-    return bounds.end if not messages else offset_after(connection, partition, bounds.first, skipped)
+def offset_in(position: Position, topic: str, finder: MessageFinder) -> OffsetIn:
+    """How to find `position` in the partitions of `topic`. Raises as `locate`."""
+    if position == "earliest":
+        return lambda connection, partition, bounds: bounds.first
+    if position == "latest":
+        return lambda connection, partition, bounds: bounds.end
+    if isinstance(position, int):
+        return lambda connection, partition, bounds: _inside(position, partition, bounds)
+    if isinstance(position, str):
+        raise ConfigError("position", repr(position), "choose an offset, 'earliest', 'latest' or a place")
+    find = locate(position, [topic], finder)
+    return lambda connection, partition, bounds: min(max(find(connection, partition), bounds.first), bounds.end)
+
+
+def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
+    if not bounds.first <= offset <= bounds.end:
+        raise ClientError(
+            f"offset {offset} is outside [{bounds.first}, {bounds.end}], the readable bytes of "
+            f"{partition.topic} {partition}: choose one of them, earliest, latest or a time"
+        )
+    return offset

@@ -1,0 +1,77 @@
+"""One question to one broker, on an open connection in whichever protocol it speaks.
+
+Every function of this package blocks the calling thread, at most `timeout` seconds (default: the connection's request
+timeout), and raises BrokerUnavailable, RequestTimedOut, RemoteProtocolError for an answer that is none, RequestRefused
+for what a Java broker cannot be asked, or what refusals.py makes of the broker's refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.refusals import frame_error, is_success
+from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.text import Result
+
+from ..connection import Build, Endpoint, Reply
+from ..values import TopicPartition
+
+__all__ = ["READER_GROUP", "Asked", "accepted", "as_frame", "as_result", "ask", "need_frames"]
+
+READER_GROUP = "Just_for_Browser"
+"""The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
+
+
+class Asked(Protocol):
+    """What of a Connection is used here."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def speaks_frames(self) -> bool: ...
+    def call(self, build: Build, timeout: float | None = None) -> Reply: ...
+
+
+def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
+    """Raise RequestRefused for a Java broker. lacks: what it cannot do, as `cannot count messages`."""
+    if not connection.speaks_frames:
+        text = f"{connection.endpoint} is a Java broker (metaq 1.x), which {lacks}: {remedy}"
+        raise RequestRefused(Status.BAD_REQUEST, text)
+
+
+def ask(
+    connection: Asked,
+    code: RequestCode,
+    ext: Mapping[str, str | int],
+    partition: TopicPartition,
+    timeout: float | None,
+    fine: tuple[int, ...] = (),
+) -> Frame:
+    """The answer to a frame without a body. partition: for errors. fine: codes beside SUCCESS that are no error."""
+    reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
+    return accepted(reply, connection, partition, fine)
+
+
+def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
+    """The reply, if it is a frame with one of the codes."""
+    frame = as_frame(reply, connection)
+    if not is_success(frame) and frame.code not in fine:
+        raise frame_error(frame, partition, connection.endpoint)
+    return frame
+
+
+def as_frame(reply: Reply, connection: Asked) -> Frame:
+    """The reply to a frame."""
+    if not isinstance(reply, Frame):
+        raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
+    return reply
+
+
+def as_result(reply: Reply, connection: Asked) -> Result:
+    """The reply to a text command, of those that are answered by a result line."""
+    if not isinstance(reply, Result):
+        raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
+    return reply

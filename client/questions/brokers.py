@@ -1,0 +1,130 @@
+"""From which broker a partition, or a whole topic, is read, and asking the brokers of many partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
+from metaq.protocol.errors import BrokerUnavailable, NoPartition, PartitionClosed, RequestTimedOut
+
+from ..connection import Connection, Endpoint
+from ..nearest import published_nowhere
+from ..values import TopicPartition
+
+__all__ = ["Source", "Sources", "Survey", "brokers_of", "endpoint_at", "source_of"]
+
+_T = TypeVar("_T")
+
+
+def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
+    """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+    nodes = brokers.get(partition.broker)
+    if nodes is None:
+        return None
+    if nodes.master is not None:
+        return endpoint_at(nodes.master)
+    return endpoint_at(nodes.slaves[partition.partition % len(nodes.slaves)]) if nodes.slaves else None
+
+
+class Sources(NamedTuple):
+    """Where a topic can be read, by broker id; and the brokers that were registered once and are not now: nobody knows
+    whether they have it.
+    """
+
+    endpoints: dict[int, Endpoint]
+    absent: tuple[int, ...] = ()
+
+
+def brokers_of(view: ClusterView, topic: str) -> Sources:
+    """Raises NoPartition if the topic can be read nowhere."""
+    nodes = view.brokers()
+    found: dict[int, Endpoint] = {}
+    for broker_id, number in view.topic_partitions(topic, publish=False):
+        endpoint = source_of(nodes, TopicPartition(topic, broker_id, number))
+        if endpoint is not None:
+            found[broker_id] = endpoint
+    if not found:
+        raise NoPartition(published_nowhere(topic, view.live_topics()))
+    return Sources(found, tuple(view.absent_brokers(nodes)))
+
+
+def endpoint_at(address: BrokerAddress) -> Endpoint:
+    """Where a registered broker listens."""
+    return Endpoint(address.host, address.port)
+
+
+class Source(NamedTuple):
+    """Where a partition is read now. is_master: False for a slave, which may lack the newest messages."""
+
+    endpoint: Endpoint
+    is_master: bool
+
+
+class Survey:
+    """Asks the broker of each partition: its master, or a slave while there is none. The answers that there are can be
+    used where other brokers are silent, and what is missing is known. One thread.
+
+    A broker that did not answer is not asked again: a caller with many partitions on one that hangs waits for it once.
+    """
+
+    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+        self._view = view
+        self._connect = connect
+        self._brokers: Mapping[int, BrokerNodes] | None = None
+        self.silent: dict[int, str] = {}
+        """What is wrong with each broker that could not be asked, by its id; reads on behind its name."""
+        self.closed: set[TopicPartition] = set()
+        """Those that an operator has closed, as their brokers answered."""
+
+    def source(self, partition: TopicPartition) -> Source | None:
+        """Where the partition is read now; None if its broker has left ZooKeeper."""
+        if self._brokers is None:
+            self._brokers = self._view.brokers()
+        endpoint = source_of(self._brokers, partition)
+        return None if endpoint is None else Source(endpoint, self._brokers[partition.broker].master is not None)
+
+    def sources(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Source]:
+        """As `source`, of those that have one."""
+        return {each: source for each in partitions if (source := self.source(each)) is not None}
+
+    def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
+        """The answer of a partition's broker.
+
+        Raises BrokerUnavailable, RequestTimedOut and PartitionClosed, which are noted; what else the question raises;
+        CoordinationUnavailable.
+        """
+        broker, source = partition.broker, self.source(partition)
+        if source is None:
+            self.silent[broker] = "is not registered in ZooKeeper"
+        if source is None or broker in self.silent:
+            raise BrokerUnavailable(f"{partition.topic} {partition}: broker {broker} {self.silent[broker]}: start it")
+        try:
+            found = question(self._connect(source.endpoint), partition)
+        except PartitionClosed:
+            self.closed.add(partition)
+            raise
+        except (BrokerUnavailable, RequestTimedOut) as error:
+            self.silent[broker] = f"does not answer ({error})"
+            raise
+        self.closed.discard(partition)
+        return found
+
+    def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
+        """As `answer`, but None where that notes the reason in `silent` or `closed`."""
+        try:
+            return self.answer(partition, question)
+        except (BrokerUnavailable, RequestTimedOut, PartitionClosed):
+            return None
+
+    def ask_each(
+        self, partitions: Iterable[TopicPartition], question: Callable[[Connection, TopicPartition], _T]
+    ) -> dict[TopicPartition, _T]:
+        """As `ask`, for each in order: the answers that there are."""
+        answers = {each: self.ask(each, question) for each in partitions}
+        return {each: answer for each, answer in answers.items() if answer is not None}
+
+    def ask_again(self) -> None:
+        """Forget which brokers were silent and where they are: they may be back."""
+        self.silent.clear()
+        self._brokers = None

@@ -1,0 +1,166 @@
+"""Where a partition begins and ends, how much lies in it, and which byte a time or a number of messages leads to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from metaq.protocol.errors import PartitionNotFound, TopicNotAccepted
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.refusals import text_error
+from metaq.protocol.remoting import (
+    MessageCountsReply,
+    MessageCountsRequest,
+    OffsetReply,
+    PartitionRequest,
+    SearchByCountRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+)
+from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.text import encode_offset, encode_stats
+
+from ..values import Lag, TopicPartition
+from .asking import READER_GROUP, Asked, as_result, ask, need_frames
+
+__all__ = [
+    "Bounds",
+    "lag_behind",
+    "max_offset",
+    "messages_before",
+    "min_offset",
+    "offset_after",
+    "offset_at_time",
+    "offset_of_last",
+    "partition_bounds",
+    "read_stats",
+]
+
+
+_REMEDY = "name an offset, 'earliest' or 'latest' instead"
+
+
+class Bounds(NamedTuple):
+    """The readable bytes [first, end) of a partition; messages is None if the broker cannot count them (Java)."""
+
+    first: int
+    end: int
+    messages: int | None
+
+
+def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
+    """What can be read now. A partition that never got a message has the bounds 0 and 0."""
+    if connection.speaks_frames:
+        counts = _counts(connection, partition, 0, timeout)
+        return Bounds(counts.min_offset, counts.max_offset, counts.total)
+    return _stats_bounds(connection, partition, timeout)
+
+
+def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
+    """The first readable byte; 0 if nothing was ever stored."""
+    return _bound(connection, RequestCode.MIN_OFFSET, 0, partition, timeout)
+
+
+def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
+    """The end of the readable bytes: where the next message will be; 0 if nothing was ever stored."""
+    return _bound(connection, RequestCode.MAX_OFFSET, INT64_MAX, partition, timeout)
+
+
+def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
+    """What lies between `offset` and the end of the partition; its messages are None if the broker cannot count."""
+    if not connection.speaks_frames:
+        return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
+    try:
+        counts = _counts(connection, partition, offset, timeout)
+    except (PartitionNotFound, TopicNotAccepted):
+        return Lag(0, 0)  # as one that never got a message
+    return Lag(max(0, counts.total - counts.before), max(0, counts.max_offset - offset))
+
+
+def messages_before(
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> int | None:
+    """How many readable messages end at or before byte `offset`; None if the broker cannot count."""
+    if not connection.speaks_frames:
+        return None
+    return _counts(connection, partition, offset, timeout).before
+
+
+def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
+    """Where the first message begins that was stored at or after `time_ms` (ms since 1970), or the end.
+
+    Raises RequestRefused if the broker has no index by time (Java).
+    """
+    need_frames(connection, "has no index by time", _REMEDY)
+    request = SearchByTimeRequest(partition.topic, partition.partition, time_ms)
+    frame = ask(connection, RequestCode.SEARCH_OFFSET_BY_TIME, request.to_ext(), partition, timeout)
+    return OffsetReply.from_ext(frame.ext).offset
+
+
+def offset_after(
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    messages: int = INT64_MAX,
+    max_bytes: int = INT64_MAX,
+    timeout: float | None = None,
+) -> int:
+    """Where at most `messages` whole messages of at most `max_bytes` bytes lead from `offset`, where one begins.
+
+    Raises RequestRefused if the broker has no index by count (Java).
+    """
+    need_frames(connection, "has no index by count", _REMEDY)
+    request = SearchByCountRequest(partition.topic, partition.partition, offset, messages, max_bytes)
+    frame = ask(connection, RequestCode.SEARCH_OFFSET_BY_COUNT, request.to_ext(), partition, timeout)
+    return OffsetReply.from_ext(frame.ext).offset
+
+
+def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) -> int:
+    """Where the last `messages` messages of a partition begin. Raises RequestRefused as `offset_after`."""
+    need_frames(connection, "has no index by count", _REMEDY)
+    bounds = partition_bounds(connection, partition)
+    if not messages:
+        return bounds.end
+    return offset_after(connection, partition, bounds.first, max(0, (bounds.messages or 0) - messages))
+
+
+def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
+    """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
+    if connection.speaks_frames:
+        ext = StatsRequest(item).to_ext()
+        frame = ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
+        text = str(frame.body, "utf-8", "replace")
+    else:
+        reply = as_result(connection.call(lambda opaque: (encode_stats(item, opaque),), timeout), connection)
+        text = reply.text
+    return [line for line in text.splitlines() if line not in ("STATS", "END")]
+
+
+def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None) -> MessageCountsReply:
+    request = MessageCountsRequest(partition.topic, partition.partition, offset)
+    frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
+    return MessageCountsReply.from_ext(frame.ext)
+
+
+def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
+    """beyond: an offset from which the text protocol's `offset` leads to the bound."""
+    if connection.speaks_frames:
+        request = PartitionRequest(partition.topic, partition.partition)
+        return OffsetReply.from_ext(ask(connection, code, request.to_ext(), partition, timeout).ext).offset
+    topic, number = partition.topic, partition.partition
+    reply = connection.call(lambda opaque: (encode_offset(topic, READER_GROUP, number, beyond, opaque),), timeout)
+    result = as_result(reply, connection)
+    if result.code == Status.NOT_FOUND:
+        return 0  # 1.x makes a partition's store with its first message
+    if result.code != Status.SUCCESS or not result.text.strip().lstrip("-").isdigit():
+        raise text_error(result, partition, connection.endpoint)
+    return int(result.text)
+
+
+def _stats_bounds(connection: Asked, partition: TopicPartition, timeout: float | None) -> Bounds:
+    """From the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
+    wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
+    for line in read_stats(connection, "offsets", timeout):
+        words = line.split(" ")
+        if words[:4] == wanted and len(words) == 7:
+            return Bounds(int(words[4]), int(words[6]), None)
+    return Bounds(0, 0, None)

@@ -1,0 +1,304 @@
+"""Stored records as they are, and where they are damaged. Our brokers search for the end of damage themselves; of a
+Java broker's data the bytes behind the damage are read here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
+from metaq.protocol.record import HEADER, HEADER_BYTES
+from metaq.protocol.refusals import text_error
+from metaq.protocol.resync import RecordSearch
+from metaq.protocol.sends import split_batch
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Value, encode_get
+
+from ..connection import Build, Connection, Reply
+from ..decoding import Records, decode_walking, in_bytes
+from ..message import Message
+from ..values import TopicPartition
+from .asking import READER_GROUP, Asked, accepted, as_result, ask
+from .partitions import Bounds, max_offset, messages_before, partition_bounds
+
+__all__ = [
+    "BegunPull",
+    "Pulled",
+    "Waiting",
+    "damaged_bytes",
+    "decode_records",
+    "locate_damage",
+    "located",
+    "read_bytes",
+    "read_messages",
+    "read_raw",
+    "waiting_from",
+]
+
+_PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
+"""Answers to a pull that are no refusal."""
+
+
+class Pulled(NamedTuple):
+    """Runs of adjacent stored records, each with its byte offset, and where to go on; None in the text protocol. sizes:
+    of the records, headers included, if there is one run and the broker told them.
+    """
+
+    runs: list[tuple[int, memoryview]]
+    next_offset: int | None
+    sizes: npt.NDArray[np.int64] | None = None
+
+
+class BegunPull:
+    """A pull whose request is sent: the broker reads and answers while the caller does something else.
+
+    Of stored records from byte `offset` on, only those with one of `tags` (a few others may be among them) if there are
+    any; the text protocol has no such filter and gives all. One thread, nothing else on the connection meanwhile.
+    """
+
+    def __init__(
+        self, connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
+    ) -> None:
+        self._connection = connection
+        self._partition = partition
+        self._offset = offset
+        self._max_bytes = max_bytes
+        if connection.speaks_frames:
+            request = PullRequest(
+                partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True
+            )
+            self._call = connection.begin(lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),))
+        else:
+            self._call = connection.begin(_build_get(partition, offset, max_bytes))
+
+    def result(self) -> Pulled:
+        """Wait for the answer, as long as a request may take. Without runs: no record is there before next_offset.
+
+        Raises as `read_bytes`.
+        """
+        partition, offset, answer = self._partition, self._offset, self._connection.finish(self._call)
+        if not self._connection.speaks_frames:
+            data = _got(answer, self._connection, partition, offset)
+            data = _whole(data, self._connection, partition, offset, self._max_bytes, None)
+            return Pulled([(offset, data)] if data else [], None if data else offset)
+        frame = _found(accepted(answer, self._connection, partition, _PULL_CODES), partition, offset)
+        reply = PullReply.from_ext(frame.ext)
+        if reply.records:
+            sizes, records = split_batch(frame.body, reply.records)
+            return Pulled([(offset, records)], reply.next_offset, sizes)
+        if reply.runs:
+            return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
+        return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
+
+
+def read_bytes(
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
+) -> memoryview:
+    """Stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
+
+    Raises OffsetOutOfRange with the readable bounds as far as the broker tells them; CorruptRecord if our broker knows
+    that no message begins at `offset` (a Java broker does not look).
+    """
+    if connection.speaks_frames:
+        return _pull(connection, partition, offset, max_bytes, timeout).body
+    return _get(connection, partition, offset, max_bytes, timeout)
+
+
+def read_raw(
+    connection: Asked, partition: TopicPartition, offset: int, size: int, timeout: float | None = None
+) -> bytes:
+    """Stored bytes [offset, offset + size), whatever they are, fewer only at the end. By the text protocol.
+
+    Asks as often as the broker's maxTransferSize and its segments need. Raises OffsetOutOfRange as `read_bytes` does.
+    """
+    parts, read = [], 0
+    while read < size:
+        data = _get_once(connection, partition, offset + read, size - read, timeout)
+        if not data:
+            break
+        parts.append(bytes(data))
+        read += len(data)
+    return b"".join(parts)
+
+
+def read_messages(
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
+) -> list[Message]:
+    """The messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
+
+    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged (a later one ends
+    the list: the next read begins with it).
+    """
+    try:
+        return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
+    except CorruptRecord as error:
+        raise located(connection, partition, error, timeout) from None
+
+
+def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
+    """The complete records of `data`, which begins at byte `offset` of `partition`.
+
+    Raises CorruptRecord for a first record that is damaged (a later one ends the list), and for bytes without one
+    complete record, because brokers send the first whole.
+    """
+    decoded = decode_walking(Records(*in_bytes(data), offset, None), partition)
+    messages = list(decoded.messages)
+    if data and not messages:
+        cut = f"no complete message in {len(data)} bytes: does one begin there?"
+        raise CorruptRecord.of(partition, offset, decoded.damage or cut)
+    return messages
+
+
+class Waiting(NamedTuple):
+    """What lies between a position and the end of a partition.
+
+    bytes: of stored messages. messages: None if the broker cannot count them (Java). seconds: how long ago the oldest
+    of them was stored; 0.0 if there is none, None if it is damaged or its id is no clock (Java).
+    """
+
+    bounds: Bounds
+    bytes: int
+    messages: int | None
+    seconds: float | None
+
+
+def waiting_from(connection: Asked, partition: TopicPartition, position: int, now: float) -> Waiting:
+    """What is readable behind byte `position`. now: seconds since 1970."""
+    bounds = partition_bounds(connection, partition)
+    begin = min(max(position, bounds.first), bounds.end)
+    if begin == bounds.end:
+        return Waiting(bounds, 0, None if bounds.messages is None else 0, 0.0)
+    before = messages_before(connection, partition, begin)
+    messages = None if before is None or bounds.messages is None else bounds.messages - before
+    try:
+        oldest = read_messages(connection, partition, begin, 1)
+    except (CorruptRecord, OffsetOutOfRange):
+        oldest = []
+    stored = oldest[0].timestamp_ms if oldest else None
+    seconds = None if stored is None else max(0.0, now - stored / 1000)
+    return Waiting(bounds, bounds.end - begin, messages, seconds)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def locate_damage(
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> CorruptRecord | None:
+    """The damage at byte `offset` of a partition, with its end; None if a good record is there.
+
+    Our broker searches itself, and keeps the result. Over the text protocol this reads the bytes up to the next good
+    record or the end, and blocks for as long as that takes.
+    """
+    if connection.speaks_frames:
+        return _verified_pull(connection, partition, offset, timeout)
+    end = max_offset(connection, partition, timeout)
+
+    def read(size: int, position: int) -> bytes:
+        return read_raw(connection, partition, position, size, timeout)
+
+    search = RecordSearch(read, offset, end, offset)
+    if offset >= end or search.begins_good():
+        return None
+    while not search.step():
+        pass
+    return damaged_bytes(partition, offset, end if search.found is None else search.found)
+
+
+def located(
+    connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
+) -> CorruptRecord:
+    """What `locate_damage` finds where a reader has found an error, or that error itself."""
+    return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
+
+
+def _verified_pull(
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> CorruptRecord | None:
+    """The damaged bytes at `offset` if the broker finds any when it compares the checksum of the record there."""
+    request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
+    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
+    reply = PullReply.from_ext(frame.ext)
+    if reply.damaged_from == NOT_DAMAGED:
+        return None
+    return damaged_bytes(partition, reply.damaged_from, reply.next_offset)
+
+
+def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
+    """The error for bytes [start, end) of a partition that hold no good record."""
+    return CorruptRecord.of(partition, start, "no good record is there", end)
+
+
+# --- frames and text --------------------------------------------------------------------------------------------------
+
+
+def _pull(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None) -> Frame:
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
+    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
+    return _found(frame, partition, offset)
+
+
+def _found(frame: Frame, partition: TopicPartition, offset: int) -> Frame:
+    """The answer to a pull from `offset` on. Raises CorruptRecord, OffsetOutOfRange."""
+    if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+        moved = PullReply.from_ext(frame.ext)
+        if moved.damaged_from != NOT_DAMAGED:
+            raise damaged_bytes(partition, moved.damaged_from, moved.next_offset)
+        if moved.min_offset <= offset <= moved.max_offset:
+            raise CorruptRecord.of(partition, offset, f"no message begins there, one does at {moved.next_offset}")
+        raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
+    return frame
+
+
+def _get(
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+) -> memoryview:
+    data = _get_once(connection, partition, offset, max_bytes, timeout)
+    return _whole(data, connection, partition, offset, max_bytes, timeout)
+
+
+def _whole(
+    data: memoryview,
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    timeout: float | None,
+) -> memoryview:
+    """A `get` cuts even its first record at the size asked for: then it is asked for more than `data`."""
+    while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
+        max_bytes *= 2
+        data = _get_once(connection, partition, offset, max_bytes, timeout)
+    return data
+
+
+def _get_once(
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
+) -> memoryview:
+    return _got(connection.call(_build_get(partition, offset, max_bytes), timeout), connection, partition, offset)
+
+
+def _build_get(partition: TopicPartition, offset: int, max_bytes: int) -> Build:
+    return lambda opaque: (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+
+
+def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:
+    """The bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange, and what text_error makes."""
+    if isinstance(reply, Value):
+        return reply.data
+    result = as_result(reply, connection)
+    if result.code == Status.NOT_FOUND:
+        return memoryview(b"")
+    if result.code == Status.MOVED and result.text.isdigit():
+        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x tells the nearer bound only
+    raise text_error(result, partition, connection.endpoint)
+
+
+def _first_is_whole(data: memoryview) -> bool:
+    return len(data) >= HEADER_BYTES and HEADER.unpack_from(data)[0] <= len(data) - HEADER_BYTES
