@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from metaq.protocol.errors import CoordinationError
+from metaq.protocol.topic_partition import TopicPartition
 
 from .paths import partition_name
-from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset, parse_partition_name
+from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset
 from .session import ZkSession
 from .znodes import create_persistent, set_data
 
@@ -195,7 +196,7 @@ class LocalOffsetStore:
 
 
 def _local_entry(topic: str, partition: str, offset: Offset) -> dict[str, Any]:
-    broker_id, number = parse_partition_name(partition)
+    _, broker_id, number = TopicPartition.parse(topic, partition)
     return {
         "offset": offset.offset,
         "topic": topic,

@@ -36,7 +36,6 @@ __all__ = [
     "parse_decided_batch",
     "parse_offset",
     "parse_partition_count",
-    "parse_partition_name",
     "parse_replica_name",
     "parse_slave_name",
     "parse_topics",
@@ -55,7 +54,6 @@ _URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:
 _HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
 _REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
 _SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
-_PARTITION = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +263,3 @@ def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
     except (ValueError, KeyError, TypeError):
         pass  # said below, with the node
     raise _damaged(path, data, "a decided batch in JSON")
-
-
-def parse_partition_name(name: str) -> tuple[int, int]:
-    """(broker id, partition) of `<brokerId>-<partition>`. Raises CoordinationError."""
-    found = _PARTITION.match(name)
-    if not found:
-        raise CoordinationError(f"{name!r} is not a partition: write <broker id>-<partition>")
-    return int(found[1]), int(found[2])

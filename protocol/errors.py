@@ -12,10 +12,12 @@ Nobody matches on an error's text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from .statuses import Status
-from .topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from .topic_partition import TopicPartition
 
 __all__ = [
     "BrokerUnavailable",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
+from .errors import InvalidName
+
 __all__ = ["TopicPartition"]
+
+_NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class TopicPartition(NamedTuple):
@@ -19,8 +24,8 @@ class TopicPartition(NamedTuple):
 
     @classmethod
     def parse(cls, topic: str, text: str) -> TopicPartition:
-        """The inverse of str(): `parse("trades", "0-3")`. Raises ValueError."""
-        broker, mark, partition = text.partition("-")
-        if not (mark and broker.isdigit() and partition.isdigit()):
-            raise ValueError(f"{text!r} is not a partition: write it as <broker>-<partition>, for example 0-3")
-        return cls(topic, int(broker), int(partition))
+        """The inverse of str(): `parse("trades", "0-3")`. Raises InvalidName."""
+        found = _NAME.fullmatch(text)
+        if found is None:
+            raise InvalidName(f"{text!r} is not a partition: write it as <broker>-<partition>, for example 0-3")
+        return cls(topic, int(found[1]), int(found[2]))

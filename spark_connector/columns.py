@@ -10,13 +10,14 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from metaq.client.message import Message
+from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
 from metaq.protocol.record import encode_attributes, encode_body
 
 from .options import WriteOptions
 
-__all__ = ["COLUMNS", "Item", "Rows", "check_columns", "rows_by_topic", "size_of"]
+__all__ = ["COLUMNS", "Item", "Rows", "by_partition", "check_columns", "rows_by_topic", "size_of"]
 
 COLUMNS = {
     "value": "string or binary",
@@ -89,6 +90,31 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[Rows]:
         if name is None:
             raise ClientError("column topic is null in a row: fill it or filter such rows out")
         yield _rows(name, batch.filter(pc.equal(column, name)))
+
+
+def by_partition(
+    rows: Rows, partitions: Sequence[TopicPartition]
+) -> tuple[Sequence[Item], dict[TopicPartition | None, tuple[str, list[Item]]]]:
+    """Rows without key, and by partition those with one, beside one of its keys.
+
+    Without partitions (nobody publishes the topic now) all keys are under None.
+    """
+    if rows.keys is None:
+        return rows.items, {}
+    plain: list[Item] = []
+    keyed: dict[TopicPartition | None, tuple[str, list[Item]]] = {}
+    places: dict[str, list[Item]] = {}
+    for key, item in zip(rows.keys, rows.items, strict=True):
+        if key is None:
+            plain.append(item)
+            continue
+        items = places.get(key)
+        if items is None:
+            partition = partition_for_key(key, partitions) if partitions else None
+            _, items = keyed.setdefault(partition, (key, []))
+            places[key] = items
+        items.append(item)
+    return plain, keyed
 
 
 def _rows(topic: str, batch: pa.RecordBatch) -> Rows:

@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,17 +16,20 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.client.producer import Producer
+from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.paths import DEFAULT_ROOT
 from metaq.coordination.session import ZkSession, check_connect
-from metaq.protocol.errors import ConfigError, MetaqError
+from metaq.protocol.errors import ClientError, ConfigError, MetaqError
+from metaq.protocol.limits import INT64_MAX
 
 from .columns import COLUMNS
+from .committing import Coordinator
+from .decisions import qualifier
 from .options import Values, WriteOptions
-from .queries import forget_query, writing_queries
 from .read_options import ReadOptions
 from .source import register
 
-__all__ = ["DONE", "FAILED", "WRONG_USAGE", "main"]
+__all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 """Exit codes. After FAILED the same command goes on where it was (drain), or may repeat rows (restore)."""
@@ -172,6 +175,41 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 # --- queries that write exactly once ----------------------------------------------------------------------------------
+
+
+class WritingQuery(NamedTuple):
+    """A query that has written exactly once. batch: the last that was decided; pending: its transactions that are not
+    known to be committed; topic: one that it wrote."""
+
+    query: str
+    batch: int
+    pending: int
+    topic: str
+
+
+def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
+    """All that have a node below spark/writes. Raises CoordinationUnavailable, CoordinationError for a damaged node."""
+    store = DecidedBatches(session)
+    for query_id in store.query_ids():
+        decided = store.load(query_id).decided
+        if decided is not None:
+            yield WritingQuery(query_id, decided.batch, len(decided.pending), decided.topic)
+
+
+def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
+    """Commit what was decided, roll back what was only prepared, remove the node. The query must not be running, and
+    must not be started again from its checkpoint: it would write its last batch once more.
+
+    Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
+    """
+    store = DecidedBatches(session)
+    decided = store.load(query_id).decided
+    if decided is None:
+        raise ClientError(f"no query {query_id} has written exactly once here: choose one that is listed")
+    if decided.topic:
+        xa = producer.xa([decided.topic], qualifier=qualifier(query_id))
+        Coordinator(store, xa, query_id).abort(INT64_MAX)
+    store.remove(query_id)
 
 
 def _list_queries(session: ZkSession, chosen: argparse.Namespace) -> None:

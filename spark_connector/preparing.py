@@ -14,9 +14,8 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.transactions import XaVote
 
-from .columns import Item, Rows, size_of
+from .columns import Item, Rows, by_partition, size_of
 from .decisions import BatchWrite, branch_name, qualifier, xid_of
-from .sending import by_partition
 
 __all__ = ["TaskTransactions"]
 

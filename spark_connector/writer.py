@@ -11,17 +11,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from metaq.client.batches import split_batches
 from metaq.client.producer import Producer
 from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError
 
-from .columns import check_columns, rows_by_topic
+from .columns import Rows, by_partition, check_columns, rows_by_topic, size_of
 from .committing import Coordinator
 from .decisions import BatchWrite, qualifier
 from .options import WriteOptions
 from .preparing import TaskTransactions
-from .sending import send_rows
 from .workers import spare_modules
 
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
@@ -99,8 +99,22 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], write: Batc
 
 def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch) -> int:
     for rows in rows_by_topic(batch, options.topic):
-        send_rows(producer, rows, options.batch_messages)
+        _send_rows(producer, rows, options.batch_messages)
     return int(batch.num_rows)
+
+
+def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
+    """Send rows of one topic and wait until all are acknowledged.
+
+    Rows with a key go in batches for its partition, in their order; the others in batches for each partition in turn.
+    Raises what Producer.send_batch raises.
+    """
+    plain, keyed = by_partition(rows, producer.partitions(rows.topic))
+    for batch in split_batches(plain, batch_messages, size_of=size_of):
+        producer.send_batch(rows.topic, batch)
+    for key, items in keyed.values():
+        for batch in split_batches(items, batch_messages, size_of=size_of):
+            producer.send_batch(rows.topic, batch, key=key)  # if brokers change meanwhile, they move together
 
 
 def _prepare(

@@ -13,9 +13,10 @@ import numpy as np
 
 from metaq.coordination.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.paths import partition_name
-from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Offset, parse_partition_name
+from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Offset
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import CoordinationError
+from metaq.protocol.errors import InvalidName
+from metaq.protocol.topic_partition import TopicPartition
 
 from ..configuration.config import BrokerConfig
 from ..store.partition_log import PartitionLog
@@ -49,8 +50,8 @@ def recover_offsets(config: BrokerConfig, store: Store) -> int:
 def _own(broker_id: int, names: Iterable[str]) -> Iterable[int]:
     for name in names:
         try:
-            broker, partition = parse_partition_name(name)
-        except CoordinationError as error:
+            _, broker, partition = TopicPartition.parse("", name)
+        except InvalidName as error:
             _log.error("left out: %s", error)
             continue
         if broker == broker_id:

@@ -13,7 +13,6 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import Bounds
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import parse_partition_name
 
 __all__ = ["GroupPartition", "group_partitions"]
 
@@ -51,9 +50,7 @@ def group_partitions(
     """How far `group` is in each partition of `topic` that is served, or of which it has an offset while the broker has
     left, in numeric order. clock: seconds since 1970.
     """
-    committed = (
-        TopicPartition(topic, *parse_partition_name(name)) for name in cluster.view.committed_partitions(group, topic)
-    )
+    committed = (TopicPartition.parse(topic, name) for name in cluster.view.committed_partitions(group, topic))
     gone = {each for each in committed if survey.source(each) is None}
     partitions = sorted(gone.union(cluster.served(topic)))
     owners = cluster.owners(group, topic)

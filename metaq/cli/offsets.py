@@ -16,7 +16,6 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.coordination.offset_store import Offset
-from metaq.coordination.records import parse_partition_name
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError
 
@@ -123,7 +122,7 @@ def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[Part
             continue
         owners = cluster.owners(group, name)
         partitions = [
-            TopicPartition(name, *parse_partition_name(each))
+            TopicPartition.parse(name, each)
             for each in cluster.view.committed_partitions(group, name)
             if not only or each in map(str, only)
         ]

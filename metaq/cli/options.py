@@ -12,6 +12,7 @@ import click
 
 from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
+from metaq.protocol.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from metaq.client.questions.places import Position
@@ -93,10 +94,11 @@ class _Partition(click.ParamType[PartitionName]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PartitionName:
         if isinstance(value, PartitionName):
             return value
-        broker, dash, partition = str(value).partition("-")
-        if not (dash and _is_digits(broker) and _is_digits(partition)):
-            self.fail(f"{value!r} is not a partition: write broker id and number, like 0-3", param, ctx)
-        return PartitionName(int(broker), int(partition))
+        try:
+            _, broker, partition = TopicPartition.parse("", str(value))
+        except InvalidName as error:
+            self.fail(str(error), param, ctx)
+        return PartitionName(broker, partition)
 
 
 def _is_digits(text: str) -> bool:

@@ -18,7 +18,6 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import parse_partition_name
 from metaq.protocol.errors import (
     CoordinationUnavailable,
     MetaqError,
@@ -296,7 +295,9 @@ def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Itera
 def _committed_brokers(cluster: Cluster, group: str) -> set[int]:
     view = cluster.view
     topics = view.committed_topics(group)
-    return {parse_partition_name(each)[0] for topic in topics for each in view.committed_partitions(group, topic)}
+    return {
+        TopicPartition.parse(topic, each).broker for topic in topics for each in view.committed_partitions(group, topic)
+    }
 
 
 def _round_trip(cluster: Cluster, producer: Producer, partition: TopicPartition) -> Iterator[Seen]:

@@ -40,7 +40,7 @@ LAYERS = (
     Layer("metaq.broker.store", ours=("metaq.protocol",), theirs=("isal", "numpy")),
     Layer(
         "metaq.coordination",
-        ours=("metaq.protocol.errors", "metaq.protocol.limits"),
+        ours=("metaq.protocol.errors", "metaq.protocol.limits", "metaq.protocol.topic_partition"),
         theirs=("kazoo", "pyspark", "simplejson"),
     ),
     Layer(
@@ -62,7 +62,7 @@ LAYERS = (
         "metaq.cli",
         ours=(
             *(f"metaq.{name}" for name in metaq.__all__),
-            "metaq.broker.configuration",
+            "metaq.broker.configuration.config",
             "metaq.broker.inspection",
             "metaq.broker.main",
             "metaq.client",

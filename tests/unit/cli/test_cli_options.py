@@ -66,7 +66,7 @@ def test_partition_is_broker_and_number():
 
 @pytest.mark.parametrize("text", ["3", "0-", "-1", "0-1-2", "a-b"])
 def test_partition_in_another_form_is_refused(text):
-    with pytest.raises(click.BadParameter, match="like 0-3"):
+    with pytest.raises(click.BadParameter, match="for example 0-3"):
         convert(PARTITION, text)
 
 

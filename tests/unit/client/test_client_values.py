@@ -19,9 +19,9 @@ def test_a_partition_is_written_and_read_as_broker_dash_partition():
     assert len({HERE, TopicPartition("trades", 0, 3)}) == 1
 
 
-@pytest.mark.parametrize("text", ["", "3", "0-", "-3", "0-3-1", "a-b"])
+@pytest.mark.parametrize("text", ["", "3", "0-", "-3", "-1-0", "0-3-1", "a-b", "3-m", "0-²"])
 def test_what_is_no_partition_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match="0-3"):
+    with pytest.raises(errors.InvalidName, match="0-3"):
         TopicPartition.parse("trades", text)
 
 

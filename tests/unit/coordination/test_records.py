@@ -23,7 +23,6 @@ from metaq.coordination.records import (
     parse_consumer_id,
     parse_offset,
     parse_partition_count,
-    parse_partition_name,
     parse_replica_name,
     parse_slave_name,
     parse_topics,
@@ -248,10 +247,3 @@ def test_only_slave_and_a_number_is_a_slave():
         None,
         None,
     ]
-
-
-def test_a_partition_is_broker_and_number():
-    assert parse_partition_name("3-14") == (3, 14)
-    for name in ("3", "3-", "-1-0", "3-m", "3-1-2"):
-        with pytest.raises(CoordinationError, match="is not a partition"):
-            parse_partition_name(name)

@@ -8,9 +8,9 @@ import pytest
 from metaq.client.producer.xa import Recovered
 from metaq.coordination.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import ClientError
-from metaq.spark_connector import queries
+from metaq.spark_connector import job
 from metaq.spark_connector.decisions import BatchWrite, xid_of
-from metaq.spark_connector.queries import WritingQuery, forget_query, writing_queries
+from metaq.spark_connector.job import WritingQuery, forget_query, writing_queries
 
 SESSION: Any = None
 """Only handed on."""
@@ -63,7 +63,7 @@ class Broker:
 @pytest.fixture
 def store(monkeypatch):
     nodes = Store(busy=DecidedBatch(7, (DECIDED,), "t"), empty=DecidedBatch(0))
-    monkeypatch.setattr(queries, "DecidedBatches", lambda session: nodes)
+    monkeypatch.setattr(job, "DecidedBatches", lambda session: nodes)
     return nodes
 
 
