@@ -38,7 +38,7 @@ def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 def admit(
     limits: Limits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
 ) -> dict[TopicPartition, int] | None:
-    """Where the next micro-batch ends in each partition of `waiting`; None if it shall wait for more messages.
+    """Where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
 
     may_wait: minOffsetsPerTrigger applies (maxTriggerDelay has not passed). If there is anything, a batch has at least
     one message, even one larger than maxBytesPerTrigger.

@@ -81,7 +81,7 @@ def _has_type(name: str, kind: DataType) -> bool:
 
 
 def rows_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[Rows]:
-    """The rows of each topic. Raises ClientError for a row that is no message."""
+    """The rows of each topic. Raises ClientError for a row that is not a message."""
     if topic is not None:
         yield _rows(topic, batch)
         return
@@ -150,7 +150,7 @@ def _encode(
     try:
         return encode_attributes(attribute, tag, key.split() if key else (), headers)
     except LocalProtocolError as error:
-        raise ClientError(f"a row is no message: {error}") from error
+        raise ClientError(f"a row is not a message: {error}") from error
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
@@ -160,7 +160,7 @@ def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
     try:
         texts: list[str | None] = batch.column(name).cast(pa.binary()).cast(pa.string()).to_pylist()
     except pa.ArrowInvalid as error:
-        raise ClientError(f"column {name} is no UTF-8 in a row: a {name} is text") from error
+        raise ClientError(f"column {name} is not UTF-8 in a row: a {name} is text") from error
     return texts
 
 
@@ -182,5 +182,5 @@ def _named(pairs: Iterator[tuple[Any, Any]]) -> dict[str, str]:
         try:
             headers[name] = value.decode("utf-8") if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
-            raise ClientError(f"column headers: the value of {name!r} is no UTF-8: a header is text") from error
+            raise ClientError(f"column headers: the value of {name!r} is not UTF-8: a header is text") from error
     return headers

@@ -232,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     source = drain.add_mutually_exclusive_group(required=True)
     source.add_argument("--topic", help="A topic, or several separated by commas.")
     source.add_argument("--pattern", help="Regular expression that whole names of topics match.")
-    drain.add_argument("--group", help="Group whose offsets in ZooKeeper shall show the progress.")
+    drain.add_argument("--group", help="Group whose offsets in ZooKeeper show the progress.")
     drain.add_argument("--tags", help="Only messages with one of these tags, separated by commas.")
     drain.add_argument("--checkpoint", help="Default: _checkpoint in DIRECTORY.")
     drain.add_argument(
@@ -279,7 +279,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes above 0")
     return int(text)
 
 
@@ -287,7 +287,7 @@ def _day(text: str) -> str:
     try:
         time.strptime(text, "%Y-%m-%d")
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no day: write YYYY-MM-DD") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day: write YYYY-MM-DD") from error
     return text
 
 

@@ -62,7 +62,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Bytes [start, end) of a partition that a query was to read and nobody can."""
+    """Bytes [start, end) of a partition that a query was to read and that cannot be read."""
 
     id: TopicPartition
     start: int
@@ -217,7 +217,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
-    """The inverse of to_json. Raises ValueError for what is no position of this source."""
+    """The inverse of to_json. Raises ValueError for anything else than a position of this source."""
     return {
         TopicPartition.parse(topic, name): offset for topic, names in offsets.items() for name, offset in names.items()
     }

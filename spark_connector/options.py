@@ -72,7 +72,7 @@ class Values:
             if name.lower() not in known:
                 close = get_close_matches(name.lower(), known, 1)
                 guess = f"did you mean {known[close[0]]}? " if close else ""
-                raise ConfigError(name, options[name], f"is no option here: {guess}choose from {', '.join(names)}")
+                raise ConfigError(name, options[name], f"is not an option here: {guess}choose from {', '.join(names)}")
 
     def given(self, name: str) -> bool:
         return name.lower() in self._values

@@ -44,7 +44,7 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
     """The partitions that subscribe, subscribePattern or assign name now. Raises NoPartition, CoordinationUnavailable.
 
-    No topic that matches a pattern is no error, as in the Kafka source.
+    A pattern that matches no topic is not an error, as in the Kafka source.
     """
     if options.pattern is not None:
         topics = [topic for topic in cluster.view.topics() if re.fullmatch(options.pattern, topic)]

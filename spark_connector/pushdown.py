@@ -55,7 +55,7 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Tags that pulls shall name; () if all messages must be fetched."""
+        """Tags that pulls name; () if all messages must be fetched."""
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
         return tuple(tags) if sendable else ()

@@ -213,7 +213,7 @@ def _pattern(values: Values) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ConfigError("subscribePattern", text, f"is no regular expression of Python ({error})") from error
+        raise ConfigError("subscribePattern", text, f"is not a Python regular expression ({error})") from error
     return text
 
 
@@ -227,8 +227,8 @@ def _assigned(values: Values) -> tuple[TopicPartition, ...]:
         for name in names:
             try:
                 found[TopicPartition.parse(topic, name)] = None
-            except (ValueError, AttributeError) as error:
-                raise ConfigError("assign", text, f"{name!r} is no partition: write <broker>-<number>") from error
+            except (ValueError, TypeError) as error:
+                raise ConfigError("assign", text, f"{name!r} is not a partition: write <broker>-<number>") from error
     if not found:
         raise ConfigError("assign", text, 'names no partition: give JSON like {"trades":["0-0","0-1"]}')
     return tuple(found)
@@ -310,7 +310,7 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(option, text, f"is not JSON ({error}): write JSON like {example}") from error
     if not isinstance(found, dict):
-        raise ConfigError(option, text, f"is no object of topics: write JSON like {example}")
+        raise ConfigError(option, text, f"is not an object of topics: write JSON like {example}")
     return found
 
 

@@ -70,7 +70,7 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """What a task does: read where the driver planned it, and go on elsewhere if that broker goes.
 
-    Raises as RangeReader.batches, and BrokerUnavailable when nobody has served the partition for FAILOVER_SECONDS.
+    Raises as RangeReader.batches, and BrokerUnavailable when no broker has served the partition for FAILOVER_SECONDS.
     """
     planned: OffsetRange | None = partition.value
     if planned is None:  # what Spark makes of a query without ranges
@@ -211,7 +211,7 @@ class RangeReader:
 
 
 class Failover:
-    """Finds who serves a partition when its broker went away during a task: the master again, or a slave."""
+    """Finds where a partition is served when its broker went away during a task: by the master again, or a slave."""
 
     def __init__(
         self,

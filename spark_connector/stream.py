@@ -127,7 +127,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges between two positions. Raises BrokerUnavailable if nobody has one of them, DataLoss."""
+        """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
         before, after = from_json(start), from_json(end)
         wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
         held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
@@ -153,7 +153,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, _Held]:
         """What the partitions hold now: those of `offsets`, and unless `only` all that the options select.
 
-        A slave that has not copied what lies before the offset is no loss: its master has it. Raises BrokerUnavailable.
+        What a slave has not copied before the offset is not lost: its master has it. Raises BrokerUnavailable.
         """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})

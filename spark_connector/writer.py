@@ -49,7 +49,7 @@ class MetaqWriter(DataSourceArrowWriter):
         self.batch_write = BatchWrite(str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """Send all rows and wait for their acknowledgements. Raises ClientError for a row that is no message."""
+        """Send all rows and wait for their acknowledgements. Raises ClientError for a row that is not a message."""
         return _write(self.options, iterator, self.batch_write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -144,7 +144,7 @@ def _listed(files: Files, path: Path, findings: list[Finding]) -> Iterator[Segme
         try:
             int(number)
         except ValueError:
-            text = f"{number!r} behind the last '-' is no number: a Java broker does not start beside it"
+            text = f"{number!r} behind the last '-' is not a number: a Java broker does not start beside it"
             findings.append(Finding(Level.WARNING, place, text))
             continue
         if not topic or not number.isdecimal() or str(int(number)) != number:

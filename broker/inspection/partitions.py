@@ -76,7 +76,7 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
                 Finding(
                     Level.DAMAGE,
                     where,
-                    "the name is no byte offset: our broker passes over it, a Java broker does not start",
+                    "the name is not a byte offset: our broker passes over it, a Java broker does not start",
                 )
             )
             continue
@@ -158,7 +158,7 @@ def inspect_partition(
         text = f"{oversized} records are larger than {limit} bytes: 1.x consumers with that maxTransferSize stop there"
         report.findings.append(Finding(Level.NOTE, listed.path, text))
     for path in listed.quarantined:
-        text = "damaged bytes that a recovery has set aside: delete it when nobody needs them"
+        text = "damaged bytes that a recovery has set aside: delete the file when they are not needed"
         report.findings.append(Finding(Level.NOTE, path, text))
     return report
 

@@ -127,7 +127,7 @@ class _Inspection:
             try:
                 self._report.checkpoint = _place(parse_checkpoint(data))
             except ValueError as error:
-                text = f"is no checkpoint ({error}): a Java broker begins at an older one, or at the first record"
+                text = f"is not a checkpoint ({error}): a Java broker begins at an older one, or at the first record"
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:

@@ -28,8 +28,8 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """Where a topic can be read, by broker id; and the brokers that were registered once and are not now: nobody knows
-    whether they have it.
+    """Where a topic can be read, by broker id; and the brokers that were registered once and are not now: they may
+    have it too.
     """
 
     endpoints: dict[int, Endpoint]

@@ -127,8 +127,8 @@ class MessageFinder:
         """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
 
         A broker that does not answer does not matter if another one has the message. Raises MessageNotFound;
-        SearchIncomplete if it may be where nobody could look; CorruptRecord if it is damaged; NoPartition, and what the
-        function view_message raises.
+        SearchIncomplete if it may be in data that was not searched; CorruptRecord if it is damaged; NoPartition; and
+        what the function view_message raises.
         """
         answers: list[FoundMessages] = []
         silent: MetaqError | None = None

@@ -272,7 +272,7 @@ def steps(partitions: int) -> list[int]:
 
 @contextmanager
 def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
-    """A connected producer. Raises NoPartition if nobody publishes the topic."""
+    """A connected producer. Raises NoPartition if no broker publishes the topic."""
     config = ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())
     _check_topic(zk, topic)
     with Producer(zk, config=config) as producer:

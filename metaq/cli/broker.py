@@ -20,7 +20,9 @@ def _address(context: click.Context, option: click.Parameter, value: str | None)
         address = ip_address(value.removeprefix("[").removesuffix("]"))
         if not address.is_multicast:
             return str(address)
-    raise click.BadParameter(f"{value!r} is no address to listen on: write one of this machine's, as 10.0.0.5 or ::1")
+    raise click.BadParameter(
+        f"{value!r} is not an address to listen on: write one of this machine's, as 10.0.0.5 or ::1"
+    )
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -46,7 +46,7 @@ __all__ = ["check"]
 @click.option(
     "--java-processors",
     type=click.IntRange(1),
-    help="Processors of the machine that a Java broker shall run on.  [default: those of this machine]",
+    help="Processors of the machine of a Java broker that will open DIR.  [default: those of this machine]",
 )
 @json_option
 def check(

@@ -33,7 +33,7 @@ def open_cluster(zk: str) -> Cluster:
 
 @contextmanager
 def naming_topics(zk: str, topic: str) -> Iterator[None]:
-    """Around a producer: if it finds that nobody publishes `topic`, the error names the nearest topic that there is."""
+    """Around a producer: if no broker publishes `topic`, the error names the nearest topic that there is."""
     try:
         yield
     except NoPartition:

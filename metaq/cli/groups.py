@@ -146,7 +146,7 @@ def _as_json(row: GroupPartition) -> dict[str, object]:
 @json_option
 @dry_run_option
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic whose offsets to move.")
-@click.option("--to", "target", type=POSITION, required=True, help="Where the group shall go on.")
+@click.option("--to", "target", type=POSITION, required=True, help="Where the group continues.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
 @click.option(
     "--new", is_flag=True, help="For a group, or a topic, without members and offsets yet: where it will begin."

@@ -75,6 +75,6 @@ def _measure(
     waiting = waiting_from(connection, partition, found.committed or 0, clock())
     found = found._replace(bounds=waiting.bounds)
     if found.committed is not None and found.committed > waiting.bounds.end:
-        return found  # of another life of the partition: nobody knows what was read of this one
+        return found  # of another life of the partition: what was read of this one is not known
     seconds = None if waiting.seconds is None else int(waiting.seconds)
     return found._replace(lag_bytes=waiting.bytes, lag_messages=waiting.messages, lag_seconds=seconds)

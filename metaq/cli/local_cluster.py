@@ -61,7 +61,7 @@ def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
 
 
 def with_stored(topics: Sequence[TopicSpec], stored: Mapping[int, Mapping[str, int]]) -> list[TopicSpec]:
-    """`topics` and what brokers hold besides: whoever starts a cluster again need not name what is in it."""
+    """`topics` and what brokers hold besides: a caller that starts a cluster again need not name what is in it."""
     counts = {topic.name: topic.partitions for topic in topics}
     for held in stored.values():
         for name, partitions in held.items():

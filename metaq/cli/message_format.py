@@ -58,7 +58,7 @@ def compile_format(text: str) -> Callable[[Message], bytes]:
 
 def _field(letter: str) -> Callable[[Message], bytes]:
     if letter not in _FIELDS:
-        raise ValueError(f"'%{letter}' is no field: choose {' '.join('%' + name for name in _FIELDS)}")
+        raise ValueError(f"'%{letter}' is not a field: choose {' '.join('%' + name for name in _FIELDS)}")
     return _FIELDS[letter][1]
 
 
@@ -66,12 +66,12 @@ def _escape(name: str) -> bytes:
     if name[:1] == "x" and len(name) == 3:
         return bytes.fromhex(name[1:])
     if name not in _ESCAPES:
-        raise ValueError(f"'\\{name}' is no escape: choose \\n \\t \\r \\0 \\\\ or \\xNN")
+        raise ValueError(f"'\\{name}' is not an escape: choose \\n \\t \\r \\0 \\\\ or \\xNN")
     return _ESCAPES[name]
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """The message as one JSON object; a payload that is no UTF-8 is given as `payload_hex` instead of `payload`."""
+    """The message as one JSON object; a payload that is not UTF-8 is given as `payload_hex` instead of `payload`."""
     payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}

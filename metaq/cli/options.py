@@ -116,7 +116,7 @@ class _Time(click.ParamType[datetime]):
         try:
             return _moment(str(value))
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no time: write it like 2024-05-01T10:00:00Z", param, ctx)
+            self.fail(f"{value!r} is not a time: write it like 2024-05-01T10:00:00Z", param, ctx)
 
 
 def _moment(text: str) -> datetime:
@@ -149,7 +149,7 @@ class _Position(click.ParamType["Position"]):
             return _moment(value)
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is no position: choose earliest, latest, a byte offset like 4096, a time like "
+                f"{value!r} is not a position: choose earliest, latest, a byte offset like 4096, a time like "
                 "2024-05-01T10:00:00Z, -100 for the last 100 messages, id:ID or key:KEY of a message",
                 param,
                 ctx,
@@ -207,7 +207,7 @@ class _Connect(click.ParamType[str]):
         try:
             return check_connect(str(value))
         except ConfigError:
-            self.fail(f"{value!r} is no connect string: use host:port[,host:port...][/chroot]", param, ctx)
+            self.fail(f"{value!r} is not a connect string: use host:port[,host:port...][/chroot]", param, ctx)
 
 
 class _ZkOption(click.Option):
@@ -238,7 +238,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on stderr, unless `yes`. Raises ClientError for a no, and where nobody can answer; click.Abort for Ctrl-C."""
+    """Ask on stderr, unless `yes`. Raises ClientError for a no and for a closed stdin; click.Abort for Ctrl-C."""
     if yes:
         return
     try:
@@ -246,6 +246,6 @@ def confirm(question: str, *, yes: bool) -> None:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise ClientError("nobody answers on stdin, so nothing was changed: add --yes to do it unasked") from None
+        raise ClientError("stdin gives no answer, so nothing was changed: add --yes to skip the question") from None
     if not answer:
         raise ClientError("nothing more was changed")

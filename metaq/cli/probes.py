@@ -122,7 +122,7 @@ class Monitor:
             yield Seen(Level.ALARM, "brokers", "no broker is registered")
         for broker_id, nodes in brokers.items():
             if nodes.master is None:
-                yield Seen(Level.ALARM, f"broker {broker_id}", "has no master, only slaves: nobody can send to it")
+                yield Seen(Level.ALARM, f"broker {broker_id}", "has no master, only slaves: it takes no messages")
             else:
                 yield from _guarded(f"broker {broker_id}", self._broker(survey, broker_id))
         if self._probe_topic is not None:
@@ -280,7 +280,7 @@ def _total(numbers: Iterable[int | None]) -> int | None:
 
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
-    """An alarm for each broker that was there once, or that groups have offsets of: what waits on it nobody sees."""
+    """An alarm for each broker that was there once, or that groups have offsets of: what waits on it cannot be seen."""
     having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
         for broker_id in _committed_brokers(cluster, group):

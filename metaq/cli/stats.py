@@ -87,7 +87,7 @@ def _print_rows(rows: list[_Row], as_json: bool) -> None:
 
 
 def _shown(name: str, value: object) -> object:
-    """A number that names something is no quantity: its digits stay together."""
+    """A number that names something is not a quantity: its digits stay together."""
     return str(value) if name in _IDENTIFIERS and value is not None else value
 
 

@@ -31,7 +31,7 @@ class _Server(click.ParamType[Endpoint]):
         host, _, port = str(value).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-            self.fail(f"{value!r} is no address: write host and port, like 127.0.0.1:8123", param, ctx)
+            self.fail(f"{value!r} is not an address: write host and port, like 127.0.0.1:8123", param, ctx)
         return Endpoint(host, int(port))
 
 

@@ -268,7 +268,10 @@ def test_rows_may_name_their_topic(spark, cluster):
     ("options", "said"),
     [
         ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, latest, committed"),
-        ({"startingOffset": "earliest"}, "startingoffset=earliest: is no option here: did you mean startingOffsets"),
+        (
+            {"startingOffset": "earliest"},
+            "startingoffset=earliest: is not an option here: did you mean startingOffsets",
+        ),
         ({"subscribe": "a/b"}, "use a name without '/'"),
         ({"subscribe": "nowhere"}, "topic 'nowhere' is published by no live broker"),
         ({"startingOffsets": '{"read":{"0-0":0}}'}, "3 missing"),

@@ -1,4 +1,4 @@
-"""The demo's consumer group: member processes, and what ZooKeeper says about who owns what."""
+"""The demo's consumer group: member processes, and what ZooKeeper says about owners of partitions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starts, kills and stops members; main thread only. `cluster` answers who owns what."""
+    """Starts, kills and stops members; main thread only. `cluster` tells which member owns what."""
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
         self._cluster = cluster
@@ -93,7 +93,7 @@ class ConsumerGroup:
         self.live += started
 
     def kill(self, name: str) -> None:
-        """End a member by SIGKILL: it can say good-bye to nobody."""
+        """End a member by SIGKILL: it leaves the group without a word."""
         member = next(each for each in self.live if each.name == name)
         self.live.remove(member)
         member.process.kill()

@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_used_or_read_is_damage(check):
     report = check()
     assert sorted(text.split(":")[0] for text in said(report, "damage")) == [
         "cannot be read",
-        "the name is no byte offset",
+        "the name is not a byte offset",
     ]
     assert len(report["partitions"]) == 2
 

@@ -132,4 +132,4 @@ def test_what_is_no_connect_string_is_a_wrong_command_line(capsys, zk, in_front)
     assert app.run(["--zk", zk, *command] if in_front else [*command, "--zk", zk]) == 2
     said = capsys.readouterr().err
     assert "'--zk'" in said
-    assert f"{zk!r} is no connect string: use host:port" in said
+    assert f"{zk!r} is not a connect string: use host:port" in said

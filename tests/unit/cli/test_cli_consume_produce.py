@@ -110,7 +110,7 @@ def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_eve
         (["consume"], "--topic"),
         (["consume", "-t", "a/b"], "use a name without '/'"),
         (["consume", "-t", "a", "--from", "noon"], "choose earliest, latest"),
-        (["consume", "-t", "a", "--format", "%q"], "'%q' is no field"),
+        (["consume", "-t", "a", "--format", "%q"], "'%q' is not a field"),
         (["consume", "-t", "a", "--group", "a.b"], "forbids"),
         (["consume", "-t", "a", "--group", "g", "--from", "4096"], "metaq groups seek"),
         (["consume", "-t", "a", "--group", "g", "-p", "0-1"], "--partition"),

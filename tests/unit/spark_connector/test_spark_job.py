@@ -41,9 +41,9 @@ def test_a_wrong_option_of_source_or_sink_is_named(arguments, said, capsys):
         ([], "COMMAND"),
         (["drain", "d", *WHERE], "--topic --pattern"),
         (["drain", "d", "--topic", "t"], "--zookeeper"),
-        (["drain", "d", "--topic", "t", "--batch-bytes", "0", *WHERE], "'0' is no number of bytes above 0"),
+        (["drain", "d", "--topic", "t", "--batch-bytes", "0", *WHERE], "'0' is not a number of bytes above 0"),
         (["drain", "d", "--topic", "t", "--option", "tags", *WHERE], "write NAME=VALUE"),
-        (["restore", "d", "--since", "May 1", *WHERE], "'May 1' is no day: write YYYY-MM-DD"),
+        (["restore", "d", "--since", "May 1", *WHERE], "'May 1' is not a day: write YYYY-MM-DD"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_same_code(arguments, said, capsys):

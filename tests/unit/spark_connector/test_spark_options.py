@@ -60,7 +60,7 @@ def test_offsets_are_given_as_json_by_topic_and_partition():
         ("startingTimestamp", "noon", "an integer from 0"),
         ("endingTimestamp", "-1", "an integer from 0"),
         ("startingOffsetsByTimestamp", '{"trades":{"0-0":-1}}', "milliseconds since 1970"),
-        ("endingOffsetsByTimestamp", "[1]", "is no object of topics"),
+        ("endingOffsetsByTimestamp", "[1]", "is not an object of topics"),
         ("startingOffsetsByTimestampStrategy", "fail", "error, latest"),
         ("minPartitions", "0", "from 1 to"),
         ("maxRecordsPerPartition", "many", "an integer from 1"),

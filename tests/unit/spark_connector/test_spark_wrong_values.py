@@ -9,11 +9,11 @@ from metaq.spark_connector.read_options import BATCH_NAMES, READ_NAMES, STREAM_N
 WRONG_READS = {
     "zookeeper": {"": "host:2181", "host:port": "host:port[,host:port", "h:99999": "/chroot]"},
     "subscribe": {"": "a topic, or several", "a/b": "without '/'", "a,,b": "empty"},
-    "subscribePattern": {"": "regular expression", "tr(": "no regular expression of Python"},
+    "subscribePattern": {"": "regular expression", "tr(": "not a Python regular expression"},
     "assign": {"": "give JSON", "t": "is not JSON", "{}": "names no partition", '{"t":["0"]}': "<broker>-<number>"},
     "startingOffsets": {"first": "earliest", "": "earliest", '{"t":{"0-0":-3}}': "-2: earliest", "{": "is not JSON"},
     "startingTimestamp": {"noon": "an integer from 0", "-1": "an integer from 0", "1.5": "an integer from 0"},
-    "startingOffsetsByTimestamp": {"[1]": "no object of topics", '{"t":{"0-0":-1}}': "milliseconds since 1970"},
+    "startingOffsetsByTimestamp": {"[1]": "not an object of topics", '{"t":{"0-0":-1}}': "milliseconds since 1970"},
     "startingOffsetsByTimestampStrategy": {"fail": "error, latest", "": "error, latest"},
     "group": {"a.b": "forbids", "a/b": "forbids"},
     "failOnDataLoss": {"maybe": "true, false", "": "true, false", "1": "true, false"},
