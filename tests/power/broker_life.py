@@ -23,8 +23,8 @@ from metaq.protocol.text import encode_put
 from tests.unit.broker.harness import NOW, Peer
 from tests.unit.broker.transactions.conversation import tx, tx_put
 
-from .history import Broken, History, body_of
-from .promises import Promises, read_names
+from .history import Broken, History, body_of, named_records
+from .promises import Promises
 from .shim import Shim
 from .steps import SteppedThreads
 from .store_life import check_invariants_of, read_everything
@@ -189,7 +189,7 @@ class BrokerLife:
             name = f"{log.topic}-{log.partition}"
             if log.read_only is not None:
                 raise Broken(f"{name} is read-only after the start: {log.read_only}")
-            found[name] = read_names(name, read_everything(name, log))
+            found[name] = [each for _, each in named_records(name, 0, read_everything(name, log))]
             check_invariants_of(name, log)
         Promises(history.others).check(found, self.broker.transactions.recover(None))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+from metaq.protocol.record import HEADER_BYTES, RecordHeader, checksum, iter_headers
 
-__all__ = ["Broken", "History", "PartitionHistory", "body_of", "name_of", "record_bytes"]
+__all__ = ["Broken", "History", "PartitionHistory", "body_of", "name_of", "named_records", "record_bytes"]
 
 
 class Broken(AssertionError):
@@ -35,6 +35,22 @@ def name_of(body: bytes) -> str | None:
         return text if colon and body == body_of(text, int(size)) else None
     except ValueError:
         return None
+
+
+def named_records(partition: str, first_offset: int, data: bytes) -> Iterator[tuple[RecordHeader, str]]:
+    """The records in a partition's bytes, which begin at `first_offset`, and their names. Raises Broken for others."""
+    end = 0
+    for header in iter_headers(data, stored=False):
+        body = data[header.end - header.length : header.end]
+        if header.checksum != checksum(body):
+            raise Broken(f"{partition}: the message at {first_offset + header.start} is damaged")
+        name = name_of(body)
+        if name is None:
+            raise Broken(f"{partition}: a false message at {first_offset + header.start}: {body[:60]!r}")
+        yield header, name
+        end = header.end
+    if end != len(data):
+        raise Broken(f"{partition}: {len(data) - end} bytes at {first_offset + end} are no message")
 
 
 def record_bytes(name: str, size: int) -> int:
@@ -78,16 +94,9 @@ class PartitionHistory:
     def check(self, partition: str, first_offset: int, data: bytes) -> None:
         """data: everything from `first_offset` on that a reader gets. Raises Broken."""
         seen: set[str] = set()
-        end = 0
         found: dict[int, str] = {}
-        for header in iter_headers(data, stored=False):
+        for header, name in named_records(partition, first_offset, data):
             offset = first_offset + header.start
-            body = data[header.end - header.length : header.end]
-            if header.checksum != checksum(body):
-                raise Broken(f"{partition}: the message at {offset} is damaged")
-            name = name_of(body)
-            if name is None:
-                raise Broken(f"{partition}: a false message at {offset}: {body[:60]!r}")
             if name in seen:
                 raise Broken(f"{partition}: {name} is there twice, again at {offset}")
             seen.add(name)
@@ -96,9 +105,6 @@ class PartitionHistory:
             if name.startswith("i") and int(name[1:].partition(".")[0], 16) != header.id:
                 raise Broken(f"{partition}: {name} at {offset} has the id {header.id:x}")
             found[offset] = name
-            end = header.end
-        if end != len(data):
-            raise Broken(f"{partition}: {len(data) - end} bytes at {first_offset + end} are no message")
         begin = min(first_offset, self.removed_to)
         lost = [
             f"{name} at {offset}"

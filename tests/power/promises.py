@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metaq.protocol.record import HEADER_BYTES, checksum, iter_headers
+from .history import Broken
 
-from .history import Broken, name_of
-
-__all__ = ["Promises", "read_names"]
+__all__ = ["Promises"]
 
 
 @dataclass(slots=True)
@@ -19,24 +17,6 @@ class _Transaction:
     messages: list[tuple[str, str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
-
-
-def read_names(partition: str, data: bytes) -> list[str]:
-    """The names of the messages in a partition's bytes. Raises Broken for bytes that are no messages of ours."""
-    names = []
-    end = 0
-    for header in iter_headers(data, stored=False):
-        body = data[header.end - header.length : header.end]
-        if header.checksum != checksum(body):
-            raise Broken(f"{partition}: the message at {header.start} is damaged")
-        name = name_of(body)
-        if name is None:
-            raise Broken(f"{partition}: a false message at {header.start}: {body[:60]!r}")
-        names.append(name)
-        end = header.end
-    if end != len(data):
-        raise Broken(f"{partition}: {len(data) - end} bytes of {HEADER_BYTES} and more are no message")
-    return names
 
 
 class Promises:

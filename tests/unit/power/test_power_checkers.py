@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metaq.protocol.record import encode_record
-from tests.power.history import Broken, History, body_of, name_of, record_bytes
-from tests.power.promises import Promises, read_names
+from tests.power.history import Broken, History, body_of, name_of, named_records, record_bytes
+from tests.power.promises import Promises
 
 SIZE = 30
 STEP = record_bytes("i1.0", SIZE)
@@ -151,6 +151,6 @@ def test_broken_promises_of_transactions(
     ],
 )
 def test_bytes_that_are_no_messages_of_ours_are_found(damage: Callable[[bytes], bytes], problem: str) -> None:
-    assert read_names("t-0", record("i1.0")) == ["i1.0"]
+    assert [name for _, name in named_records("t-0", 0, record("i1.0"))] == ["i1.0"]
     with pytest.raises(Broken, match=problem):
-        read_names("t-0", damage(record("i1.0")))
+        list(named_records("t-0", 0, damage(record("i1.0"))))
