@@ -36,6 +36,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import random
 from typing import TYPE_CHECKING
 
 from metaq.coordination.logs import get_log
@@ -85,6 +86,7 @@ class ConsumerCore:
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        random: Callable[[], float] = random,
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
         on_damaged, raise."""
@@ -95,6 +97,7 @@ class ConsumerCore:
         self.codec = PullCodec(group, tags, config, is_slave)
         self.lock = threading.Lock()
         self._config = config
+        self._random = random
         self._tags = tags
         self._accept = accept
         self._on_damaged = on_damaged
@@ -125,6 +128,7 @@ class ConsumerCore:
                 stored=committed,
                 announced=announced,
                 wanting=self._wanting,
+                random=self._random,
             )
             for partition, begin, committed in zip(partitions, begins, stored or [None] * len(partitions), strict=True)
         ]

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
+from random import random
 from typing import NamedTuple
 
 from metaq.coordination.backoff import Backoff
@@ -39,6 +41,9 @@ __all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "Ask", "PartitionCursor", "Reached",
 UNKNOWN_MESSAGE_ID = -1
 NOWHERE = -1
 """No offset."""
+
+_ROUNDING = 1e-6
+"""Seconds that a clock made of sums may be early."""
 
 Reached = tuple[int, int]
 """An offset, and the id of the last message in front of it."""
@@ -85,6 +90,7 @@ class PartitionCursor:
         stored: Reached | None = None,
         announced: bool = True,
         wanting: deque[PartitionCursor] | None = None,
+        random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
         the claim to a commit. stored: what is committed. announced: whether the user knows of the claim; nothing is
@@ -104,7 +110,7 @@ class PartitionCursor:
         self.committed = stored
         self.buffered_bytes = 0
         self.asking = False
-        self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds)
+        self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
         self._config = config
         self._generation = 0
         self._chunks: deque[Chunk] = deque()
@@ -228,7 +234,7 @@ class PartitionCursor:
                 self.asking
                 or not self.active
                 or self.revoking
-                or now < self._not_before
+                or now < self._not_before - _ROUNDING
                 or self.buffered_bytes >= self._config.max_buffered_bytes
                 or self._ask is Ask.NOTHING
             ):
