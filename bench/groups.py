@@ -62,7 +62,6 @@ class _Member:
         fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda endpoints: None)
         self.member = GroupMember(
             self.membership,
-            store,
             OffsetCommitter(store, GROUP),
             ConsumerCore(GROUP, config),
             fetcher,

@@ -159,7 +159,6 @@ class Consumer:
         self._committer = OffsetCommitter(store, self.group)
         self._member = GroupMember(
             membership,
-            store,
             self._committer,
             self._core,
             self._fetcher,

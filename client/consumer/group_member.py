@@ -17,7 +17,6 @@ from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
-from metaq.coordination.offset_store import OffsetStore
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 
 from ..config import ConsumerConfig
@@ -49,7 +48,6 @@ class GroupMember:
     def __init__(
         self,
         membership: GroupMembership,
-        store: OffsetStore,
         committer: OffsetCommitter,
         core: ConsumerCore,
         fetcher: Fetcher,
@@ -68,7 +66,6 @@ class GroupMember:
         self.state = State.NEW
         self.stepped_out = False
         self._membership = membership
-        self._store = store
         self._committer = committer
         self._core = core
         self._fetcher = fetcher
@@ -316,11 +313,10 @@ class GroupMember:
         """Read the offsets only now: until the claim the previous owner may have committed."""
         membership, names = self._membership, [_znode(partition) for partition in claimed]
         try:
-            offsets = self._store.load_many(membership.group, names)
+            stored = self._committer.load(names)
         except BaseException:
             membership.release_many(names)
             raise
-        stored = [None if each is None else (each.offset, each.message_id) for each in offsets]
         self._core.claim(claimed, self._start.begins(stored), stored, fence=fence)
         self._moved += len(claimed)
         self._fetcher.serve_soon()

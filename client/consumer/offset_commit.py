@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from metaq.coordination.logs import get_log
 from metaq.coordination.offset_store import Offset, OffsetStore
@@ -11,7 +11,7 @@ from metaq.protocol.errors import MetaqError
 
 from ..timers import Timers
 from .core import ConsumerCore, changes
-from .cursor import PartitionCursor
+from .cursor import PartitionCursor, Reached
 
 __all__ = ["OffsetCommitter"]
 
@@ -29,6 +29,11 @@ class OffsetCommitter:
         self._store = store
         self._group = group
         self._lock = threading.Lock()
+
+    def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
+        """What is committed of these (topic, partition). Raises CoordinationError, OSError."""
+        found = self._store.load_many(self._group, partitions)
+        return [None if each is None else (each.offset, each.message_id) for each in found]
 
     def commit(self, cursors: Iterable[PartitionCursor]) -> int:
         """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""

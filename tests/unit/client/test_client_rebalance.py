@@ -228,7 +228,6 @@ class World:
         self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
             membership,
-            store,
             self.committer,
             self.core,
             fetcher,
