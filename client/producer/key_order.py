@@ -6,7 +6,7 @@ held back until each of those has its outcome; then they go to the partition tha
 a key is sent before the outcome of an earlier one that was sent elsewhere. Keys whose partition stays are not held
 back.
 
-`Outbox._lock` guards everything here.
+`ProducerCore._lock` guards everything here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 
 from ..values import TopicPartition
-from .lanes import Accumulator
 from .outgoing import Outgoing
 from .partitioner import key_bytes, partition_for_key
+from .queues import PartitionQueue
 
 __all__ = ["KeyOrder", "PartitionsOf"]
 
@@ -38,13 +38,13 @@ class _Move:
 
 
 class KeyOrder:
-    """Says where messages with a key go. accumulators: all there are; read when a topic's partitions have changed.
+    """Says where messages with a key go. queues: all there are; read when a topic's partitions have changed.
 
-    Invariant: messages of a key without an outcome are in one accumulator, except for those that wait here.
+    Invariant: messages of a key without an outcome are in one queue, except for those that wait here.
     """
 
-    def __init__(self, accumulators: Mapping[TopicPartition, Accumulator], partitions_of: PartitionsOf) -> None:
-        self._accumulators = accumulators
+    def __init__(self, queues: Mapping[TopicPartition, PartitionQueue], partitions_of: PartitionsOf) -> None:
+        self._queues = queues
         self._partitions_of = partitions_of
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
@@ -103,17 +103,17 @@ class KeyOrder:
         """Find the keys whose messages are not where the key goes from now on. May be repeated, if interrupted."""
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}
-        for accumulator in self._accumulators.values():
-            if accumulator.partition.topic != topic:
+        for queue in self._queues.values():
+            if queue.partition.topic != topic:
                 continue
-            for outgoing in chain(accumulator.under_way, accumulator.queue):
+            for outgoing in chain(queue.under_way, queue.queue):
                 key = outgoing.key
                 if key is None or not outgoing.goes_by_key:
                     continue
                 place = places.get(key)
                 if place is None:
                     place = places[key] = partition_for_key(key, now)
-                if place != accumulator.partition:
+                if place != queue.partition:
                     moved.setdefault((topic, key_bytes(key)), set()).add(outgoing)
         for name, before in moved.items():
             move = self._moves.get(name)

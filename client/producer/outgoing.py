@@ -258,11 +258,11 @@ class GatheredBatch(OutgoingBatch):
     """Single messages without a key that go to one partition, gathered while the partition has a request under way.
 
     Of a message there is nothing but its place in the columns: `bodies`; `flags`, one for all or a list; and `runs`,
-    the places where another OnDelivery begins. `Outbox.join` adds to them with the outbox's lock held, as long as this
-    is its accumulator's open batch. With them all its futures share `outcome`.
+    the places where another OnDelivery begins. `ProducerCore.join` adds to them, with the core's lock held, as long as
+    this is its queue's open batch. All its futures share `outcome`.
 
-    where: as in `Outbox.join`. most: messages it may have. latest: deadline of a message up to which it may join; all
-    of them end at the batch's own, which is the first one's.
+    where: as in `ProducerCore.join`. most: messages it may have. latest: deadline of a message up to which it may join;
+    all of them end at the batch's own, which is the first one's.
     """
 
     storable = True

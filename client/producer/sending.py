@@ -21,11 +21,12 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..values import TopicPartition
 from ..waiting import Waiter, finish_together
-from .lanes import Flight, Turn
+from .core import FailedTurn
 from .outgoing import Outgoing, encode_batch, encode_many, give_results
-from .text_sending import FailedTurn, OnLanded, OnSettled, TextBatch
+from .queues import Flight, Turn
+from .text_sending import OnLanded, OnSettled, TextBatch
 
-__all__ = ["FailedTurn", "OnLanded", "OnSettled", "Sender"]
+__all__ = ["Sender"]
 
 
 class Sender:
@@ -64,7 +65,7 @@ class Sender:
             flight.taken = True
             now = self._clock()
             turns = flight.turns
-            accumulator, batch = turns[0]
+            queue, batch = turns[0]
             if len(turns) == 1 and len(batch) == 1:
                 last = batch[0].deadline
             else:
@@ -72,13 +73,13 @@ class Sender:
             deadline = min(now + self._request_timeout, last)
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
-                connection = self._connection(accumulator.partition, patience - now)
+                connection = self._connection(queue.partition, patience - now)
             except MetaqError as error:
                 self._fail(flight, error)
                 flight.failed = True
                 return
-            if connection is not flight.lane.connection:
-                flight.lane.use(connection)
+            if connection is not flight.broker.connection:
+                flight.broker.use(connection)
             if caller is not None:
                 caller.driver = connection
             if len(turns) > 1 and connection.takes_many:
@@ -120,7 +121,7 @@ class Sender:
     def _send_frame(
         self, connection: Connection, flight: Flight, turn: Turn, deadline: float, background: bool
     ) -> None:
-        partition, opaque, first = turn.accumulator.partition, connection.new_opaque(), turn.batch[0]
+        partition, opaque, first = turn.queue.partition, connection.new_opaque(), turn.batch[0]
         frame: Sequence[Buffer]
         if len(turn.batch) == 1 and first.is_single:
             ((flag, checksum, body),) = first.records()
@@ -158,7 +159,7 @@ class Sender:
     def _take_one(
         self, flight: Flight, turn: Turn, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        partition = turn.accumulator.partition
+        partition = turn.queue.partition
         if type(reply) is not SentReply:
             error = error or _refusal(reply, partition, endpoint)
             if turn in flight.landed:
@@ -175,7 +176,7 @@ class Sender:
     def _sent_alone(self, flight: Flight, turn: Turn, reply: SentReply) -> bool:
         if len(turn.batch) > 1:
             return False
-        partition, outgoing = _chosen(turn.accumulator.partition, reply), turn.batch[0]
+        partition, outgoing = _chosen(turn.queue.partition, reply), turn.batch[0]
         return self.settle_alone(flight, outgoing, outgoing.native_result(reply.message_id, partition, reply.offset))
 
     def settle_alone(self, flight: Flight, outgoing: Outgoing, result: object) -> bool:
@@ -211,7 +212,7 @@ class Sender:
 
     def _send_many(self, connection: Connection, flight: Flight, deadline: float, background: bool) -> None:
         opaque = connection.new_opaque()
-        frame = encode_many(opaque, [(turn.accumulator.partition, turn.batch) for turn in flight.turns])
+        frame = encode_many(opaque, [(turn.queue.partition, turn.batch) for turn in flight.turns])
         on_done = partial(self._many_answered, flight, connection.endpoint)
         flight.request = request = Request(opaque, on_done, deadline, background)
         connection.send((request,), frame)
@@ -232,7 +233,7 @@ class Sender:
             self.settle_again(flight, error)
             return
         if rows is None:
-            failure = error or _refusal(reply, turns[0].accumulator.partition, endpoint)
+            failure = error or _refusal(reply, turns[0].queue.partition, endpoint)
             self.on_landed(flight, (), [(turn, failure) for turn in turns])
             return
         stored: Sequence[Turn] = turns
@@ -240,16 +241,16 @@ class Sender:
         if any(rows.codes):
             stored = [turn for turn, code in zip(turns, rows.codes, strict=True) if not code]
             failed = [
-                (turn, _part_refusal(code, reply, turn.accumulator.partition, endpoint))
+                (turn, _part_refusal(code, reply, turn.queue.partition, endpoint))
                 for turn, code in zip(turns, rows.codes, strict=True)
                 if code
             ]
         self.on_landed(flight, stored, failed)
         parked: list[Waiter] = []
-        for (accumulator, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
+        for (queue, batch), first_id, offset, number, code in zip(turns, *rows, strict=True):
             if code:
                 continue
-            partition = accumulator.partition
+            partition = queue.partition
             if partition.partition < 0:
                 partition = partition._replace(partition=number)
             give_results(batch, first_id, partition, offset, parked)
@@ -287,7 +288,7 @@ def _refusal(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint)
 def _rows(reply: Reply | None, turns: Sequence[Turn], endpoint: Endpoint) -> PartRows:
     """Raises MetaqError: the whole frame was refused, or the answer is not one."""
     if not isinstance(reply, Frame) or not is_success(reply):
-        raise _refusal(reply, turns[0].accumulator.partition, endpoint)
+        raise _refusal(reply, turns[0].queue.partition, endpoint)
     try:
         return decode_rows(reply.body, len(turns))
     except RemoteProtocolError as wrong:

@@ -15,12 +15,12 @@ from metaq.protocol.text import Result, encode_put, parse_put_result
 
 from ..connection import Connection, Endpoint, Reply, Request
 from ..values import SendResult
-from .lanes import Flight, Turn
+from .core import FailedTurn
 from .outgoing import Outgoing
+from .queues import Flight, Turn
 
-__all__ = ["FailedTurn", "OnLanded", "OnSettled", "TextBatch"]
+__all__ = ["OnLanded", "OnSettled", "TextBatch"]
 
-FailedTurn = tuple[Turn, MetaqError]
 OnLanded = Callable[[Flight, Sequence[Turn], Sequence[FailedTurn]], None]
 """These turns of a flight have ended: finished ones, and failed ones."""
 OnSettled = Callable[[Flight, Sequence[Turn]], None]
@@ -47,7 +47,7 @@ class TextBatch:
     """Pipelined puts of one partition, answered one by one.
 
     A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
-    time (`Accumulator.take`).
+    time (`PartitionQueue.take`).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TextBatch:
     ) -> None:
         self._flight = flight
         self._turn = turn
-        self._partition = turn.accumulator.partition
+        self._partition = turn.queue.partition
         self._batch = turn.batch
         self._endpoint = endpoint
         self._sender = sender

@@ -39,7 +39,8 @@ from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
-from metaq.client.producer import batching as batching_module
+from metaq.client.producer import core as producer_core_module
+from metaq.client.producer import driver as driver_module
 from metaq.client.producer import futures as futures_module
 from metaq.client.producer import ordered as ordered_module
 from metaq.client.producer import outgoing as outgoing_module
@@ -48,8 +49,8 @@ from metaq.client.producer import resender as resender_module
 from metaq.client.producer import sending as sending_module
 from metaq.client.producer import text_sending as text_sending_module
 from metaq.client.producer.futures import SendFuture
-from metaq.client.producer.lanes import Accumulator, Flight, Lane, Turn
 from metaq.client.producer.outgoing import Outgoing
+from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue, Turn
 from metaq.client.producer.sending import Sender
 from metaq.client.values import SendResult, TopicPartition
 from metaq.coordination import interrupts as interrupts_module
@@ -380,7 +381,9 @@ def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resol
 @pytest.mark.parametrize("linger_ms", [0, 5], ids=["at once", "lingering"])
 @pytest.mark.parametrize("send", ["send_async", "send_batch_async"])
 def test_an_interrupted_asynchronous_send_leaves_a_producer_that_sends_and_can_be_flushed(send, linger_ms, storm):
-    files = frozenset({batching_module.__file__, producer_module.__file__, sending_module.__file__})
+    files = frozenset(
+        {producer_core_module.__file__, producer_module.__file__, driver_module.__file__, sending_module.__file__}
+    )
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
@@ -400,7 +403,9 @@ def test_an_interrupted_asynchronous_send_leaves_a_producer_that_sends_and_can_b
 @storms
 @pytest.mark.parametrize("linger_ms", [0, 5], ids=["at once", "lingering"])
 def test_what_an_interrupted_loop_of_single_sends_handed_over_is_stored_and_reported_once(linger_ms, storm):
-    files = frozenset({batching_module.__file__, producer_module.__file__, outgoing_module.__file__})
+    files = frozenset(
+        {producer_core_module.__file__, producer_module.__file__, driver_module.__file__, outgoing_module.__file__}
+    )
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
@@ -438,7 +443,9 @@ def test_what_an_interrupted_loop_of_single_sends_handed_over_is_stored_and_repo
 
 @storms
 def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sent_to_when_there_is_one(storm):
-    files = frozenset({batching_module.__file__, sending_module.__file__, timers_module.__file__})
+    files = frozenset(
+        {producer_core_module.__file__, driver_module.__file__, sending_module.__file__, timers_module.__file__}
+    )
     with FakeBroker({"t": 1}) as dead:
         pass
     with FakeBroker({"t": 1}) as broker:
@@ -638,7 +645,7 @@ def test_an_interrupted_seek_has_moved_all_of_the_position_or_nothing_of_it(stor
 
 @storms
 def test_an_interrupted_close_of_a_producer_ends_every_future(storm):
-    files = frozenset({producer_module.__file__, batching_module.__file__})
+    files = frozenset({producer_module.__file__, driver_module.__file__, producer_core_module.__file__})
     with FakeBroker({"t": 1}) as dead:
         pass
 
@@ -722,12 +729,12 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     sender: Any = Sender(
         cast(Any, None), cast(Any, None), CONFIG, landed, lambda *_: None, lambda _: None, queued.append
     )
-    lane = Lane()
+    broker = BrokerQueue()
     outgoing = Outgoing("t", 0, 0, b"x", time.monotonic() + 60)
     future = SendFuture[SendResult]()
     outgoing.report = future.outcome.settle
-    turn = Turn(Accumulator(TopicPartition("t", 0, 0), lane), [outgoing])
-    flight, endpoint = Flight(lane, [turn]), Endpoint("localhost", 8123)
+    turn = Turn(PartitionQueue(TopicPartition("t", 0, 0), broker), [outgoing])
+    flight, endpoint = Flight(broker, [turn]), Endpoint("localhost", 8123)
     sender._frame_answered(flight, turn, endpoint, SentReply(1, 77, 0, 4096), None)
     assert len(queued) == 1, "the main thread may be interrupted"
     interrupted = BrokerUnavailable("taking an answer was interrupted")

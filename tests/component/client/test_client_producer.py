@@ -455,14 +455,14 @@ def test_a_caller_reads_the_connection_that_its_message_left_on_whatever_others_
     """The broker's next life may be at another address, and another thread be the first to send there."""
     monkeypatch.setattr("metaq.client.pool._HOUSEKEEPING_SECONDS", 1000.0)  # which looks at connections as well
     producer.send("t", b"1", partition=TopicPartition("t", 0, 0))
-    transmit = producer._sender.transmit
+    transmit = producer._driver._sender.transmit
     other = open_connection(broker.endpoint, FAST.connection)
 
     def transmit_and_be_overtaken(flight, caller=None):
         transmit(flight, caller)
-        flight.lane.use(other)
+        flight.broker.use(other)
 
-    monkeypatch.setattr(producer._sender, "transmit", transmit_and_be_overtaken)
+    monkeypatch.setattr(producer._driver._sender, "transmit", transmit_and_be_overtaken)
     assert producer.send("t", b"2", partition=TopicPartition("t", 0, 0), timeout=5).offset > 0
     other.close()
 

@@ -15,7 +15,6 @@ from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.testing import FakeBroker, FakeCluster
-from tests.unit.client.test_client_batching import Sent, message
 from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 2}
@@ -75,7 +74,7 @@ def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(broker: Fak
         assert_within(1.0, attempt)
         with pytest.raises(NoPartition, match="came back before"):
             producer.send("t", b"", timeout=0.1, **place)
-        assert producer._outbox.buffered_bytes <= 21 + 30  # of blocked callers alone
+        assert producer._core.buffered_bytes <= 21 + 30  # of blocked callers alone
 
 
 def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeBroker) -> None:
@@ -195,14 +194,14 @@ def test_what_a_broker_refuses_during_the_close_ends_with_the_close(
     broker.refuse = refuse
     producer = Producer(metadata=FakeCluster([broker]), config=FAST)
     future = producer.send_async("t", b"x")
-    give_up_the_rest = producer._outbox.close
+    give_up_the_rest = producer._core.close
 
     def let_the_answer_come_first() -> Any:
         closing.set()
         future.exception(DEADLINE)
         return give_up_the_rest()
 
-    monkeypatch.setattr(producer._outbox, "close", let_the_answer_come_first)
+    monkeypatch.setattr(producer._core, "close", let_the_answer_come_first)
     producer.close(0.0)
     with pytest.raises(ClientError, match="closed before this message was acknowledged"):
         future.result(DEADLINE)
@@ -287,13 +286,22 @@ def test_a_callback_that_is_added_to_a_finished_future_may_wait(broker: FakeBrok
         assert len(results) == 1
 
 
-def test_a_single_answer_needs_all_steps_while_somebody_waits_for_emptiness():
-    sent = Sent()
-    sent.add(message())
-    waiting = threading.Thread(target=sent.outbox.wait_until_empty, args=(100.0,))
-    waiting.start()
-    eventually(lambda: sent.outbox._changed.waiting)
-    assert sent.outbox.landed_alone(sent.flights[0]) is None
-    sent.finish()
-    waiting.join(DEADLINE)
-    assert not waiting.is_alive()
+def test_a_flush_ends_with_the_answer_to_a_blocking_send_of_another_thread(broker: FakeBroker) -> None:
+    go_on = threading.Event()
+
+    def hold(_request: object) -> None:
+        go_on.wait(DEADLINE)
+
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send("t", b"first")
+        broker.refuse = hold
+        sending = threading.Thread(target=producer.send, args=("t", b"second"))
+        sending.start()
+        eventually(lambda: not producer._core.is_empty())
+        flushing = threading.Thread(target=producer.flush, args=(DEADLINE,))
+        flushing.start()
+        eventually(lambda: producer._driver._freed.waiting)
+        go_on.set()
+        flushing.join(DEADLINE)
+        assert not flushing.is_alive()
+        sending.join(DEADLINE)

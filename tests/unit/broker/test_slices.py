@@ -8,7 +8,7 @@ import pytest
 from metaq.broker.network import session as session_module
 from metaq.broker.requests import send as send_module
 from metaq.broker.store import batch as batch_module
-from metaq.client.producer import lanes as lanes_module
+from metaq.client.producer import queues as queues_module
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_PARTS
@@ -205,14 +205,14 @@ def test_our_client_sends_no_more_parts_than_the_limit(monkeypatch):
     from metaq.client.producer.outgoing import Outgoing
     from metaq.client.values import TopicPartition
 
-    monkeypatch.setattr(lanes_module, "MAX_PARTS", 3)
-    lane = lanes_module.Lane()
-    lane.gathers = True
+    monkeypatch.setattr(queues_module, "MAX_PARTS", 3)
+    broker = queues_module.BrokerQueue()
+    broker.gathers = True
     for number in range(8):
-        accumulator = lanes_module.Accumulator(TopicPartition("t", 0, number), lane)
-        accumulator.put(Outgoing("t", 0, 0, b"x", 0.0))
-        lane.call(accumulator)
-    flights = lane.depart(10, 1 << 20, 10_000)
+        queue = queues_module.PartitionQueue(TopicPartition("t", 0, number), broker)
+        queue.put(Outgoing("t", 0, 0, b"x", 0.0))
+        broker.call(queue)
+    flights = broker.depart(10, 1 << 20, 10_000)
     assert [len(flight.turns) for flight in flights] == [3, 3, 2]
 
 

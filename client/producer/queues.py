@@ -1,6 +1,6 @@
 """What waits for one broker: each partition's queue, whose turn it is, and what is under way together.
 
-`Outbox._lock` guards everything here.
+`ProducerCore._lock` guards everything here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..connection import Connection, Request
 from ..values import TopicPartition
 from .outgoing import GatheredBatch, Outgoing
 
-__all__ = ["Accumulator", "Flight", "Lane", "Turn"]
+__all__ = ["BrokerQueue", "Flight", "PartitionQueue", "Turn", "expired", "take_expired"]
 
 _UNDIVIDED = 64
 """Up to so many messages go in one request: dividing them would cost more than it gains."""
 
 
-class Accumulator:
-    """The queue of one partition. Either idle; or lingering or ready (in its lane's list); or busy (a request is under
-    way, or its sender is preparing it); or paused (its last request failed; the retry thread decides what becomes of
-    the queue). under_way: what its request holds, or the retry thread while it decides.
+class PartitionQueue:
+    """What waits for one partition. Either idle; or lingering or ready (in its broker's list); or busy (a request is
+    under way, or its sender is preparing it); or paused until `retry_at`, because its last request failed. under_way:
+    what its request holds, or what is being routed anew.
 
     open: the last of the queue, while more messages may join it; queued_bytes and queued_records count it when it is
     closed. sticks: messages without a key go here, until what is queued is full, leaves or fails.
@@ -32,9 +32,9 @@ class Accumulator:
 
     __slots__ = (
         "answered",
+        "broker",
         "busy",
         "failures",
-        "lane",
         "open",
         "partition",
         "paused",
@@ -42,13 +42,14 @@ class Accumulator:
         "queued_bytes",
         "queued_records",
         "ready",
+        "retry_at",
         "sticks",
         "under_way",
     )
 
-    def __init__(self, partition: TopicPartition, lane: Lane) -> None:
+    def __init__(self, partition: TopicPartition, broker: BrokerQueue) -> None:
         self.partition = partition
-        self.lane = lane
+        self.broker = broker
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
         self.queued_records = 0
@@ -58,6 +59,7 @@ class Accumulator:
         self.busy = False
         self.paused = False
         self.failures = 0  # in a row
+        self.retry_at = 0.0  # while it is paused
         self.answered = 0  # messages of the last request
         self.under_way: Sequence[Outgoing] = ()
 
@@ -74,20 +76,29 @@ class Accumulator:
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
 
+    def stop_gathering(self) -> None:
+        """The next message without a key may go elsewhere."""
+        self.sticks = False
+        self.close()
+
     def close(self) -> None:
         """No more messages join what is queued."""
         batch = self.open
         if batch is not None:
             size, count = batch.size, batch.count
-            # no call from here on: see `Outbox.add`
+            # no call from here on: see `ProducerCore.add`
             self.open = None
             self.queued_bytes += size
             self.queued_records += count
 
-    def remove(self, outgoing: Outgoing) -> None:
-        """It has left the queue, which was closed."""
-        self.queued_bytes -= outgoing.size
-        self.queued_records -= outgoing.count
+    def take_expired(self, now: float) -> list[Outgoing]:
+        """Messages whose time is over leave the queue."""
+        due = take_expired(self.queue, now)
+        if due:
+            self.close()
+            self.queued_bytes -= sum(outgoing.size for outgoing in due)
+            self.queued_records -= sum(outgoing.count for outgoing in due)
+        return due
 
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
         """The next request's messages: at least one, then as many as fit.
@@ -105,7 +116,7 @@ class Accumulator:
         batch, size, records = [first], first.size, first.count
         queued = self.queued_records
         left = 0 if queued - records < _UNDIVIDED else self._for_later()
-        connection = self.lane.connection
+        connection = self.broker.connection
         one_by_one = connection is not None and not connection.speaks_frames
         while queue and not (one_by_one and (first.key is not None or queue[0].key is not None)):
             following = queue[0]
@@ -139,7 +150,7 @@ class Accumulator:
 class Turn(NamedTuple):
     """What goes to one partition in one request."""
 
-    accumulator: Accumulator
+    queue: PartitionQueue
     batch: list[Outgoing]
 
 
@@ -149,10 +160,10 @@ class Flight:
     settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
     taken on the thread that no signal reaches, and so is what follows for it."""
 
-    __slots__ = ("elsewhere", "failed", "landed", "lane", "missing", "request", "settled", "taken", "turns")
+    __slots__ = ("broker", "elsewhere", "failed", "landed", "missing", "request", "settled", "taken", "turns")
 
-    def __init__(self, lane: Lane, turns: list[Turn]) -> None:
-        self.lane = lane
+    def __init__(self, broker: BrokerQueue, turns: list[Turn]) -> None:
+        self.broker = broker
         self.turns = turns
         self.missing = len(turns)
         self.taken = False
@@ -163,7 +174,7 @@ class Flight:
         self.request: Request | None = None
 
 
-class Lane:
+class BrokerQueue:
     """All partitions of one broker.
 
     gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and what
@@ -176,8 +187,8 @@ class Lane:
         self.connection: Connection | None = None  # that was sent on last
         self.gathers = False
         self.flights = 0  # under way
-        self.ready: deque[Accumulator] = deque()
-        self.lingering: list[Accumulator] = []
+        self.ready: deque[PartitionQueue] = deque()
+        self.lingering: list[PartitionQueue] = []
 
     def use(self, connection: Connection) -> None:
         """The sender's, without the lock: what goes to this broker now goes on this connection."""
@@ -188,16 +199,16 @@ class Lane:
         """Whether another flight may leave now."""
         return self.flights < max_flights or not self.gathers
 
-    def call(self, accumulator: Accumulator) -> None:
+    def call(self, queue: PartitionQueue) -> None:
         """Let it go with the next flight, if it may."""
-        if not accumulator.ready:
-            self.ready.append(accumulator)  # first: twice in there does no harm
-            accumulator.ready = True
+        if not queue.ready:
+            self.ready.append(queue)  # first: twice in there does no harm
+            queue.ready = True
 
     def call_lingering(self) -> None:
         """What lingers goes along with whatever leaves: waiting longer would save no request."""
-        for accumulator in self.lingering:
-            self.call(accumulator)
+        for queue in self.lingering:
+            self.call(queue)
         self.lingering.clear()
 
     def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
@@ -217,23 +228,38 @@ class Lane:
         if self.lingering:
             self.call_lingering()
         while self.ready:
-            accumulator = self.ready[0]
-            queue = accumulator.queue
-            waits = queue and not (accumulator.busy or accumulator.paused)
+            first = self.ready[0]
+            waits = first.queue and not (first.busy or first.paused)
             if turns and waits:
-                full = size + queue[0].size > max_bytes or records + queue[0].count > max_records
+                message = first.queue[0]
+                full = size + message.size > max_bytes or records + message.count > max_records
                 if full or len(turns) >= MAX_PARTS or not self.gathers:
                     break
             self.ready.popleft()
-            accumulator.ready = False
+            first.ready = False
             if waits:
-                batch = accumulator.take(max_bytes - size, max_records - records)
-                accumulator.busy = True
-                accumulator.under_way = batch
+                batch = first.take(max_bytes - size, max_records - records)
+                first.busy = True
+                first.under_way = batch
                 if len(batch) == 1:
                     size, records = size + batch[0].size, records + batch[0].count
                 else:
                     size += sum([outgoing.size for outgoing in batch])
                     records += sum([outgoing.count for outgoing in batch])
-                turns.append(Turn(accumulator, batch))
+                turns.append(Turn(first, batch))
         return turns
+
+
+def expired(outgoing: Outgoing, now: float) -> bool:
+    """Whether its time is over, and no thread that is blocked for it looks at that by itself."""
+    return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
+
+
+def take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:
+    """Take them out of `queue`, whose others keep their order."""
+    due = [outgoing for outgoing in queue if expired(outgoing, now)]
+    if due:
+        left = [outgoing for outgoing in queue if not expired(outgoing, now)]
+        queue.clear()
+        queue.extend(left)
+    return due

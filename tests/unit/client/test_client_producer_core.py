@@ -1,7 +1,6 @@
-"""The outbox: one request under way per partition, and what gathers meanwhile goes as the next."""
+"""The producer's core: one request under way per partition, and what gathers meanwhile goes as the next."""
 
-import threading
-from collections.abc import Callable
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.config import ProducerConfig
-from metaq.client.producer.batching import Outbox
+from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
-from metaq.client.producer.lanes import Accumulator, Flight, Lane
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.partitioner import partition_for_key
+from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RequestRefused, RequestTimedOut
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -28,116 +27,139 @@ def message(body=b"x", deadline=100.0, key=None, future=False):
     return outgoing
 
 
+REFUSED = RequestRefused(500, "no")
+UNREACHABLE = BrokerUnavailable("the broker is away")
+
+
 class Sent:
-    """An outbox whose requests are only noted; the test answers them."""
+    """A core whose requests are only noted; the test answers them, and is the place where messages go."""
+
+    avoids_any = False
 
     def __init__(self, **config):
         self.flights: list[Flight] = []
-        self.lingering: list[Lane] = []
-        self.looks: list[float] = []
-        self._later: list[Callable[[], None]] = []
+        self.ended: list[Outgoing] = []
         self.partitions: tuple[TopicPartition, ...] = (HERE, THERE)
+        self.routes: dict[Outgoing, TopicPartition] = {}
+        self.meanwhile: list[Outgoing] = []  # that arrive while messages are routed anew
         self.now = 0.0
-        self.outbox = Outbox(
-            ProducerConfig(**config),
-            self.flights.append,
-            self.lingering.append,
-            self.looks.append,
-            self._elsewhere,
-            lambda topic: self.partitions,
-            lambda: self.now,
+        self.interrupts = False
+        self.core = ProducerCore(
+            ProducerConfig(**config), self, lambda: self.now, lambda: 0.5, interruptible=lambda: self.interrupts
         )
 
-    def add(self, outgoing, partition=HERE):
-        accumulator, flights = self.outbox.add(outgoing, partition)
-        self.flights += flights
-        self._elsewhere(*self._later)
-        self._later.clear()
-        return accumulator
+    def route(self, outgoing):
+        meanwhile, self.meanwhile = self.meanwhile, []
+        for message in meanwhile:
+            self.add(message)
+        return self.routes.get(outgoing, HERE)
 
-    def _elsewhere(self, *actions):
-        """On another thread; what is asked for with the lock held follows when the call has ended."""
-        if self.outbox._lock.locked():
-            self._later += actions
-            return
-        for action in actions:
-            thread = threading.Thread(target=action)
-            thread.start()
-            thread.join()
+    def partitions_for_keys(self, topic):
+        return self.partitions
+
+    def is_away(self, outgoing):
+        return False
+
+    def avoid(self, partition, error, seconds):
+        pass
+
+    def works(self, partition):
+        pass
+
+    def add(self, outgoing, partition=HERE):
+        accepted = self.core.add(outgoing, partition)
+        if accepted is None:
+            raise self.core.no_room()
+        queue, flights = accepted
+        self.flights += flights
+        return queue
+
+    def do(self, actions):
+        self.flights += actions.flights
+        self.ended += [outgoing for outgoing, _ in actions.ended]
+        if actions.ended:
+            self.flights += self.core.forget(actions.ended)
 
     @property
     def batches(self):
         """What went to each partition, in the order it left."""
-        return [(turn.accumulator, turn.batch) for flight in self.flights for turn in flight.turns]
+        return [(turn.queue, turn.batch) for flight in self.flights for turn in flight.turns]
 
     def finish(self, number=-1):
         """The broker acknowledges a flight."""
         flight = self.flights[number]
-        self.outbox.landed(flight, flight.turns)
-        self.outbox.release(flight, flight.turns)
+        self.do(self.core.landed(flight, flight.turns))
+        self.flights += self.core.release(flight, flight.turns)
 
-    def fail(self, again, given_up):
-        """The last flight, to one partition, failed."""
+    def fail(self, error=UNREACHABLE):
+        """The last flight failed."""
         flight = self.flights[-1]
-        self.outbox.failed(flight.turns[0].accumulator, again, given_up)
-        self.outbox.landed(flight, (), 1)
+        self.do(self.core.landed(flight, (), [(turn, error) for turn in flight.turns]))
+
+    def wake(self):
+        """Whatever is due by now."""
+        self.do(self.core.wake(self.now))
 
 
 def test_an_idle_partition_sends_at_once():
     sent, first = Sent(), message()
-    accumulator = sent.add(first)
-    assert sent.batches == [(accumulator, [first])]
+    queue = sent.add(first)
+    assert sent.batches == [(queue, [first])]
 
 
 def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
     sent = Sent()
     first, second, third = message(), message(), message()
-    accumulator = sent.add(first)
+    queue = sent.add(first)
     sent.add(second)
     sent.add(third)
     assert len(sent.batches) == 1
     sent.finish()
-    assert sent.batches[1:] == [(accumulator, [second, third])]
+    assert sent.batches[1:] == [(queue, [second, third])]
     sent.finish()
     assert len(sent.batches) == 2
-    assert sent.outbox.buffered_bytes == 0
-
-
-def elsewhere(action):
-    """What it returns on a thread where no interrupt comes."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(action()))
-    thread.start()
-    thread.join()
-    return found[0]
+    assert sent.core.buffered_bytes == 0
 
 
 def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathered():
     sent = Sent()
-    accumulator = sent.add(message())
-    assert sent.outbox.landed_alone(sent.flights[0]) == ()
-    assert (accumulator.busy, accumulator.lane.flights, sent.outbox.buffered_bytes) == (False, 0, 0)
+    queue = sent.add(message())
+    assert sent.core.landed_alone(sent.flights[0]) == ()
+    assert (queue.busy, queue.broker.flights, sent.core.buffered_bytes) == (False, 0, 0)
     sent.add(message())
     second, third = message(future=True), message()
     sent.add(second)
     sent.add(third)
     first = sent.flights[-1]
-    assert sent.outbox.landed_alone(first) is None, "an interrupt might come between its steps"
-    assert accumulator.under_way == first.turns[0].batch
-    (following,) = elsewhere(lambda: sent.outbox.landed_alone(first))
-    assert following.turns == [(accumulator, [second, third])]
-    assert (accumulator.busy, accumulator.lane.flights) == (True, 1)
-    assert sent.outbox.buffered_bytes == second.size + third.size
-    sent.outbox.landed(following, following.turns)
-    sent.outbox.release(following, following.turns)
-    assert (accumulator.lane.flights, sent.outbox.buffered_bytes) == (0, 0)
+    sent.interrupts = True
+    assert sent.core.landed_alone(first) is None, "an interrupt might come between its steps"
+    sent.interrupts = False
+    assert queue.under_way == first.turns[0].batch
+    (following,) = sent.core.landed_alone(first) or ()
+    assert following.turns == [(queue, [second, third])]
+    assert (queue.busy, queue.broker.flights) == (True, 1)
+    assert sent.core.buffered_bytes == second.size + third.size
+    sent.core.landed(following, following.turns)
+    sent.core.release(following, following.turns)
+    assert (queue.broker.flights, sent.core.buffered_bytes) == (0, 0)
+
+
+def test_where_interrupts_come_what_has_waited_leaves_by_a_wake():
+    sent = Sent(linger_ms=5)
+    sent.add(lingering := message(future=True))
+    sent.interrupts = True
+    queue = sent.add(blocking := message())
+    assert (sent.batches, sent.core.wake_at) == ([], -math.inf)
+    sent.interrupts = False
+    sent.wake()
+    assert sent.batches == [(queue, [lingering, blocking])]
 
 
 def test_partitions_do_not_wait_for_each_other():
     sent = Sent()
     sent.add(message())
     sent.add(message(), THERE)
-    assert [accumulator.partition for accumulator, _ in sent.batches] == [HERE, THERE]
+    assert [queue.partition for queue, _ in sent.batches] == [HERE, THERE]
 
 
 def test_a_batch_ends_at_its_bytes_and_at_its_records():
@@ -166,7 +188,7 @@ def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once(
             sent.add(message())
         sizes.append(len(sent.batches[-1][1]))
     assert all(window // 2 - 1 <= size <= window // 2 + 1 for size in sizes[1:]), sizes
-    while sent.outbox.buffered_bytes:
+    while sent.core.buffered_bytes:
         sent.finish()
     assert sum(len(batch) for _, batch in sent.batches) == window + 1 + sum(sizes[:-1])
 
@@ -182,59 +204,93 @@ def test_few_messages_go_together_whatever_was_answered_last():
 
 
 def test_a_message_larger_than_a_batch_goes_alone():
-    accumulator = Accumulator(HERE, Lane())
+    queue = PartitionQueue(HERE, BrokerQueue())
     large, small = message(b"x" * 500), message()
-    accumulator.put(large)
-    accumulator.put(small)
-    assert accumulator.take(100, 10) == [large]
-    assert accumulator.take(100, 10) == [small]
-    assert accumulator.queued_bytes == 0
+    queue.put(large)
+    queue.put(small)
+    assert queue.take(100, 10) == [large]
+    assert queue.take(100, 10) == [small]
+    assert queue.queued_bytes == 0
 
 
 def test_over_the_text_protocol_messages_with_a_key_go_one_by_one():
-    accumulator = Accumulator(HERE, Lane())
+    queue = PartitionQueue(HERE, BrokerQueue())
     text_only: Any = SimpleNamespace(speaks_frames=False)
-    accumulator.lane.connection = text_only
+    queue.broker.connection = text_only
     plain, keyed, also_keyed = [message(), message()], message(key="k"), message(key="k")
     for outgoing in (*plain, keyed, also_keyed):
-        accumulator.put(outgoing)
-    taken = [accumulator.take(1000, 10) for _ in range(3)]
+        queue.put(outgoing)
+    taken = [queue.take(1000, 10) for _ in range(3)]
     assert taken == [plain, [keyed], [also_keyed]]
 
 
 def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_ends():
     sent = Sent()
     first, second, third = message(), message(), message()
-    accumulator = sent.add(first)
+    queue = sent.add(first)
     sent.add(second)
-    sent.fail([first], [])
+    sent.fail()
     sent.add(third)
     assert len(sent.batches) == 1
-    assert sent.outbox.drain(accumulator) == [first, second, third]
+    assert sent.core.wake_at == sent.now  # the first time at once
     fourth = message()
-    sent.add(fourth)  # arrives while the three are routed anew
-    sent.outbox.resume(accumulator, [(first, HERE), (second, HERE), (third, HERE)], [])
-    assert sent.batches[1:] == [(accumulator, [first, second, third, fourth])]
+    sent.meanwhile = [fourth]  # arrives while the three are routed anew
+    sent.wake()
+    assert sent.batches[1:] == [(queue, [first, second, third, fourth])]
 
 
 def test_a_failed_batch_may_move_to_another_partition():
     sent = Sent()
-    first, keyed = message(), message(key="k")
-    accumulator = sent.add(first)
+    first, keyed = message(), message(key=key_of(HERE, (HERE, THERE)))
+    sent.add(first)
     sent.add(keyed)
-    sent.fail([first], [])
-    drained = sent.outbox.drain(accumulator)
-    assert drained is not None
-    sent.outbox.resume(accumulator, [(drained[0], THERE), (drained[1], HERE)], [])
+    sent.fail()
+    sent.routes[first] = THERE
+    sent.wake()
     assert {(each.partition, tuple(batch)) for each, batch in sent.batches[1:]} == {(HERE, (keyed,)), (THERE, (first,))}
 
 
 def test_given_up_messages_free_their_room():
     sent = Sent()
     sent.add(first := message(b"x" * 80))
-    assert sent.outbox.buffered_bytes == 100
-    sent.fail([], [first])
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 100
+    sent.fail(REFUSED)
+    assert sent.ended == [first]
+    assert sent.core.buffered_bytes == 0
+
+
+def test_pauses_between_tries_grow_and_a_change_of_the_cluster_ends_them():
+    sent = Sent(retry_min_seconds=1.0, retry_max_seconds=8.0)
+    sent.add(message())
+    pauses = []
+    for _ in range(4):
+        sent.fail()
+        pauses.append(sent.core.wake_at - sent.now)
+        sent.now = sent.core.wake_at
+        sent.wake()
+    assert pauses[0] == 0.0
+    assert pauses[1:] == sorted(pauses[1:])
+    assert pauses[1] < pauses[-1]
+    sent.fail()
+    before = len(sent.flights)
+    sent.do(sent.core.view_changed({"other"}))
+    assert len(sent.flights) == before
+    sent.do(sent.core.view_changed({"t"}))
+    assert len(sent.flights) == before + 1
+
+
+def test_what_has_no_time_left_for_another_try_ends_with_the_reason():
+    sent = Sent()
+    sent.add(first := message(deadline=1.0))
+    sent.now = 2.0
+    flight = sent.flights[-1]
+    actions = sent.core.landed(flight, (), [(turn, UNREACHABLE) for turn in flight.turns])
+    ((ended, error),) = actions.ended
+    assert ended is first
+    assert isinstance(error, RequestTimedOut)
+    assert sent.core.buffered_bytes == 21, "it counts until it was told"
+    sent.do(actions)
+    assert sent.core.is_empty()
 
 
 def test_a_full_buffer_refuses_at_the_deadline_and_says_why():
@@ -243,7 +299,7 @@ def test_a_full_buffer_refuses_at_the_deadline_and_says_why():
     sent.now = 100.0
     with pytest.raises(RequestTimedOut, match="max_buffered_bytes=150"):
         sent.add(message(b"x" * 80, deadline=100.0))
-    assert sent.outbox.buffered_bytes == 100
+    assert sent.core.buffered_bytes == 100
 
 
 def test_one_message_larger_than_the_buffer_is_taken_when_it_is_empty():
@@ -255,44 +311,48 @@ def test_one_message_larger_than_the_buffer_is_taken_when_it_is_empty():
 def test_an_asynchronous_message_lingers_and_takes_company_along():
     sent = Sent(linger_ms=5)
     first, second = message(future=True), message(future=True)
-    accumulator = sent.add(first)
+    queue = sent.add(first)
     sent.add(second)
-    assert (sent.batches, sent.lingering) == ([], [accumulator.lane])
-    sent.outbox.flush_lingering(accumulator.lane)
-    assert sent.batches == [(accumulator, [first, second])]
+    assert (sent.batches, sent.core.wake_at) == ([], 0.005)
+    sent.now = 0.005
+    sent.wake()
+    assert sent.batches == [(queue, [first, second])]
 
 
 def test_a_blocking_message_does_not_linger_and_takes_lingering_ones_along():
     sent = Sent(linger_ms=5)
     lingering, blocking = message(future=True), message()
     sent.add(lingering)
-    accumulator = sent.add(blocking)
-    assert sent.batches == [(accumulator, [lingering, blocking])]
+    queue = sent.add(blocking)
+    assert sent.batches == [(queue, [lingering, blocking])]
 
 
 def test_a_full_batch_does_not_linger():
     sent = Sent(linger_ms=5, max_batch_records=2)
     first, second = message(future=True), message(future=True)
     sent.add(first)
-    accumulator = sent.add(second)
-    assert sent.batches == [(accumulator, [first, second])]
+    queue = sent.add(second)
+    assert sent.batches == [(queue, [first, second])]
 
 
 def test_flush_sends_what_lingers_and_gives_up_at_its_deadline():
     sent = Sent(linger_ms=5)
-    accumulator = sent.add(first := message(future=True))
-    sent.outbox.send_all()
-    assert not sent.outbox.wait_until_empty(deadline=0.0)
-    assert sent.batches == [(accumulator, [first])]
+    queue = sent.add(first := message(future=True))
+    sent.core.hurry()
+    sent.wake()
+    assert not sent.core.is_empty()
+    assert sent.batches == [(queue, [first])]
     sent.finish()
-    assert sent.outbox.wait_until_empty(deadline=0.0)
+    assert sent.core.is_empty()
 
 
 def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back():
     sent = Sent()
     sent.add(under_way := message())
     sent.add(waiting := message())
-    assert sent.outbox.close() == [under_way, waiting]
+    actions = sent.core.close()
+    assert [outgoing for outgoing, _ in actions.late] == [under_way]
+    assert [outgoing for outgoing, _ in actions.ended] == [waiting]
     with pytest.raises(ClientError, match="closed"):
         sent.add(message())
 
@@ -303,15 +363,15 @@ PARTITIONS = [TopicPartition("t", 0, number) for number in range(8)]
 
 
 def gathering(partitions=PARTITIONS, **config):
-    """An outbox whose broker takes many partitions in one request, and has as many under way as may be."""
+    """A core whose broker takes many partitions in one request, and has as many under way as may be."""
     sent = Sent(max_requests_in_flight=2, **config)
     for partition in partitions[:2]:
-        sent.add(message(), partition).lane.gathers = True
+        sent.add(message(), partition).broker.gathers = True
     return sent
 
 
 def parts(flight):
-    return [(turn.accumulator.partition, turn.batch) for turn in flight.turns]
+    return [(turn.queue.partition, turn.batch) for turn in flight.turns]
 
 
 def test_partitions_that_become_ready_while_requests_are_under_way_go_together():
@@ -331,7 +391,7 @@ def test_partitions_that_become_ready_while_requests_are_under_way_go_together()
     sent.finish(1)
     assert len(sent.flights) == 3
     sent.finish(2)
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 0
 
 
 def test_a_partition_with_a_request_under_way_does_not_board_the_next():
@@ -369,10 +429,10 @@ def test_a_part_that_failed_waits_alone_and_the_others_go_on():
     sent.finish(0)
     flight = sent.flights[2]
     sent.add(third, PARTITIONS[3])
-    sent.outbox.failed(flight.turns[0].accumulator, [first], [])
-    sent.outbox.landed(flight, flight.turns[1:], 1)
+    sent.do(sent.core.landed(flight, flight.turns[1:], [(flight.turns[0], UNREACHABLE)]))
     assert parts(sent.flights[3]) == [(PARTITIONS[3], [third])]
-    sent.outbox.resume(flight.turns[0].accumulator, [(first, PARTITIONS[2])], [])
+    sent.routes[first] = PARTITIONS[2]
+    sent.wake()
     sent.finish(1)
     sent.finish(3)
 
@@ -384,8 +444,9 @@ def test_everything_of_a_broker_lingers_together():
     waiting = [message(future=True) for _ in range(3)]
     for outgoing, partition in zip(waiting, PARTITIONS[2:5], strict=True):
         sent.add(outgoing, partition)
-    assert len(sent.lingering) == 1
-    sent.outbox.flush_lingering(sent.lingering[0])
+    assert len(sent.core.due) == 1
+    sent.now = 0.005
+    sent.wake()
     assert parts(sent.flights[2]) == [
         (partition, [outgoing]) for partition, outgoing in zip(PARTITIONS[2:5], waiting, strict=True)
     ]
@@ -394,8 +455,8 @@ def test_everything_of_a_broker_lingers_together():
 @given(st.lists(st.one_of(st.integers(0, 7), st.sampled_from(["finish", "fail"])), max_size=60), st.integers(1, 3))
 def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flight):
     sent = Sent(max_requests_in_flight=in_flight, max_batch_records=4)
-    lane = sent.add(message(), PARTITIONS[0]).lane
-    lane.gathers = True
+    broker = sent.add(message(), PARTITIONS[0]).broker
+    broker.gathers = True
     expected: dict[TopicPartition, list[Outgoing]] = {partition: [] for partition in PARTITIONS}
     delivered: dict[TopicPartition, list[Outgoing]] = {partition: [] for partition in PARTITIONS}
     answered = 0
@@ -405,31 +466,28 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
         flight = sent.flights[answered]
         answered += 1
         failed = flight.turns[:1] if failing else []
-        for accumulator, batch in failed:
-            sent.outbox.failed(accumulator, batch, [])
         done = flight.turns[len(failed) :]
-        for accumulator, batch in done:
-            delivered[accumulator.partition] += batch
-        sent.outbox.landed(flight, done, len(failed))
-        sent.outbox.release(flight, done)
-        for accumulator, _ in failed:
-            drained = sent.outbox.drain(accumulator)
-            assert drained is not None
-            sent.outbox.resume(accumulator, [(each, accumulator.partition) for each in drained], [])
+        for queue, batch in done:
+            delivered[queue.partition] += batch
+        sent.do(sent.core.landed(flight, done, [(turn, UNREACHABLE) for turn in failed]))
+        sent.flights += sent.core.release(flight, done)
+        sent.now += 10.0
+        sent.wake()
 
     answer(failing=False)
     delivered[PARTITIONS[0]].clear()
     for step in steps:
         if isinstance(step, int):
-            expected[PARTITIONS[step]].append(outgoing := message())
+            expected[PARTITIONS[step]].append(outgoing := message(deadline=math.inf))
+            sent.routes[outgoing] = PARTITIONS[step]
             sent.add(outgoing, PARTITIONS[step])
         elif answered < len(sent.flights):
             answer(failing=step == "fail")
-        assert lane.flights == len(sent.flights) - answered <= in_flight
+        assert broker.flights == len(sent.flights) - answered <= in_flight
     while answered < len(sent.flights):
         answer(failing=False)
     assert delivered == expected
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 0
 
 
 # --- keys while the partitions of their topic change -----------------------------------------------------------------
@@ -444,10 +502,10 @@ def moving():
     sent = Sent()
     key = key_of(THERE, sent.partitions)
     first = message(key=key)
-    accumulator = sent.add(first, None)
-    assert accumulator.partition == THERE
+    queue = sent.add(first, None)
+    assert queue.partition == THERE
     sent.partitions = (HERE,)
-    return sent, key, first, accumulator
+    return sent, key, first, queue
 
 
 def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was():
@@ -461,17 +519,16 @@ def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was():
     sent.finish(1)
     assert sent.batches[2:] == [(sent.batches[1][0], [second, third])]
     sent.finish(2)
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 0
 
 
 def test_what_failed_is_sent_before_what_came_later_for_its_key():
-    sent, key, first, there = moving()
+    sent, key, first, _there = moving()
     second, third = message(key=key), message(key=key)
     sent.add(second, None)
-    sent.fail([first], [])
-    assert sent.outbox.drain(there) == [first]
+    sent.fail()
     sent.add(third, None)
-    sent.outbox.resume(there, [(first, None)], [])
+    sent.wake()
     assert sent.batches[1:] == [(sent.batches[-1][0], [first])]
     assert sent.batches[-1][0].partition == HERE
     sent.finish()
@@ -483,19 +540,18 @@ def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it():
     key = key_of(THERE, sent.partitions)
     first, second = message(key=key), message(key=key)
     there = sent.add(first, None)
-    sent.fail([first], [])
-    assert sent.outbox.drain(there) == [first]
+    sent.fail()
     assert sent.add(second, None) is there  # the list has not changed yet
     sent.partitions = (HERE,)
-    sent.outbox.resume(there, [(first, None)], [])
+    sent.wake()
     assert [batch for _, batch in sent.batches[1:]] == [[first, second]]
 
 
 def test_a_key_whose_earlier_message_is_given_up_goes_on():
-    sent, key, first, _there = moving()
+    sent, key, _first, _there = moving()
     second = message(key=key)
     sent.add(second, None)
-    sent.fail([], [first])
+    sent.fail(REFUSED)
     assert sent.batches[-1][1] == [second]
 
 
@@ -512,13 +568,14 @@ def test_a_key_of_a_topic_that_was_never_there_is_refused():
     sent.partitions = ()
     with pytest.raises(NoPartition, match="no partition"):
         sent.add(message(key="k"), None)
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 0
 
 
 def test_what_waits_for_its_key_is_handed_back_at_the_close():
     sent, key, first, _ = moving()
     sent.add(second := message(key=key), None)
-    assert sent.outbox.close() == [first, second]
+    actions = sent.core.close()
+    assert [outgoing for outgoing, _ in (*actions.late, *actions.ended)] == [first, second]
 
 
 ALL = (HERE, THERE, TopicPartition("t", 1, 1), TopicPartition("t", 2, 0))
@@ -535,40 +592,35 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
     sent.partitions = ALL
     sending: dict[str | bytes | None, list[Outgoing]] = {}
     acknowledged: dict[str | bytes | None, list[Outgoing]] = {}
-    paused: list[Accumulator] = []
     answered = 0
-    sending["0"] = [message(key="0")]
+    sending["0"] = [message(key="0", deadline=math.inf)]
     sent.add(sending["0"][0], None)  # so that its topic was there once
 
     def answer(failing):
         nonlocal answered
         flight = sent.flights[answered]
         answered += 1
-        for accumulator, batch in flight.turns:
+        for _, batch in flight.turns:
             for outgoing in batch:  # all earlier ones of its key are acknowledged, or in front of it in this request
                 mine = acknowledged.setdefault(outgoing.key, [])
                 position = sending[outgoing.key].index(outgoing)
                 in_front = [each for each in batch[: batch.index(outgoing)] if each.key == outgoing.key]
                 assert len(mine) + len(in_front) == position
-            if failing:
-                sent.outbox.failed(accumulator, batch, [])
-                paused.append(accumulator)
-            else:
+            if not failing:
                 for outgoing in batch:
                     acknowledged[outgoing.key].append(outgoing)
-        sent.outbox.landed(flight, () if failing else flight.turns, len(flight.turns) if failing else 0)
+        failed = [(turn, UNREACHABLE) for turn in flight.turns] if failing else []
+        sent.do(sent.core.landed(flight, () if failing else flight.turns, failed))
         if not failing:
-            sent.outbox.release(flight, flight.turns)
+            sent.flights += sent.core.release(flight, flight.turns)
 
     def try_again():
-        while paused:
-            drained = sent.outbox.drain(accumulator := paused.pop(0))
-            assert drained is not None
-            sent.outbox.resume(accumulator, [(each, None) for each in drained], [])
+        sent.now += 10.0
+        sent.wake()
 
     for number, step in enumerate(steps):
         if isinstance(step, int):
-            outgoing = message(key=str(step))
+            outgoing = message(key=str(step), deadline=math.inf)
             sending.setdefault(str(step), []).append(outgoing)
             sent.add(outgoing, None)
         elif isinstance(step, tuple):
@@ -581,7 +633,7 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
     while answered < len(sent.flights):
         answer(failing=False)
     assert acknowledged == sending
-    assert sent.outbox.buffered_bytes == 0
+    assert sent.core.buffered_bytes == 0
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
@@ -592,11 +644,14 @@ def test_futures_whose_time_is_over_leave_the_queue_and_those_under_way_keep_the
     under_way, queued, later = (message(deadline=time, future=True) for time in (1.0, 2.0, 9.0))
     for outgoing in (under_way, queued, later):
         sent.add(outgoing)
-    assert sent.looks == [1.0]
+    assert sent.core.expire_at == 1.0
     sent.now = 3.0
-    assert sent.outbox.take_expired() == ([queued], [under_way])
-    assert sent.looks == [1.0, 9.0]
-    assert sent.outbox.take_expired() == ([], [])
+    actions = sent.core.expire(sent.now)
+    sent.do(actions)
+    assert [outgoing for outgoing, _ in actions.ended] == [queued]
+    assert [outgoing for outgoing, _ in actions.late] == [under_way]
+    assert sent.core.expire_at == 9.0
+    assert sent.core.expire(sent.now) == Actions()
     sent.finish()
     assert sent.batches[-1][1] == [later]
 
@@ -605,7 +660,7 @@ def test_messages_are_looked_at_for_their_deadlines_four_times_a_second_at_most(
     sent = Sent()
     sent.add(message(deadline=1.0, future=True))
     sent.now = 1.0
-    sent.outbox.take_expired()
+    sent.core.expire(sent.now)
     for number in range(10):
         sent.add(message(deadline=1.01 + number / 100, future=True))
-    assert sent.looks == [1.0, 1.25]
+    assert sent.core.expire_at == 1.25

@@ -1,0 +1,643 @@
+"""What a producer has accepted and what becomes of it: a core without threads, sockets and timers.
+
+**Natural batching.** An idle partition's message goes out at once. While its request is under way further messages
+wait in the partition's queue; what answers the request lets them all go as one batch. A broker that takes SEND_MANY has
+at most `max_requests_in_flight` requests under way; the partitions that become ready meanwhile, however few messages
+each of them has, go together in the next one. So requests grow exactly as far as the broker needs, without a delay at
+low rates, and order within a partition holds across retries.
+
+**A driver** tells the core what happens and does what it returns:
+
+1. `join`, or `add`, for a message; `landed` and then `release` for what a flight ended with; `view_changed`;
+2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
+3. it sends the flights that it gets, each to the broker of its partitions (`encode_many` makes the bytes), and ends the
+   messages that it is told of; of the `ended` it says so with `forget`.
+
+The threads of `Producer` are one driver. An event loop's or a simulator's needs no more: it keeps a clock, looks at
+`wake_at` and `expire_at` after each event, and calls all of this in one thread. Where a thread would wait for room
+`add` returns None, and the driver tries again after the next `release` or `forget`.
+
+All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of what is
+buffered, and is never held during I/O, or while a selector of the user's chooses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import (
+    ClientError,
+    MetaqError,
+    NoPartition,
+    RequestTimedOut,
+    TopicNotAccepted,
+    WrongPartition,
+)
+from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.record import HEADER_BYTES, Buffer
+
+from ..config import ProducerConfig
+from ..values import TopicPartition
+from .futures import Outcome
+from .key_order import KeyOrder
+from .losses import Losses
+from .outgoing import GatheredBatch, OnDelivery, Outgoing
+from .queues import BrokerQueue, Flight, PartitionQueue, Turn, expired, take_expired
+from .routing import no_partition
+
+__all__ = ["Actions", "Ended", "FailedTurn", "Places", "ProducerCore"]
+
+_LOOK_SECONDS = 0.25
+"""Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
+_LEAST_GATHERED = 64
+"""Messages that a batch may gather at least; and as many as are queued in front of it, so that a request can leave half
+of a large queue to the one behind it."""
+_VIEW_RETRIES = 3
+"""Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
+
+Ended = tuple[Outgoing, Exception]
+"""A message that is not tried any more, and why."""
+FailedTurn = tuple[Turn, MetaqError]
+
+
+class Actions(NamedTuple):
+    """What the driver does next. flights: to be sent. ended: to be told, and then to be forgotten. late: to be told;
+    their request still has their places."""
+
+    flights: Sequence[Flight] = ()
+    ended: Sequence[Ended] = ()
+    late: Sequence[Ended] = ()
+
+
+class Places(Protocol):
+    """Where messages may go now: the Router. `partitions_for_keys` is called with the core's lock held."""
+
+    def route(self, outgoing: Outgoing) -> TopicPartition: ...
+    def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
+    def is_away(self, outgoing: Outgoing) -> bool: ...
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None: ...
+    def works(self, partition: TopicPartition) -> None: ...
+
+    @property
+    def avoids_any(self) -> bool: ...
+
+
+class ProducerCore:
+    """All messages that were accepted and whose driver was not told yet that they may be forgotten.
+
+    interruptible: whether the caller's thread may leave any line with an exception (coordination/interrupts.py). What
+    would have to leave in several steps then leaves by a `wake`, which the driver calls elsewhere.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        places: Places,
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[], float] = random.random,
+        interruptible: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config = config
+        self._places = places
+        self._clock = clock
+        self._random = random
+        self._interruptible = interruptible
+        self._max_bytes = config.max_batch_bytes
+        self._max_joined = min(config.max_batch_bytes, MAX_BODY_BYTES)  # a larger message is refused, by others
+        self._max_records = config.max_batch_records
+        self._max_flights = config.max_requests_in_flight
+        self._max_buffered = config.max_buffered_bytes
+        self._max_messages = config.max_buffered_messages
+        self._lingers = config.linger_ms > 0
+        self._lock = threading.Lock()
+        self._buffered = 0
+        self._messages = 0
+        self._closed = False
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._gathering: dict[Hashable, PartitionQueue] = {}  # where messages that nothing else distinguishes went last
+        self._first: dict[str, PartitionQueue] = {}  # by topic
+        self._brokers: dict[int, BrokerQueue] = {}
+        self._keys = KeyOrder(self._queues, places.partitions_for_keys)
+        self._last_look = -math.inf
+        self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
+        """What `wake` has to do, a heap by time; None: everything. For a driver it is empty, or not."""
+        self._numbers = itertools.count()
+        self.expire_at = math.inf
+        """When `expire` is to be called."""
+        self.closing = False
+        """Set by the driver that is about to `close`: what fails now is not tried again."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._buffered
+
+    @property
+    def wake_at(self) -> float:
+        """When `wake` is to be called."""
+        due = self.due
+        return due[0][0] if due else math.inf
+
+    @property
+    def keys_move(self) -> bool:
+        """Whether `release` may have more to do than to count."""
+        return bool(self._keys.moving)
+
+    # --- messages come ----------------------------------------------------------------------------------------------
+
+    def join(
+        self, where: Hashable, flag: int, body: Buffer, deadline: float, on_delivery: OnDelivery | Losses
+    ) -> tuple[Outcome, int] | None:
+        """Accept a message into the open batch of `where`, a topic or a partition; where its future looks.
+        None: there is no such batch, or it cannot take this message: `add` a GatheredBatch.
+
+        A message costs as much as this function: the bars of bench's `produce-128` and `futures-128` hang on it.
+        """
+        size = HEADER_BYTES + len(body)
+        with self._lock:
+            queue = self._gathering.get(where)
+            if queue is None or (batch := queue.open) is None:
+                return None
+            bodies = batch.bodies
+            count = len(bodies)
+            if (
+                count >= batch.most
+                or batch.size + size > self._max_joined
+                or self._buffered + size > self._max_buffered
+                or self._messages >= self._max_messages
+                or not batch.deadline <= deadline <= batch.latest
+            ):
+                return None
+            if batch.flags != flag:
+                batch.put_flag(flag)
+            if batch.runs[-1][1] is not on_delivery:
+                batch.put_report(on_delivery)
+            # no call from here on but the last one: an interrupt finds all of it done or nothing
+            self._buffered += size
+            self._messages += 1
+            batch.size += size
+            bodies.append(body)
+        return batch.outcome, count
+
+    def sticks_to(self, where: Hashable) -> TopicPartition | None:
+        """The partition that takes the next message without a key of a topic, if there is no reason for another one."""
+        with self._lock:
+            queue = self._gathering.get(where)
+            if queue is None or not queue.sticks or self._is_full(queue):
+                return None
+            return queue.partition
+
+    def partition_of(self, topic: str) -> TopicPartition | None:
+        """One that a message of the topic was accepted for, None if none ever was."""
+        first = self._first.get(topic)
+        return None if first is None else first.partition
+
+    def has_room(self, outgoing: Outgoing) -> bool:
+        """Whether `add` would not return None."""
+        with self._lock:  # so that what changes after this look finds somebody waiting
+            return self._closed or not self._is_too_much(outgoing)
+
+    def no_room(self) -> RequestTimedOut:
+        """What a call ends with that has waited for room until its deadline."""
+        return RequestTimedOut(
+            f"{self._messages} messages of {self._buffered} bytes wait for the brokers already, "
+            f"max_buffered_messages={self._max_messages}, max_buffered_bytes={self._max_buffered}: they take "
+            "messages more slowly than you send"
+        )
+
+    def is_empty(self) -> bool:
+        with self._lock:  # as in has_room
+            return not self._messages
+
+    def add(
+        self, outgoing: Outgoing, partition: TopicPartition | None
+    ) -> tuple[PartitionQueue | None, Sequence[Flight]] | None:
+        """Accept a message. Returns its partition's queue and what the caller must send now, mostly at most one
+        flight; if this is interrupted, they are in `outgoing.flights`. None: there is no room for it now.
+
+        partition: None = by its key, where it goes now; the queue is None if it has to wait for earlier messages of its
+        key. Raises ClientError (closed), NoPartition.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClientError("this producer is closed")
+            if self._is_too_much(outgoing):
+                return None
+            by_key = partition is None
+            if partition is None:
+                partition = self._by_key(outgoing)
+            if outgoing.deadline < self.expire_at and outgoing.report is not None:
+                self.expire_at = min(self.expire_at, max(outgoing.deadline, self._last_look + _LOOK_SECONDS))
+            if by_key and (waiting := self._keys.behind(outgoing)) is not None:
+                self._buffered += outgoing.size  # and no call before the next, as below
+                self._messages += 1
+                waiting.append(outgoing)
+                return None, ()
+            queue = self._queues.get(partition) or self._queue_of(partition)
+            broker = queue.broker
+            idle = not (queue.busy or queue.paused or queue.queue or self._lingers or broker.ready)
+            if idle and broker.is_open(self._max_flights):  # the usual case of a producer that is not busy
+                batch = [outgoing]
+                flight = Flight(broker, [Turn(queue, batch)])
+                count = outgoing.count
+                # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
+                queue.busy = True
+                queue.under_way = batch
+                broker.flights += 1
+                self._buffered += outgoing.size
+                self._messages += count
+                outgoing.flights = flights = (flight,)
+                return queue, flights
+            following = self._put(outgoing, queue)
+            outgoing.flights = following
+            return queue, following
+
+    # --- flights end ------------------------------------------------------------------------------------------------
+
+    def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
+        """As `landed` for a flight of one message, which it returns what has gathered meanwhile of, to be sent by the
+        caller; None, and nothing is done, while keys move.
+
+        For one that a thread blocks for it is `release` as well: nobody else waits for its result. It is done or not,
+        whatever interrupts; where that may be, what has gathered is a reason for None too.
+        """
+        queue, (outgoing,) = flight.turns[0]
+        broker = flight.broker
+        blocking, size, count = outgoing.report is None, outgoing.size, outgoing.count
+        with self._lock:
+            if self._keys.moving:
+                return None
+            gathered = queue.queue or broker.ready
+            if gathered and self._interruptible():
+                return None
+            # no call from here on, until all is done
+            queue.failures = 0
+            queue.answered = count
+            queue.busy = False
+            queue.under_way = ()
+            flight.missing = 0
+            broker.flights -= 1
+            flight.landed = flight.turns
+            if blocking:
+                self._buffered -= size
+                self._messages -= count
+                flight.settled = flight.turns
+            if not gathered:
+                return ()
+            if queue.queue:
+                broker.call(queue)
+            return self._depart(broker)
+
+    def landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = ()) -> Actions:
+        """These turns were acknowledged, and those failed: what has gathered meanwhile goes, what may be tried again
+        waits in front of it for `wake`.
+
+        What is finished stays in the count of what is buffered until `release`. Not where interrupts come; it may be
+        repeated, as a flight that an interrupt has ended otherwise is told of again.
+        """
+        broker = flight.broker
+        if self._places.avoids_any:
+            for queue, _ in finished:
+                self._places.works(queue.partition)
+        with self._lock:
+            ended: list[Ended] = []
+            for (queue, batch), error in failed:
+                if queue.under_way is batch:  # else its request ended before its sender was interrupted
+                    ended += self._back(queue, batch, error)
+            for queue, batch in finished:
+                queue.failures = 0
+                queue.answered = batch[0].count if len(batch) == 1 else sum([each.count for each in batch])
+                queue.busy = False
+                queue.under_way = ()
+                if queue.queue:
+                    broker.call(queue)
+            flight.landed = [*flight.landed, *finished]
+            flight.missing -= len(finished) + len(failed)
+            if not flight.missing:
+                broker.flights -= 1
+            return Actions(self._depart(broker) if broker.ready else (), ended)
+
+    def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
+        """The messages of these turns have got their results. Returns what may leave now. May be repeated."""
+        with self._lock:
+            fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
+            ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
+            size = ended[0].size if len(ended) == 1 else sum([each.size for each in ended])
+            count = ended[0].count if len(ended) == 1 else sum([each.count for each in ended])
+            settled = [*flight.settled, *fresh]
+            self._buffered -= size
+            self._messages -= count
+            flight.settled = settled
+            return self._freed(ended) if self._keys.moving else ()
+
+    def forget(self, ended: Sequence[Ended]) -> Sequence[Flight]:
+        """These were told what they end with. Returns what may leave now."""
+        with self._lock:
+            return self._forget([outgoing for outgoing, _ in ended])
+
+    # --- time passes ------------------------------------------------------------------------------------------------
+
+    def wake(self, now: float) -> Actions:
+        """Linger times and pauses are over. It routes anew, so that a selector of the user's may be called."""
+        flights: list[Flight] = []
+        paused: list[PartitionQueue] = []
+        with self._lock:
+            while self.due and self.due[0][0] <= now:
+                what = heapq.heappop(self.due)[2]
+                if isinstance(what, PartitionQueue):
+                    if what.paused and what.retry_at <= now:  # else it was tried again when the cluster changed
+                        paused.append(what)
+                elif what is None:
+                    flights += self._call(self._queues.values())
+                else:
+                    what.call_lingering()
+                    flights += self._depart(what)
+        return self._try_again(paused, flights)
+
+    def hurry(self) -> None:
+        """Have everything that lingers go with the next `wake`, at once."""
+        with self._lock:
+            self._wake_at(-math.inf, None)
+
+    def view_changed(self, topics: Iterable[str]) -> Actions:
+        """The partitions of these topics, or their brokers, have changed: what waits for them need not wait longer."""
+        changed = set(topics)
+        with self._lock:
+            paused = []
+            for queue in self._queues.values():
+                if queue.partition.topic in changed:
+                    queue.stop_gathering()
+                    if queue.paused:
+                        paused.append(queue)
+        return self._try_again(paused, [])
+
+    def expire(self, now: float) -> Actions:
+        """End messages that nobody is blocked for and whose deadlines have passed: those that were queued, and those
+        under way, which keep their place and room until their request ends. O(messages), once in _LOOK_SECONDS at most.
+        """
+        queued: list[Outgoing] = []
+        under_way: list[Outgoing] = []
+        with self._lock:
+            if now < self.expire_at:
+                return Actions()  # an earlier look has seen to it
+            for each in self._queues.values():
+                under_way += [outgoing for outgoing in each.under_way if expired(outgoing, now)]
+                queued += each.take_expired(now)
+            for waiting in self._keys.waiting():
+                queued += take_expired(waiting, now)
+            self._last_look = now
+            deadlines = [each.deadline for each in self._everything() if each.report is not None and not each.done]
+            later = [deadline for deadline in deadlines if deadline > now]
+            self.expire_at = max(min(later), now + _LOOK_SECONDS) if later else math.inf
+        return Actions(
+            ended=[(each, self.overdue(each)) for each in queued],
+            late=[(each, self.overdue(each)) for each in under_way],
+        )
+
+    def close(self) -> Actions:
+        """Accept nothing any more, and try nothing again; all that has no outcome yet ends: what is queued, and, late,
+        what is under way."""
+        with self._lock:
+            self._closed = self.closing = True
+            under_way = [outgoing for each in self._queues.values() for outgoing in each.under_way]
+            queued = [outgoing for each in self._queues.values() for outgoing in each.take_all()]
+            queued += self._keys.take_all()
+        return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
+
+    def overdue(self, outgoing: Outgoing) -> ClientError:
+        """What a message ends with at its deadline."""
+        cause = outgoing.cause
+        if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
+            return NoPartition(
+                f"topic {outgoing.topic!r}: no broker that is registered now has "
+                + ("the topic" if outgoing.fixed is None else f"partition {outgoing.fixed}")
+                + ", and none came back before the message's deadline"
+            )
+        tries = f"; the last of {outgoing.attempts} tries failed: {cause}" if cause else ""
+        return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
+
+    # --- retries ----------------------------------------------------------------------------------------------------
+
+    def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[Ended]:
+        """With the lock held: a request failed. What may be tried again goes back in front of the queue, which pauses;
+        returns the rest."""
+        again: list[Outgoing] = []
+        ended: list[Ended] = []
+        now = self._clock()
+        for outgoing in batch:
+            outgoing.attempts += 1
+            outgoing.cause = _telling(outgoing, error, now)
+            may_retry = _may_retry(outgoing, error)
+            if may_retry and not (outgoing.done or self.closing) and now < outgoing.deadline:
+                again.append(outgoing)
+            elif may_retry:
+                ended.append((outgoing, Closed() if self.closing else self.overdue(outgoing)))
+            else:
+                ended.append((outgoing, error))
+        queue.busy = False
+        queue.paused = True
+        queue.under_way = ()
+        queue.failures += 1
+        queue.stop_gathering()
+        queue.put_back(again)
+        pause = self._pause(queue.failures)
+        self._places.avoid(queue.partition, error, pause)
+        queue.retry_at = now if queue.failures == 1 else now + pause
+        self._wake_at(queue.retry_at, queue)
+        return ended
+
+    def _pause(self, failures: int) -> float:
+        backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds, self._random)
+        backoff.tries = failures - 1
+        return backoff.next()
+
+    def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
+        """Route everything queued of these partitions anew."""
+        ended: list[Ended] = []
+        following = list(flights)
+        for queue in paused:
+            drained = self._drain(queue)
+            placed: list[tuple[Outgoing, TopicPartition | None]] = []
+            for outgoing in drained:
+                if outgoing.done or outgoing.deadline <= self._clock():
+                    ended.append((outgoing, self.overdue(outgoing)))
+                elif outgoing.goes_by_key:
+                    placed.append((outgoing, None))
+                else:
+                    try:
+                        placed.append((outgoing, self._places.route(outgoing)))
+                    except NoPartition:
+                        placed.append((outgoing, queue.partition))  # nobody publishes the topic now: it waits here
+                    except Exception as error:  # a selector of the user's: the message gets its error
+                        ended.append((outgoing, error))
+            more, left = self._resume(queue, placed)
+            following += more
+            ended += left
+        return Actions(following, ended)
+
+    def _drain(self, queue: PartitionQueue) -> Sequence[Outgoing]:
+        """Everything queued of a paused partition, to be routed anew; it stays paused until `_resume`."""
+        with self._lock:
+            if not queue.paused:
+                return ()
+            queue.under_way = drained = queue.take_all()
+            return drained
+
+    def _resume(
+        self, queue: PartitionQueue, placed: list[tuple[Outgoing, TopicPartition | None]]
+    ) -> tuple[Sequence[Flight], list[Ended]]:
+        """Put what `_drain` took where it shall go now (None: by its key), in front of what arrived meanwhile, and end
+        the pause. Returns what may leave, and what is left if this was closed meanwhile."""
+        with self._lock:
+            here = queue.partition
+            if not queue.paused:
+                return (), []
+            placed = placed + [(each, None if each.goes_by_key else here) for each in queue.take_all()]
+            queue.under_way = ()
+            if self._closed:
+                return (), [(outgoing, Closed()) for outgoing, _ in placed]
+            touched = {here: queue}
+            for outgoing, partition in placed:
+                where = self._by_key(outgoing) if partition is None else partition
+                other = self._queues.get(where) or self._queue_of(where)
+                other.put(outgoing)
+                touched[where] = other
+            queue.paused = False
+            return self._call(touched.values()), []
+
+    # --- with the lock held -----------------------------------------------------------------------------------------
+
+    def _put(self, outgoing: Outgoing, queue: PartitionQueue) -> Sequence[Flight]:
+        """Behind all others. Returns what may leave now."""
+        count = outgoing.count
+        if queue.open is not None:
+            queue.close()
+        gathered = outgoing if isinstance(outgoing, GatheredBatch) else None
+        if gathered is not None:
+            gathered.most = min(max(_LEAST_GATHERED, queue.queued_records), self._max_records)
+        # no call from here on but the last one, which is not `put`: see `add`
+        self._buffered += outgoing.size
+        self._messages += count
+        if gathered is None:
+            queue.queued_bytes += outgoing.size
+            queue.queued_records += count
+        else:
+            queue.open = gathered
+            queue.sticks = True
+            self._gathering[gathered.where] = queue
+        queue.queue.append(outgoing)
+        if queue.busy or queue.paused:
+            return ()
+        broker = queue.broker
+        if not self._lingers or outgoing.report is None or self._is_full(queue):
+            broker.call(queue)
+            if not broker.is_open(self._max_flights):
+                return ()
+            if self._interruptible():
+                self._wake_at(-math.inf, None)
+                return ()
+            return self._depart(broker)
+        if not queue.ready and len(queue.queue) == 1:
+            if not broker.lingering:
+                self._wake_at(self._clock() + self._config.linger_ms / 1000, broker)
+            broker.lingering.append(queue)
+        return ()
+
+    def _wake_at(self, when: float, what: PartitionQueue | BrokerQueue | None) -> None:
+        heapq.heappush(self.due, (when, next(self._numbers), what))
+
+    def _queue_of(self, partition: TopicPartition) -> PartitionQueue:
+        broker = self._brokers.setdefault(partition.broker, BrokerQueue())
+        queue = PartitionQueue(partition, broker)
+        self._first.setdefault(partition.topic, queue)  # first: the partition is looked up next time
+        self._queues[partition] = queue
+        return queue
+
+    def _by_key(self, outgoing: Outgoing) -> TopicPartition:
+        """Where a message with a key goes. Raises NoPartition if that was never known, and none of its topic was."""
+        partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
+        if partition is None:
+            raise no_partition(outgoing.topic)
+        return partition
+
+    def _is_full(self, queue: PartitionQueue) -> bool:
+        size, records = queue.queued_bytes, queue.queued_records
+        if queue.open is not None:
+            size, records = size + queue.open.size, records + queue.open.count
+        return size >= self._max_bytes or records >= self._max_records
+
+    def _call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
+        """Let those go that have something queued."""
+        brokers: dict[BrokerQueue, None] = {}
+        for each in queues:
+            if each.queue:
+                each.broker.call(each)
+                brokers[each.broker] = None
+        return [flight for broker in brokers for flight in self._depart(broker)]
+
+    def _depart(self, broker: BrokerQueue) -> list[Flight]:
+        return broker.depart(self._max_flights, self._max_bytes, self._max_records)
+
+    def _forget(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
+        for each in ended:
+            self._buffered -= each.size
+            self._messages -= each.count
+        return self._freed(ended)
+
+    def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
+        """What waited for these may go. Returns what may leave now."""
+        freed: dict[TopicPartition, PartitionQueue] = {}
+        for outgoing in self._keys.settled(ended):
+            partition = self._by_key(outgoing)
+            if (waiting := self._keys.behind(outgoing)) is not None:  # the partitions may just have changed again
+                waiting.append(outgoing)
+                continue
+            queue = self._queues.get(partition) or self._queue_of(partition)
+            queue.put(outgoing)
+            freed[partition] = queue
+        return self._call(freed.values()) if freed else ()
+
+    def _everything(self) -> Iterator[Outgoing]:
+        for each in self._queues.values():
+            yield from each.under_way
+            yield from each.queue
+        for waiting in self._keys.waiting():
+            yield from waiting
+
+    def _is_too_much(self, outgoing: Outgoing) -> bool:
+        return self._messages > 0 and (
+            self._buffered + outgoing.size > self._max_buffered or self._messages >= self._max_messages
+        )
+
+
+class Closed(ClientError):
+    """The producer was closed; another one may send the message."""
+
+    retriable = True
+
+    def __init__(self) -> None:
+        super().__init__("the producer was closed before this message was acknowledged")
+
+
+def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
+    if outgoing.once:
+        return False
+    if isinstance(error, (TopicNotAccepted, WrongPartition)):
+        return outgoing.attempts < _VIEW_RETRIES
+    return error.retriable
+
+
+def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
+    """Which error is the cause of a failed message: its own deadline cutting a try short tells nothing, and that its
+    broker is not registered any more tells less than what the broker did before."""
+    known = outgoing.cause
+    if known is None or isinstance(known, NoPartition):
+        return error
+    return known if now >= outgoing.deadline or isinstance(error, NoPartition) else error

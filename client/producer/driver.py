@@ -1,0 +1,334 @@
+"""The threads, timers and connections around a producer's core."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
+from metaq.protocol.errors import MetaqError, NoPartition
+from metaq.protocol.record import checksum
+
+from ..config import ProducerConfig
+from ..local_store import LocalMessageStore, StoredMessage
+from ..metadata import Metadata
+from ..pool import ConnectionPool
+from ..timers import TimeLeft, Timers
+from ..values import SendResult, TopicPartition
+from .core import Actions, FailedTurn, ProducerCore
+from .futures import refuse_in_callback
+from .losses import Losses
+from .outgoing import GatheredBatch, Outgoing
+from .queues import Flight, PartitionQueue, Turn
+from .routing import Router, no_partition
+from .sending import Sender
+from .undelivered import Undelivered
+
+__all__ = ["Driver"]
+
+_CROWD = 8
+"""So many threads that wait for the next request leave the reading to the background thread: handing that from one to
+the next would cost each of them more than it saves."""
+
+
+class Driver:
+    """Tells the core what happens and does what it says: a caller's own thread sends, and reads its answer (see
+    client/connection.py); threads of timers try again and look at deadlines. Any thread.
+
+    store: of undelivered messages, if there is one.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        metadata: Metadata,
+        pool: ConnectionPool,
+        router: Router,
+        store: LocalMessageStore | None,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._pool = pool
+        self._router = router
+        self._clock = clock
+        self.core = ProducerCore(config, router, clock, random, may_be_interrupted)
+        self._timers = Timers("metaq-producer-retry", clock)
+        self._answers = Timers("metaq-producer-answers", clock)
+        self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
+        self._arming = threading.Lock()
+        self._wake_armed = self._look_armed = math.inf
+        self._freed = Bells()  # of threads that wait for room, or for all to end
+        self._sender = Sender(
+            metadata, pool, config.connection, self._landed, self._settled, self._landed_alone, self._elsewhere, clock
+        )
+        self._changed_topics: set[str] = set()
+        self._lost_at_exit: Losses | None = None
+        self._undelivered: Undelivered | None = None
+        if store is not None:
+            self._undelivered = Undelivered(store, self._send_again, config.recover_interval_seconds, clock)
+        metadata.on_change(self._view_changed)
+
+    # --- accepting --------------------------------------------------------------------------------------------------
+
+    def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
+        """As Producer.send_stored."""
+        body = message.body
+        outgoing = Outgoing(message.topic, message.flag, checksum(body), body, deadline)
+        outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
+        outgoing.once = not retry
+        return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
+
+    def begin(self, outgoing: Outgoing) -> None:
+        """Accept what no thread is blocked for."""
+        try:
+            try:
+                if self._undelivered is not None and outgoing.storable and self._router.is_away(outgoing):
+                    raise no_partition(outgoing.topic)  # kept until somebody publishes it
+                _, flights = self._accept(outgoing)
+            except MetaqError as error:
+                if self._undelivered is None or not outgoing.storable or not error.retriable:
+                    raise
+                self._undelivered.keep(outgoing, error)
+                return
+            for flight in flights:
+                self._sender.transmit(flight)
+        except MetaqError:
+            raise
+        except BaseException:
+            begin_elsewhere((self._recover, outgoing))
+            raise
+
+    def send_and_wait(self, outgoing: Outgoing) -> Any:
+        refuse_in_callback("a blocking send")
+        try:  # with what accepts it inside: where a function begins an interrupt may come
+            queue, flights = self._accept(outgoing)
+            for flight in flights:
+                self._sender.transmit(flight, outgoing)
+        except MetaqError:
+            raise
+        except BaseException:
+            begin_elsewhere((self._recover, outgoing))
+            raise
+        if not outgoing.done:
+            self._wait(outgoing, queue)
+        if outgoing.error is not None:
+            raise outgoing.error
+        return outgoing.result
+
+    def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
+        """Waits for room until the message's deadline. Raises RequestTimedOut (no room), ClientError (closed, or no
+        room in a callback), NoPartition, and what a selector raises."""
+        core = self.core
+        partition = self._route(outgoing)
+        while (accepted := core.add(outgoing, partition)) is None:
+            refuse_in_callback("a send with max_buffered_bytes or max_buffered_messages waiting already")
+            if not self._freed.wait_for(partial(core.has_room, outgoing), lambda: outgoing.deadline - self._clock()):
+                raise core.no_room()
+        if core.due or core.expire_at < self._look_armed:
+            self._arm()
+        return accepted
+
+    def _recover(self, outgoing: Outgoing) -> None:
+        """Accepting or sending it was interrupted: do what was left. On another thread."""
+        self._sender.lose_untaken(outgoing.flights)
+        self.core.hurry()
+        self._arm()
+
+    def _route(self, outgoing: Outgoing) -> TopicPartition | None:
+        """Where a message is to be queued: as Router.route, or None: by its key, which the outbox does in order.
+
+        A topic that was sent to before may be away: its only broker may be between two lives, restarted, or its
+        ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
+        """
+        if outgoing.key is not None and outgoing.goes_by_key:
+            known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
+            if not known and not self._router.partitions_for_keys(outgoing.topic):
+                raise no_partition(outgoing.topic)
+            return None
+        if isinstance(outgoing, GatheredBatch):
+            sticky = self.core.sticks_to(outgoing.where)
+            if sticky is not None:
+                return sticky
+        try:
+            return self._router.route(outgoing)
+        except NoPartition:
+            last = self.core.partition_of(outgoing.topic)
+            if outgoing.once or last is None or not self._router.is_away(outgoing):
+                raise
+        return outgoing.fixed or last
+
+    def _wait(self, outgoing: Outgoing, queue: PartitionQueue | None) -> None:
+        connection = outgoing.driver  # that its flight left on; its broker may have another one by now
+        if connection is None and queue is not None and queue.queued_records < _CROWD:
+            # from here on a request sent for this message on this connection needs no background reader
+            connection = outgoing.driver = queue.broker.connection
+        if connection is not None:
+            connection.drive(outgoing, outgoing.deadline)
+            outgoing.driver = None
+        else:
+            outgoing.park_until_done(outgoing.deadline, self._clock)
+        if not outgoing.done:
+            outgoing.error = self.core.overdue(outgoing)
+            outgoing.done = True  # whoever holds it now drops it
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until everything has its outcome, also in the store; False at the deadline."""
+        if not self._wait_for_all(deadline):
+            return False
+        if self._undelivered is not None:
+            self._undelivered.write()
+        return True
+
+    def _wait_for_all(self, deadline: float) -> bool:
+        self.core.hurry()
+        self._arm()  # what lingers does not leave here: it may have to connect
+        return self._freed.wait_for(self.core.is_empty, lambda: deadline - self._clock())
+
+    def end(self, timeout: float) -> None:
+        """Flush; give up what is left after `timeout` seconds, and accept nothing any more. Where no interrupt comes,
+        as all that follows."""
+        deadline = self._clock() + timeout
+        try:
+            if self._undelivered is not None:
+                self._undelivered.stop_sending(timeout)
+            self._wait_for_all(deadline)
+        finally:
+            self.core.closing = True
+            self._do(self.core.close())
+            self._freed.ring()
+
+    def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
+        """As `end`, for a process that ends. Returns what is lost."""
+        self._lost_at_exit = Losses()
+        self.end(timeout)
+        if self._undelivered is not None:
+            self._undelivered.close()
+        return self._lost_at_exit.take()
+
+    def close(self, left: TimeLeft) -> None:
+        """Behind `end`: end the threads, the connections and the store."""
+        self._deadlines.close(min(1.0, left.part(0.2)))
+        self._timers.close(min(1.0, left.part(0.2)))
+        self._answers.close(min(1.0, left.part(0.2)))
+        self._pool.close(left.part(0.5))
+        if self._undelivered is not None:
+            self._undelivered.close(left.part(0.5))
+
+    # --- doing what the core says -----------------------------------------------------------------------------------
+
+    def _do(self, actions: Actions) -> None:
+        """Where no interrupt comes."""
+        self._send_all(actions.flights)
+        for outgoing, error in actions.late:
+            if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
+                self._fail(outgoing, error)
+        for outgoing, error in actions.ended:
+            self._give_up(outgoing, error)
+        if actions.ended:
+            self._send_all(self.core.forget(actions.ended))
+            self._freed.ring()
+        self._arm()
+
+    def _send_all(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self._sender.transmit(flight)
+
+    def _arm(self) -> None:
+        """Have the core's times looked at when they come."""
+        with self._arming:
+            when = self.core.wake_at
+            if when < self._wake_armed:
+                self._timers.call_later(
+                    max(0.0, when - self._clock()), self._wake
+                )  # first: a look too many does no harm
+                self._wake_armed = when
+            when = self.core.expire_at
+            if when < self._look_armed:
+                self._deadlines.call_later(max(0.0, when - self._clock()), self._expire)
+                self._look_armed = when
+
+    def _wake(self) -> None:
+        """Retry thread."""
+        with self._arming:
+            self._wake_armed = math.inf
+        self._do(self.core.wake(self._clock()))
+
+    def _expire(self) -> None:
+        """Deadlines' thread: end futures whose time is over, whatever their messages wait for."""
+        with self._arming:
+            self._look_armed = math.inf
+        self._do(self.core.expire(self._clock()))
+
+    def _view_changed(self, topic: str) -> None:
+        """Any thread. A view lists all brokers that are registered, not only those of its topic."""
+        self._changed_topics.add(topic)
+        self._timers.call_later(0.0, self._try_changed)
+        self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
+        if self._undelivered is not None:
+            self._undelivered.send_soon()
+
+    def _try_changed(self) -> None:
+        """Retry thread."""
+        topics: set[str] = set()
+        while self._changed_topics:
+            topics.add(self._changed_topics.pop())
+        if topics:
+            self._do(self.core.view_changed(topics))
+
+    def _landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn]) -> None:
+        actions = self.core.landed(flight, finished, failed)
+        if failed:
+            self._do(actions)
+        else:
+            self._send_all(actions.flights)
+
+    def _landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
+        if self._router.avoids_any:
+            return None
+        try:
+            following = self.core.landed_alone(flight)
+            if self._freed.waiting:
+                self._freed.ring()
+            return following
+        except BaseException:
+            begin_elsewhere((self._freed.ring,))
+            raise
+
+    def _settled(self, flight: Flight, finished: Sequence[Turn]) -> None:
+        if self.core.keys_move and may_be_interrupted():
+            self._elsewhere(partial(self._settled, flight, finished))
+            return
+        self._send_all(self.core.release(flight, finished))
+        if self._freed.waiting:
+            self._freed.ring()
+
+    def _elsewhere(self, action: Callable[[], None]) -> None:
+        """Have done what an interrupt must not divide, on a thread that no signal reaches."""
+        self._answers.call_later(0.0, action)
+
+    def _give_up(self, outgoing: Outgoing, error: Exception) -> None:
+        """Nothing is tried any more: the caller gets the error, or the store the message."""
+        keeps = self._keeps(outgoing) and not outgoing.done
+        if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:
+            self._undelivered.keep(outgoing, error)
+        else:
+            self._fail(outgoing, error)
+
+    def _fail(self, outgoing: Outgoing, error: Exception) -> None:
+        if self._lost_at_exit is not None and not outgoing.done:
+            self._lost_at_exit.note(outgoing.topic, outgoing.cause or error, outgoing.count)
+        outgoing.fail(error)
+
+    def _keeps(self, outgoing: Outgoing) -> bool:
+        """Whether a store for undelivered messages takes it."""
+        return self._undelivered is not None and outgoing.storable and outgoing.report is not None
+
+    def _send_again(self, message: StoredMessage) -> SendResult:
+        return self.send_stored(message, self._clock() + self._config.delivery_timeout_seconds, retry=False)
