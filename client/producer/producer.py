@@ -208,19 +208,20 @@ class Producer:
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
         self._guard.check()
-        if (
+        is_plain = (
             type(payload) is bytes
             and tag is None
             and key is None
             and partition is None
             and attribute is None
             and not (keys or headers)
-        ):
+        )
+        if is_plain:
             deadline = self._clock() + (self._seconds if timeout is None else timeout)
             joined = self._core.join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
                 return SendFuture(*joined)
-        return self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, ASKED)
+        return self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, ASKED, is_plain)
 
     def produce(
         self,
@@ -245,18 +246,19 @@ class Producer:
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
-        if (
+        is_plain = (
             type(payload) is bytes
             and tag is None
             and key is None
             and partition is None
             and attribute is None
             and not (keys or headers)
-        ):
+        )
+        if is_plain:
             deadline = self._clock() + (self._seconds if timeout is None else timeout)
             if self._core.join(topic, 0, payload, deadline, report) is not None:
                 return
-        self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, report)
+        self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, report, is_plain)
 
     def send_batch(
         self,
@@ -438,13 +440,15 @@ class Producer:
         partition: TopicPartition | None,
         timeout: float | None,
         on_delivery: OnDelivery | Losses,
+        is_plain: bool,
     ) -> SendFuture[SendResult]:
-        """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
+        """A single message that no thread is blocked for; its future if on_delivery is ASKED. is_plain: the caller has
+        tried to `join` it."""
         deadline = self._deadline(timeout)
         flag, body = build_body(payload, tag, keys, attribute, headers, key)
         if key is None and (self._gathers or partition is not None):
             where = topic if partition is None else (topic, partition)
-            joined = self._core.join(where, flag, body, deadline, on_delivery)
+            joined = None if is_plain else self._core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
                 return SendFuture(*joined)
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
