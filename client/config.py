@@ -142,7 +142,7 @@ class ProducerConfig:
     max_buffered_bytes: int = 64 << 20
     """Messages accepted but not yet answered; above, a send waits for room until its deadline."""
     max_buffered_messages: int = 50_000
-    """The same for their number; a batch of send_batch_async() is always taken whole."""
+    """The same for their number; a batch of send_batch_async() counts as one."""
     delivery_timeout_seconds: float = 30.0
     """From the call to the final answer, all tries together, unless the call says otherwise."""
     retry_min_seconds: float = 0.02

@@ -246,13 +246,13 @@ class ProducerCore:
             if idle and broker.is_open(self._max_flights):  # the usual case of a producer that is not busy
                 batch = [outgoing]
                 flight = Flight(broker, [Turn(queue, batch)])
-                count = outgoing.count
+                weight = outgoing.weight
                 # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
                 queue.busy = True
                 queue.under_way = batch
                 broker.flights += 1
                 self._buffered += outgoing.size
-                self._messages += count
+                self._messages += weight
                 outgoing.flights = flights = (flight,)
                 return queue, flights
             following = self._put(outgoing, queue)
@@ -270,7 +270,8 @@ class ProducerCore:
         """
         queue, (outgoing,) = flight.turns[0]
         broker = flight.broker
-        blocking, size, count = outgoing.report is None, outgoing.size, outgoing.count
+        blocking, size = outgoing.report is None, outgoing.size
+        count, weight = outgoing.count, outgoing.weight
         with self._lock:
             if self._keys.moving:
                 return None
@@ -287,7 +288,7 @@ class ProducerCore:
             flight.landed = flight.turns
             if blocking:
                 self._buffered -= size
-                self._messages -= count
+                self._messages -= weight
                 flight.settled = flight.turns
             if not gathered:
                 return ()
@@ -330,10 +331,10 @@ class ProducerCore:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
             ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
             size = ended[0].size if len(ended) == 1 else sum([each.size for each in ended])
-            count = ended[0].count if len(ended) == 1 else sum([each.count for each in ended])
+            weight = ended[0].weight if len(ended) == 1 else sum([each.weight for each in ended])
             settled = [*flight.settled, *fresh]
             self._buffered -= size
-            self._messages -= count
+            self._messages -= weight
             flight.settled = settled
             return self._freed(ended) if self._keys.moving else ()
 
@@ -516,7 +517,7 @@ class ProducerCore:
 
     def _put(self, outgoing: Outgoing, queue: PartitionQueue) -> Sequence[Flight]:
         """Behind all others. Returns what may leave now."""
-        count = outgoing.count
+        count, weight = outgoing.count, outgoing.weight
         if queue.open is not None:
             queue.close()
         gathered = outgoing if isinstance(outgoing, GatheredBatch) else None
@@ -524,7 +525,7 @@ class ProducerCore:
             gathered.most = min(max(_LEAST_GATHERED, queue.queued_records), self._max_records)
         # no call from here on but the last one, which is not `put`: see `add`
         self._buffered += outgoing.size
-        self._messages += count
+        self._messages += weight
         if gathered is None:
             queue.queued_bytes += outgoing.size
             queue.queued_records += count
@@ -588,7 +589,7 @@ class ProducerCore:
     def _forget(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
         for each in ended:
             self._buffered -= each.size
-            self._messages -= each.count
+            self._messages -= each.weight
         return self._freed(ended)
 
     def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:

@@ -96,6 +96,8 @@ class Outgoing(Waiter):
     )
 
     count = 1
+    weight = 1
+    """What it counts for in max_buffered_messages: a batch that was made as one is one object, whatever its size."""
     is_single = True
     """Whether it is one message, which a SEND can carry."""
     storable = True
@@ -294,6 +296,10 @@ class GatheredBatch(OutgoingBatch):
 
     @property
     def count(self) -> int:  # type: ignore[override]
+        return len(self.bodies)
+
+    @property
+    def weight(self) -> int:  # type: ignore[override]
         return len(self.bodies)
 
     @property

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.config import ProducerConfig
+from metaq.client.producer.building import build_batch
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import Outgoing
@@ -25,6 +26,10 @@ def message(body=b"x", deadline=100.0, key=None, future=False):
     outgoing.key = key
     outgoing.report = SendFuture().outcome.settle if future else None
     return outgoing
+
+
+def many(count):
+    return build_batch("t", [b"x"] * count, None, (), None, None, None, HERE, 100.0)
 
 
 REFUSED = RequestRefused(500, "no")
@@ -191,6 +196,25 @@ def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once(
     while sent.core.buffered_bytes:
         sent.finish()
     assert sum(len(batch) for _, batch in sent.batches) == window + 1 + sum(sizes[:-1])
+
+
+def test_batches_that_were_made_as_such_are_not_divided():
+    sent = Sent()
+    sent.add(many(100))
+    for _ in range(4):
+        sent.add(many(100))
+    sent.finish(0)
+    assert [sum(each.count for each in flight.turns[0].batch) for flight in sent.flights] == [100, 400]
+
+
+def test_a_batch_counts_as_one_of_the_messages_that_may_wait():
+    sent = Sent(max_buffered_messages=3)
+    for _ in range(3):
+        sent.add(many(100))
+    with pytest.raises(RequestTimedOut, match="3 messages of"):
+        sent.add(message())
+    sent.finish(0)
+    sent.add(message())
 
 
 def test_few_messages_go_together_whatever_was_answered_last():
