@@ -523,6 +523,8 @@ class ProducerCore:
         gathered = outgoing if isinstance(outgoing, GatheredBatch) else None
         if gathered is not None:
             gathered.most = min(max(_LEAST_GATHERED, queue.queued_records), self._max_records)
+            if queue.gathers_for != gathered.where and self._gathering.get(queue.gathers_for) is queue:
+                del self._gathering[queue.gathers_for]  # what may go elsewhere and what may not are never in one batch
         # no call from here on but the last one, which is not `put`: see `add`
         self._buffered += outgoing.size
         self._messages += weight
@@ -531,6 +533,7 @@ class ProducerCore:
             queue.queued_records += count
         else:
             queue.open = gathered
+            queue.gathers_for = gathered.where
             queue.sticks = True
             self._gathering[gathered.where] = queue
         queue.queue.append(outgoing)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from metaq.protocol.limits import MAX_PARTS
@@ -28,7 +28,8 @@ class PartitionQueue:
     what its request holds, or what is being routed anew.
 
     open: the last of the queue, while more messages may join it; queued_bytes and queued_records count it when it is
-    closed. sticks: messages without a key go here, until what is queued is full, leaves or fails.
+    closed. gathers_for: the `where` of the last one that was opened. sticks: messages without a key go here, until what
+    is queued is full, leaves or fails.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class PartitionQueue:
         "broker",
         "busy",
         "failures",
+        "gathers_for",
         "open",
         "partition",
         "paused",
@@ -55,6 +57,7 @@ class PartitionQueue:
         self.queued_bytes = 0
         self.queued_records = 0
         self.open: GatheredBatch | None = None
+        self.gathers_for: Hashable = None
         self.sticks = False
         self.ready = False
         self.busy = False

@@ -12,7 +12,7 @@ from metaq.client.config import ProducerConfig
 from metaq.client.producer.building import build_batch
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
-from metaq.client.producer.outgoing import Outgoing
+from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing
 from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
 from metaq.client.values import TopicPartition
@@ -124,6 +124,27 @@ def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
     sent.finish()
     assert len(sent.batches) == 2
     assert sent.core.buffered_bytes == 0
+
+
+def test_a_message_for_one_partition_joins_none_that_may_go_elsewhere():
+    sent = Sent()
+
+    def send(body, fixed):
+        where = ("t", HERE) if fixed else "t"
+        if sent.core.join(where, 0, body, 100.0, ASKED) is None:
+            gathered = GatheredBatch(where, "t", 0, body, 100.0, ASKED)
+            gathered.fixed = HERE if fixed else None
+            sent.routes[gathered] = HERE if fixed else THERE
+            sent.add(gathered, HERE)
+
+    for body, fixed in ((b"1", True), (b"2", True), (b"3", False), (b"4", False), (b"5", True), (b"6", False)):
+        send(body, fixed)
+    sent.finish()
+    assert [each.bodies for each in sent.batches[-1][1]] == [[b"2"], [b"3", b"4"], [b"5"], [b"6"]]
+    sent.fail()
+    sent.wake()
+    went = {queue.partition: [body for each in batch for body in each.bodies] for queue, batch in sent.batches[-2:]}
+    assert went == {HERE: [b"2", b"5"], THERE: [b"3", b"4", b"6"]}
 
 
 def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathered():
