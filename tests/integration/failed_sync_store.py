@@ -1,4 +1,6 @@
-"""One life of a store on a disk that is made to fail: `python failed_sync_store.py write|start|read DIRECTORY`.
+"""One life of a store on a disk that is made to fail.
+
+Started by `python -m tests.integration.failed_sync_store write|start|read DIRECTORY`.
 
 write: append to some partitions and print what was acknowledged, as JSON lines; then wait for a line on stdin, by when
 the disk is full, checkpoint all of them, and end without closing, as a kill does. Exits with 0 only if that failed.

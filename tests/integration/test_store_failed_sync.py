@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-STORE = Path(__file__).with_name("failed_sync_store.py")
+ROOT = Path(__file__).resolve().parents[2]
 IMAGE_BYTES = 32 << 20
 BACKING_BYTES = 40 << 20
 
@@ -79,7 +79,8 @@ def disk(tmp_path: Path) -> Iterator[FailingDisk]:
 def _store(action: str, disk: FailingDisk, *, asynchronous: bool) -> list[tuple[int, int, str]]:
     environment = dict(os.environ) | ({"ASYNCHRONOUS": "1"} if asynchronous else {})
     process = subprocess.Popen(
-        [sys.executable, str(STORE), action, str(disk.path / "data")],
+        [sys.executable, "-m", "tests.integration.failed_sync_store", action, str(disk.path / "data")],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
