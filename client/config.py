@@ -19,7 +19,7 @@ __all__ = [
     "SEARCH_TIMEOUT_SECONDS",
     "ConnectionConfig",
     "ConsumerConfig",
-    "Damage",
+    "OnDamage",
     "ProducerConfig",
     "Protocol",
     "Start",
@@ -32,7 +32,7 @@ Protocol = Literal["auto", "text"]
 
 Start = Literal["earliest", "latest"]
 
-Damage = Literal["stop", "skip"]
+OnDamage = Literal["stop", "skip"]
 """What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
@@ -209,7 +209,7 @@ class ConsumerConfig:
     """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). None:
     poll() and run() do, poll_arrow() does not, where it would cost as much as all the rest. The broker has checked
     the message when it came; here it shows what a disk or memory has changed since."""
-    damage: Damage = "stop"
+    damage: OnDamage = "stop"
     """At stored bytes that hold no good record. "stop": poll() raises CorruptRecord, with the range, at each call until
     a seek; run() holds that partition, and says so once. "skip": they count as consumed, and the log and on_damaged
     tell the range. Other partitions go on either way."""

@@ -33,7 +33,7 @@ from .reading_role import HANDLER_FAILED, ReadingRole
 from .waiting import Waiter
 from .wire import TICK, Endpoint, Wire, connect
 
-__all__ = ["Build", "Call", "Connection", "Endpoint", "OnDone", "Reply", "Request", "open_connection"]
+__all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Reply", "open_connection"]
 
 log = get_log(__name__)
 
@@ -72,7 +72,7 @@ class Call(Waiter):
         self.finish()
 
 
-class Request:
+class Exchange:
     """A request, and what is done with its answer.
 
     on_done gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
@@ -108,7 +108,7 @@ class Connection:
         self,
         sock: socket.socket,
         endpoint: Endpoint,
-        stream: ClientStream[Request],
+        stream: ClientStream[Exchange],
         config: ConnectionConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,7 +117,7 @@ class Connection:
         self.speaks_frames = stream.speaks_frames
         self.takes_many = stream.takes_many
         self.new_opaque = stream.new_opaque
-        """For a Request."""
+        """For an Exchange."""
         self.expects_bulk = False
         self.on_closed: Callable[[Connection], None] | None = None
         self._stream = stream
@@ -159,10 +159,10 @@ class Connection:
         on_begun: OnBegun | None = None,
     ) -> None:
         """Send a request; as `send`. Raises LocalProtocolError (from `build`), too."""
-        request = Request(self.new_opaque(), on_done, deadline, background, on_begun)
+        request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))
 
-    def send(self, requests: Sequence[Request], buffers: Sequence[Buffer]) -> None:
+    def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
         """Send requests, pipelined, whose bytes were made for their opaques. All have one deadline and `background`.
 
         Raises only ClientError in a process that was forked off: nothing was sent and on_done is not called. If an
@@ -186,7 +186,7 @@ class Connection:
             begin_elsewhere((self._cut_short, requests, entered))
             raise
 
-    def _cut_short(self, requests: Sequence[Request], entered: int) -> None:
+    def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
         """The thread that was sending these was interrupted, when it had entered so many of them: whoever reads ends
         them. On a thread of its own."""
         for request in requests:
@@ -216,7 +216,7 @@ class Connection:
         Until then the answer waits in the socket, or at the broker. Raises LocalProtocolError.
         """
         call = Call(self.new_opaque())
-        self.send((Request(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
+        self.send((Exchange(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
         return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:

@@ -12,7 +12,7 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, Damage, check_damage, check_protocol
+from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, OnDamage, check_damage, check_protocol
 from .connection import Connection
 from .consumer.choices import start_position
 from .consumer.core import Accept, ConsumerCore, OnDamaged
@@ -58,7 +58,7 @@ class TopicBrowser:
         protocol: str = "auto",
         max_bytes: int = BROWSE_BYTES,
         timeout: float | None = None,
-        damage: Damage = "stop",
+        damage: OnDamage = "stop",
         on_damaged: OnDamaged | None = None,
         config: ConnectionConfig | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from metaq.protocol.errors import CoordinationError
 
 from .records import DecidedBatch, format_decided_batch, parse_decided_batch
 from .session import ZkSession
-from .znodes import Write, create_persistent, delete, set_data
+from .znodes import FencedWrite, create_persistent, delete, set_data
 
 __all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
 
@@ -65,7 +65,7 @@ class DecidedBatches:
         path = self._paths.spark_write(query_id)
         self._write(path, delete(path))
 
-    def _write(self, path: str, write: Write) -> bool:
+    def _write(self, path: str, write: FencedWrite) -> bool:
         """Whether it was done; not if the node is another one than expected."""
         failure = self._nodes.write_atomically(self._session.session_id, [write])
         if isinstance(failure, (BadVersionError, NodeExistsError, NoNodeError)):

@@ -14,7 +14,7 @@ from kazoo.hosts import collect_hosts
 
 from .records import host_and_port
 
-__all__ = ["Finding", "examine", "sentence"]
+__all__ = ["ServerFinding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
 """A ZooKeeper reads four bytes; most of what it may be mistaken for, metaq's own brokers too, answers whole lines."""
@@ -24,17 +24,17 @@ _LONGEST_ANSWER = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ServerFinding:
     """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name."""
 
     text: str
     certain: bool
 
 
-def examine(hosts: str, seconds: float) -> list[Finding]:
+def examine(hosts: str, seconds: float) -> list[ServerFinding]:
     """The state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
     servers, _ = collect_hosts(hosts)
-    found: dict[int, Finding] = {}
+    found: dict[int, ServerFinding] = {}
     deadline = time.monotonic() + seconds
 
     def ask(index: int, host: str, port: int) -> None:
@@ -51,25 +51,25 @@ def examine(hosts: str, seconds: float) -> list[Finding]:
     return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
 
 
-def _examine_server(host: str, port: int, seconds: float) -> Finding:
+def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
     where = host_and_port(host, port)
     try:
         socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return Finding(f"the host name {host!r} is unknown: correct it", certain=True)
+        return ServerFinding(f"the host name {host!r} is unknown: correct it", certain=True)
     try:
         answer = _ask(host, port, _REQUEST, seconds)
         if not answer and _ask(host, port, _BROKER_REQUEST, seconds).startswith(b"result "):
-            return Finding(
+            return ServerFinding(
                 f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
             )
         return _judged(where, answer)
     except ConnectionRefusedError:
-        return Finding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
+        return ServerFinding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
     except TimeoutError:
         return _silent(where)
     except OSError as error:
-        return Finding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
+        return ServerFinding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
 
 
 def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
@@ -79,23 +79,23 @@ def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
         return connection.recv(_LONGEST_ANSWER)
 
 
-def _judged(where: str, answer: bytes) -> Finding:
+def _judged(where: str, answer: bytes) -> ServerFinding:
     if not answer:
-        return Finding(f"{where} closes each connection: ask its log why", certain=False)
+        return ServerFinding(f"{where} closes each connection: ask its log why", certain=False)
     if b"not currently serving" in answer:
-        return Finding(
+        return ServerFinding(
             f"the ZooKeeper at {where} does not serve now: its ensemble elects a leader, or has no majority",
             certain=False,
         )
     if b"Mode:" in answer or b"whitelist" in answer or b"Zookeeper version" in answer:
-        return Finding(f"the ZooKeeper at {where} opens no session: ask its log why", certain=False)
-    return Finding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
+        return ServerFinding(f"the ZooKeeper at {where} opens no session: ask its log why", certain=False)
+    return ServerFinding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
 
 
-def _silent(where: str) -> Finding:
-    return Finding(f"{where} does not answer: check that it can be reached", certain=False)
+def _silent(where: str) -> ServerFinding:
+    return ServerFinding(f"{where} does not answer: check that it can be reached", certain=False)
 
 
-def sentence(findings: Sequence[Finding]) -> str:
+def sentence(findings: Sequence[ServerFinding]) -> str:
     """All of them on one line, each once."""
     return "; ".join(dict.fromkeys(each.text for each in findings))

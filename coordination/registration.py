@@ -17,7 +17,7 @@ from .logs import get_log
 from .paths import replica_name
 from .records import format_broker_url, format_checksum, format_partition_count, format_plain_count, parse_broker_url
 from .session import SessionEvent, ZkSession
-from .znodes import Write, create_ephemeral, delete, set_data
+from .znodes import FencedWrite, create_ephemeral, delete, set_data
 
 __all__ = ["BrokerAddress", "BrokerRegistration", "TopicRegistration"]
 
@@ -346,7 +346,7 @@ class BrokerRegistration:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _write(self, session_id: int, writes: Sequence[Write], *expected: type[KazooException]) -> bool:
+    def _write(self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]) -> bool:
         """Whether all succeeded; an `expected` failure is False, any other one raises CoordinationError."""
         failures = [each for each in self._session.nodes.write(session_id, writes) if each is not None]
         for failure in failures:

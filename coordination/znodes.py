@@ -34,7 +34,16 @@ from .interrupts import Aside
 from .kazoo_client import Client
 from .paths import ROOT, ancestors
 
-__all__ = ["ATOMIC_WRITES", "Write", "Znode", "Znodes", "create_ephemeral", "create_persistent", "delete", "set_data"]
+__all__ = [
+    "ATOMIC_WRITES",
+    "FencedWrite",
+    "Znode",
+    "Znodes",
+    "create_ephemeral",
+    "create_persistent",
+    "delete",
+    "set_data",
+]
 
 ANY_VERSION = -1
 """Of data, to ZooKeeper."""
@@ -64,24 +73,24 @@ class Znode(NamedTuple):
     owner: int
 
 
-Write = Callable[[TransactionRequest], None]
+FencedWrite = Callable[[TransactionRequest], None]
 """One operation of a fenced write."""
 
 
-def create_ephemeral(path: str, data: bytes) -> Write:
+def create_ephemeral(path: str, data: bytes) -> FencedWrite:
     return lambda operations: operations.create(path, data, ephemeral=True)
 
 
-def create_persistent(path: str, data: bytes) -> Write:
+def create_persistent(path: str, data: bytes) -> FencedWrite:
     return lambda operations: operations.create(path, data)
 
 
-def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> Write:
+def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
     """version: of the data that is replaced; fails with BadVersionError if it is another one by then."""
     return lambda operations: operations.set_data(path, data, version)
 
 
-def delete(path: str) -> Write:
+def delete(path: str) -> FencedWrite:
     return lambda operations: operations.delete(path)
 
 
@@ -149,7 +158,7 @@ class Znodes:
 
     # --- fenced writes ----------------------------------------------------------------------------------------------
 
-    def write(self, session_id: int, writes: Sequence[Write]) -> list[KazooException | None]:
+    def write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
         """Carry out each of `writes` by itself, in order, on session `session_id` only.
 
         Returns for each None or kazoo's exception (NodeExistsError, NoNodeError, …). Raises SessionLost if one of them
@@ -159,7 +168,7 @@ class Znodes:
         self._guard.check()
         return self._aside.do(self._write, session_id, writes)
 
-    def _write(self, session_id: int, writes: Sequence[Write]) -> list[KazooException | None]:
+    def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
         failures: list[KazooException | None] = []
         for start in range(0, len(writes), ATOMIC_WRITES):
             chunk = writes[start : start + ATOMIC_WRITES]
@@ -170,7 +179,7 @@ class Znodes:
                 failures += [self._outcome(transaction, result) for transaction, result in sent]
         return failures
 
-    def write_atomically(self, session_id: int, writes: Sequence[Write]) -> KazooException | None:
+    def write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
         """Carry out all of `writes` or none, on session `session_id` only; return why not. Raises as write().
 
         The server accepts about 1 MB in one transaction.
@@ -178,10 +187,10 @@ class Znodes:
         self._guard.check()
         return self._aside.do(self._write_atomically, session_id, writes)
 
-    def _write_atomically(self, session_id: int, writes: Sequence[Write]) -> KazooException | None:
+    def _write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
         return self._outcome(*self._send(session_id, writes))
 
-    def _send(self, session_id: int, writes: Sequence[Write]) -> tuple[FencedTransaction, Any]:
+    def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
             write(transaction.operations)

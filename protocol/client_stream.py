@@ -22,7 +22,7 @@ from .sends import SentReply, parse_sent_reply
 from .statuses import RequestCode, Status
 from .text import Answer, AnswerReader, Result, encode_version
 
-__all__ = ["ClientStream", "Opening", "Outcome", "Reply", "ReplyReader"]
+__all__ = ["ClientStream", "EndedRequest", "Opening", "Reply", "ReplyReader"]
 
 Reply = Frame | SentReply | Answer
 
@@ -37,7 +37,7 @@ class Timed(Protocol):
 
 R = TypeVar("R", bound=Timed)
 
-Outcome = tuple[R, Reply | None, MetaqError | None]
+EndedRequest = tuple[R, Reply | None, MetaqError | None]
 """A request that has ended, with its answer (an error answer, too) or the reason why there is none."""
 
 _opaque_of = attrgetter("opaque")
@@ -99,7 +99,7 @@ class ClientStream(Generic[R]):
         self.speaks_frames = not text and FRAMES_MARK in marks
         self.takes_many = self.speaks_frames and MANY_MARK in marks
         self.pending: dict[int, R] = {}
-        self.outcomes: deque[Outcome[R]] = deque()
+        self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False
         self._opaques = itertools.count(1)
         self._frames = ReplyReader() if self.speaks_frames else None

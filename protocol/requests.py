@@ -12,15 +12,15 @@ from .limits import MAX_LINE_BYTES
 from .put_run import PutRun, parse_put_run
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
-__all__ = ["Request", "RequestReader", "one_by_one"]
+__all__ = ["RequestReader", "WireRequest", "one_by_one"]
 
-Request = TextCommand | PutRun | Frame
+WireRequest = TextCommand | PutRun | Frame
 
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames from here on get a buffer of their own, which the transport can receive into."""
 
 
-def one_by_one(requests: Iterable[Request]) -> Iterator[TextCommand | Frame]:
+def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
     """The same requests with the puts of each run apart, for who takes puts one by one."""
     for request in requests:
         if isinstance(request, PutRun):
@@ -61,7 +61,7 @@ class RequestReader:
         """Where the rest of a large frame belongs; None if the next bytes are to be given to `receive`."""
         return None if self._large is None else self._large[self._large_filled :]
 
-    def received(self, count: int) -> list[Request]:
+    def received(self, count: int) -> list[WireRequest]:
         """`count` bytes, at least one, were received into `space`; return the frame if that completes it."""
         large = self._large
         assert large is not None
@@ -75,7 +75,7 @@ class RequestReader:
             self.failure = failure
             return []
 
-    def receive(self, data: bytes) -> list[Request]:
+    def receive(self, data: bytes) -> list[WireRequest]:
         """Take the next bytes of the connection; return the requests they complete, in order."""
         if self.failure is not None:
             return []
@@ -99,7 +99,7 @@ class RequestReader:
             data = b"".join(self._chunks)
             self._chunks.clear()
         self._missing = 0
-        requests: list[Request] = []
+        requests: list[WireRequest] = []
         run, position = parse_put_run(data)
         if run is not None:
             requests += run.pieces()
@@ -124,7 +124,7 @@ class RequestReader:
             self._chunks.append(data[position:] if position else data)
         return requests
 
-    def _frame(self, data: bytes, position: int, requests: list[Request]) -> int:
+    def _frame(self, data: bytes, position: int, requests: list[WireRequest]) -> int:
         length = frame_bytes(data, position)
         end = position + length
         if length >= _LARGE_FRAME_BYTES and end > len(data):
@@ -138,7 +138,7 @@ class RequestReader:
         requests.append(parse_frame(data, position, length))
         return end
 
-    def _text(self, data: bytes, position: int, requests: list[Request]) -> int:
+    def _text(self, data: bytes, position: int, requests: list[WireRequest]) -> int:
         line_end = data.find(b"\r\n", position, position + MAX_LINE_BYTES + 2)
         if line_end < 0:
             if len(data) - position > MAX_LINE_BYTES:

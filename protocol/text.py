@@ -27,7 +27,7 @@ __all__ = [
     "Stats",
     "Sync",
     "TextCommand",
-    "Transaction",
+    "TransactionCommand",
     "TransactionType",
     "Value",
     "Version",
@@ -103,7 +103,7 @@ class Quit(NamedTuple):
     """`quit`: close after the answers already written."""
 
 
-class Transaction(NamedTuple):
+class TransactionCommand(NamedTuple):
     """`transaction txKey sessionId TYPE [timeout] [uniqueQualifier] opaque`. Timeout in seconds."""
 
     key: str | None
@@ -139,7 +139,7 @@ class TooLargePut(NamedTuple):
     opaque: int
 
 
-TextCommand = Put | TooLargePut | Get | OffsetQuery | Stats | Version | Quit | Transaction | Sync | IgnoredAnswer
+TextCommand = Put | TooLargePut | Get | OffsetQuery | Stats | Version | Quit | TransactionCommand | Sync | IgnoredAnswer
 
 
 class Result(NamedTuple):
@@ -322,7 +322,7 @@ def _parse_transaction(tokens: list[bytes]) -> tuple[TextCommand, int]:
     except ValueError:
         raise RemoteProtocolError(f"unknown transaction type {tokens[3][:40]!r}") from None
     key = parse_key(_text(tokens[1]))
-    return Transaction(key, _text(tokens[2]), kind, timeout, qualifier, _int32(tokens[-1])), 0
+    return TransactionCommand(key, _text(tokens[2]), kind, timeout, qualifier, _int32(tokens[-1])), 0
 
 
 def _parse_sync(tokens: list[bytes]) -> tuple[TextCommand, int]:

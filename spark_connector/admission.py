@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from metaq.client.values import TopicPartition
 from metaq.protocol.limits import INT64_MAX
 
-from .read_options import Limits
+from .read_options import BatchLimits
 
 __all__ = ["After", "Count", "Span", "admit", "shares"]
 
@@ -36,7 +36,7 @@ def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 
 
 def admit(
-    limits: Limits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
+    limits: BatchLimits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
 ) -> dict[TopicPartition, int] | None:
     """Where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
 

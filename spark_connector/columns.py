@@ -17,7 +17,7 @@ from metaq.protocol.record import encode_attributes, encode_body
 
 from .options import WriteOptions
 
-__all__ = ["COLUMNS", "Item", "Rows", "by_partition", "check_columns", "rows_by_topic", "size_of"]
+__all__ = ["COLUMNS", "PreparedItem", "Rows", "by_partition", "check_columns", "rows_by_topic", "size_of"]
 
 COLUMNS = {
     "value": "string or binary",
@@ -29,7 +29,7 @@ COLUMNS = {
 }
 """What is written, and the types it may have."""
 
-Item = bytes | Message
+PreparedItem = bytes | Message
 """A payload, or a body that has its attributes in front already (its place is nowhere yet)."""
 
 _NOWHERE = TopicPartition("", -1, -1)
@@ -40,10 +40,10 @@ class Rows(NamedTuple):
 
     topic: str
     keys: Sequence[str | None] | None
-    items: Sequence[Item]
+    items: Sequence[PreparedItem]
 
 
-def size_of(item: Item) -> int:
+def size_of(item: PreparedItem) -> int:
     """Bytes of the message's body."""
     return len(item.body) if isinstance(item, Message) else len(item)
 
@@ -94,16 +94,16 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[Rows]:
 
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
-) -> tuple[Sequence[Item], dict[TopicPartition | None, tuple[str, list[Item]]]]:
+) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
     """Rows without key, and by partition those with one, beside one of its keys.
 
     Without partitions (nobody publishes the topic now) all keys are under None.
     """
     if rows.keys is None:
         return rows.items, {}
-    plain: list[Item] = []
-    keyed: dict[TopicPartition | None, tuple[str, list[Item]]] = {}
-    places: dict[str, list[Item]] = {}
+    plain: list[PreparedItem] = []
+    keyed: dict[TopicPartition | None, tuple[str, list[PreparedItem]]] = {}
+    places: dict[str, list[PreparedItem]] = {}
     for key, item in zip(rows.keys, rows.items, strict=True):
         if key is None:
             plain.append(item)
@@ -128,7 +128,7 @@ def _rows(topic: str, batch: pa.RecordBatch) -> Rows:
         return Rows(topic, None, payloads)
     nothing: Sequence[None] = [None] * len(payloads)
     known: dict[tuple[str | None, str | None, str | None], tuple[int, bytes]] = {}
-    items: list[Item] = []
+    items: list[PreparedItem] = []
     columns = zip(keys or nothing, tags or nothing, attributes or nothing, headers or nothing, payloads, strict=True)
     for key, tag, attribute, names, payload in columns:
         encoded = None if names else known.get((key, tag, attribute))

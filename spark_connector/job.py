@@ -25,7 +25,7 @@ from metaq.protocol.limits import INT64_MAX
 from .columns import COLUMNS
 from .committing import Coordinator
 from .decisions import qualifier
-from .options import Values, WriteOptions
+from .options import OptionValues, WriteOptions
 from .read_options import ReadOptions
 from .source import register
 
@@ -76,7 +76,7 @@ def _session(master: str | None) -> SparkSession:
 
 def _administer(chosen: argparse.Namespace) -> int:
     try:
-        root = Values({"metaq.root": chosen.root}, ("metaq.root",)).root()
+        root = OptionValues({"metaq.root": chosen.root}, ("metaq.root",)).root()
         with ZkSession(check_connect(chosen.zookeeper), root) as session:
             chosen.tool(session, chosen)
     except ConfigError as error:

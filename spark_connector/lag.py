@@ -34,7 +34,7 @@ __all__ = ["LagListener", "LagReport", "PartitionLag", "partition_lag", "positio
 
 log = logging.getLogger(__name__)
 
-Positions = dict[TopicPartition, int]
+PartitionOffsets = dict[TopicPartition, int]
 
 
 class PartitionLag(NamedTuple):
@@ -84,7 +84,7 @@ class LagReport:
 class _Progress(NamedTuple):
     name: str | None
     batch: int
-    positions: Positions
+    positions: PartitionOffsets
 
 
 class LagListener(StreamingQueryListener):
@@ -195,12 +195,12 @@ class LagListener(StreamingQueryListener):
         return LagReport(query_id, known.name, known.batch, tuple(found), failures)
 
 
-def positions_of(offsets: Iterable[str | None]) -> Positions:
+def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
     """Where a query stands, from the offsets of its sources in Spark's progress; others than ours are left out.
 
     Spark says no more of a Python source than its offset, and only ours look like `{"trades":{"0-1":4096}}`.
     """
-    positions: Positions = {}
+    positions: PartitionOffsets = {}
     for text in offsets:
         try:
             named = json.loads(text or "{}")

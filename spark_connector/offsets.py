@@ -13,7 +13,7 @@ from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 
-from .read_options import EARLIEST, LATEST, At, Bounds, Explicit, ReadOptions, Times
+from .read_options import EARLIEST, LATEST, At, Explicit, RangeEnds, ReadOptions, Times
 
 __all__ = [
     "DataLoss",
@@ -137,13 +137,13 @@ def _ending(options: ReadOptions, state: PartitionState) -> int:
     return _number(options.ending, state)
 
 
-def _number(bounds: Bounds, state: PartitionState) -> int:
+def _number(bounds: RangeEnds, state: PartitionState) -> int:
     if isinstance(bounds, Explicit):
         return bounds.offsets[state.id.topic][str(state.id)]
     return EARLIEST if bounds == "earliest" else LATEST
 
 
-def time_wanted(bounds: Bounds, partition: TopicPartition) -> int | None:
+def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
     """The time that an option names for this partition, in milliseconds since 1970."""
     if isinstance(bounds, Times):
         return bounds.times.get(partition.topic, {}).get(str(partition))
@@ -162,7 +162,7 @@ class OffsetLost(OffsetOutOfRange):
         )
 
 
-def check_partitions(option: str, bounds: Bounds, ids: Sequence[TopicPartition]) -> None:
+def check_partitions(option: str, bounds: RangeEnds, ids: Sequence[TopicPartition]) -> None:
     """Raise ConfigError unless offsets or times per partition name each of `ids` once."""
     if isinstance(bounds, Explicit):
         named = bounds.offsets

@@ -15,7 +15,7 @@ from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import check_topic
 
-__all__ = ["PROTOCOLS", "WRITE_NAMES", "Values", "WriteOptions", "check_name"]
+__all__ = ["PROTOCOLS", "WRITE_NAMES", "OptionValues", "WriteOptions", "check_name"]
 
 PROTOCOLS = ("auto", "text")
 WRITE_NAMES = (
@@ -47,7 +47,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
         """Check every option of `df.write.format("metaq")`, or of `df.writeStream`. Raises ConfigError."""
-        values = Values(options, WRITE_NAMES + (STREAM_NAMES if streaming else ()))
+        values = OptionValues(options, WRITE_NAMES + (STREAM_NAMES if streaming else ()))
         topic = values.get("topic", "")
         return cls(
             zookeeper=values.zookeeper(),
@@ -62,7 +62,7 @@ class WriteOptions:
         )
 
 
-class Values:
+class OptionValues:
     """Options by name in any case, as Spark treats them."""
 
     def __init__(self, options: Mapping[str, str], names: tuple[str, ...]) -> None:

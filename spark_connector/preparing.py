@@ -14,7 +14,7 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.transactions import XaVote
 
-from .columns import Item, Rows, by_partition, size_of
+from .columns import PreparedItem, Rows, by_partition, size_of
 from .decisions import BatchWrite, branch_name, qualifier, xid_of
 
 __all__ = ["TaskTransactions"]
@@ -43,7 +43,7 @@ class TaskTransactions:
         self._attempt = attempt
         self._messages = messages
         self._max_bytes = max_bytes
-        self._waiting: dict[TopicPartition, list[Item]] = defaultdict(list)
+        self._waiting: dict[TopicPartition, list[PreparedItem]] = defaultdict(list)
         self._bytes = 0
         self._turn = partition
         self._token = secrets.token_hex(4)
@@ -77,13 +77,13 @@ class TaskTransactions:
         for name in self.prepared:
             self._try_to_roll_back(name)
 
-    def _wait(self, partition: TopicPartition, items: Sequence[Item]) -> None:
+    def _wait(self, partition: TopicPartition, items: Sequence[PreparedItem]) -> None:
         self._waiting[partition] += items
         self._bytes += sum(map(size_of, items))
         if self._bytes >= self._max_bytes:
             self.finish()
 
-    def _prepare(self, broker: int, waiting: dict[TopicPartition, list[Item]]) -> None:
+    def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
         name = branch_name(broker, self._partition, self._attempt, self._number, self._token)
         self._number += 1
         xa, xid = self._resource(), xid_of(self._write, name)

@@ -20,7 +20,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
 from metaq.protocol.pulls import TAG_SEPARATOR
 
-from .options import PROTOCOLS, Values, check_name
+from .options import PROTOCOLS, OptionValues, check_name
 
 __all__ = [
     "BATCH_NAMES",
@@ -30,10 +30,10 @@ __all__ = [
     "READ_NAMES",
     "STREAM_NAMES",
     "At",
-    "Bounds",
+    "BatchLimits",
     "Explicit",
-    "Limits",
-    "Mode",
+    "RangeEnds",
+    "ReadMode",
     "ReadOptions",
     "Times",
 ]
@@ -76,7 +76,7 @@ BATCH_NAMES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 STREAM_NAMES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 READ_NAMES = COMMON_NAMES + BATCH_NAMES + STREAM_NAMES
 
-Mode = Literal["batch", "stream", "any"]
+ReadMode = Literal["batch", "stream", "any"]
 """any: what load() checks, when Spark does not say yet which of both it will be."""
 
 
@@ -101,12 +101,12 @@ class At:
     time_ms: int
 
 
-Bounds = str | Explicit | Times | At
+RangeEnds = str | Explicit | Times | At
 """`earliest`, `latest`, `committed`, offsets or times per partition, or one time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """How much one micro-batch of a stream takes; None = without a limit. max_delay_seconds: maxTriggerDelay."""
 
     max_messages: int | None = None
@@ -126,8 +126,8 @@ class ReadOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
-    starting: Bounds = "earliest"
-    ending: Bounds = "latest"
+    starting: RangeEnds = "earliest"
+    ending: RangeEnds = "latest"
     starting_option: str = "startingOffsets"
     ending_option: str = "endingOffsets"
     unmatched_time: str = "error"
@@ -138,7 +138,7 @@ class ReadOptions:
     headers: bool = False
     tags: tuple[str, ...] = ()
     push_filters: bool = False
-    limits: Limits = Limits()
+    limits: BatchLimits = BatchLimits()
     root: str = "/meta"
     protocol: str = "auto"
     fetch_bytes: int = FETCH_BYTES
@@ -147,9 +147,9 @@ class ReadOptions:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], mode: Mode = "batch") -> ReadOptions:
+    def parse(cls, options: Mapping[str, str], mode: ReadMode = "batch") -> ReadOptions:
         """Check every option of `spark.read` (batch) or `spark.readStream.format("metaq")`. Raises ConfigError."""
-        values = Values(options, READ_NAMES)
+        values = OptionValues(options, READ_NAMES)
         _refuse_other_mode(values, mode)
         topics, pattern, assigned = _selection(values)
         starting_option, starting = _starting(values, mode)
@@ -186,7 +186,7 @@ class ReadOptions:
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-def _selection(values: Values) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+def _selection(values: OptionValues) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
     names = ("subscribe", "subscribePattern", "assign")
     given = [name for name in names if values.given(name)]
     if len(given) > 1:
@@ -199,7 +199,7 @@ def _selection(values: Values) -> tuple[tuple[str, ...], str | None, tuple[Topic
     return _topics(values), None, ()
 
 
-def _topics(values: Values) -> tuple[str, ...]:
+def _topics(values: OptionValues) -> tuple[str, ...]:
     remedy = "give a topic, or several separated by commas (or the option subscribePattern or assign)"
     text = values.required("subscribe", remedy)
     topics = dict.fromkeys(topic.strip() for topic in text.split(","))
@@ -208,7 +208,7 @@ def _topics(values: Values) -> tuple[str, ...]:
     return tuple(topics)
 
 
-def _pattern(values: Values) -> str:
+def _pattern(values: OptionValues) -> str:
     text = values.required("subscribePattern", "give a regular expression that whole topic names match")
     try:
         re.compile(text)
@@ -217,7 +217,7 @@ def _pattern(values: Values) -> str:
     return text
 
 
-def _assigned(values: Values) -> tuple[TopicPartition, ...]:
+def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
     text = values.required("assign", 'give JSON like {"trades":["0-0","0-1"]}')
     found: dict[TopicPartition, None] = {}
     for topic, names in _json_object("assign", text, '{"trades":["0-0","0-1"]}').items():
@@ -237,7 +237,7 @@ def _assigned(values: Values) -> tuple[TopicPartition, ...]:
 # --- from where to where ----------------------------------------------------------------------------------------------
 
 
-def _starting(values: Values, mode: Mode) -> tuple[str, Bounds]:
+def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
     """In the order of precedence of the Kafka source: one time, times, offsets."""
     if values.given("startingTimestamp"):
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
@@ -249,7 +249,7 @@ def _starting(values: Values, mode: Mode) -> tuple[str, Bounds]:
     return "startingOffsets", _bounds(values, "startingOffsets", default, words, never)
 
 
-def _ending(values: Values) -> tuple[str, Bounds]:
+def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
     if values.given("endingTimestamp"):
         return "endingTimestamp", At(_time(values, "endingTimestamp"))
     if values.given("endingOffsetsByTimestamp"):
@@ -257,7 +257,7 @@ def _ending(values: Values) -> tuple[str, Bounds]:
     return "endingOffsets", _bounds(values, "endingOffsets", "latest", ("latest",), never=EARLIEST)
 
 
-def _bounds(values: Values, option: str, default: str, words: tuple[str, ...], never: int | None) -> Bounds:
+def _bounds(values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None) -> RangeEnds:
     text = values.get(option, default).strip()
     if text.lower() in words:
         return text.lower()
@@ -274,12 +274,12 @@ def _bounds(values: Values, option: str, default: str, words: tuple[str, ...], n
     return Explicit(_numbers(option, text, f"needs a byte offset ({EARLIEST}: earliest, {LATEST}: latest)", check))
 
 
-def _times(values: Values, option: str) -> Times:
+def _times(values: OptionValues, option: str) -> Times:
     wanted = "needs milliseconds since 1970"
     return Times(_numbers(option, values.get(option, ""), wanted, lambda time: wanted if time < 0 else None))
 
 
-def _time(values: Values, option: str) -> int:
+def _time(values: OptionValues, option: str) -> int:
     return values.integer(option, 0, INT64_MAX, 0)
 
 
@@ -317,7 +317,7 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse_other_mode(values: Values, mode: Mode) -> None:
+def _refuse_other_mode(values: OptionValues, mode: ReadMode) -> None:
     others = {"batch": STREAM_NAMES, "stream": BATCH_NAMES, "any": ()}[mode]
     kind = "streaming" if mode == "batch" else "batch"
     for name in others:
@@ -325,8 +325,8 @@ def _refuse_other_mode(values: Values, mode: Mode) -> None:
             raise ConfigError(name, values.get(name, ""), f"is an option of {kind} reads only: leave it out")
 
 
-def _limits(values: Values) -> Limits:
-    limits = Limits(
+def _limits(values: OptionValues) -> BatchLimits:
+    limits = BatchLimits(
         _count(values, "maxOffsetsPerTrigger", INT64_MAX),
         _count(values, "maxBytesPerTrigger", INT64_MAX),
         _count(values, "minOffsetsPerTrigger", INT64_MAX),
@@ -341,7 +341,7 @@ def _limits(values: Values) -> Limits:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _duration(values: Values, name: str, default: str) -> float:
+def _duration(values: OptionValues, name: str, default: str) -> float:
     text = values.get(name, default).strip()
     match = re.fullmatch(r"(\d{1,9})\s*([a-z]+)", text.lower())
     if match is None or match[2] not in _UNITS:
@@ -349,7 +349,7 @@ def _duration(values: Values, name: str, default: str) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _connection(values: Values) -> ConnectionConfig:
+def _connection(values: OptionValues) -> ConnectionConfig:
     default = ConnectionConfig()
 
     def seconds(name: str, number: float) -> float:
@@ -361,15 +361,15 @@ def _connection(values: Values) -> ConnectionConfig:
     )
 
 
-def _flag(values: Values, name: str, default: str) -> bool:
+def _flag(values: OptionValues, name: str, default: str) -> bool:
     return values.choice(name, ("true", "false"), default) == "true"
 
 
-def _count(values: Values, name: str, high: int) -> int | None:
+def _count(values: OptionValues, name: str, high: int) -> int | None:
     return values.integer(name, 1, high, 1) if values.given(name) else None
 
 
-def _tags(values: Values) -> tuple[str, ...]:
+def _tags(values: OptionValues) -> tuple[str, ...]:
     if not values.given("tags"):
         return ()
     text = values.get("tags", "")
@@ -380,6 +380,6 @@ def _tags(values: Values) -> tuple[str, ...]:
     return tags
 
 
-def _group(values: Values) -> str | None:
+def _group(values: OptionValues) -> str | None:
     group = values.get("group", "")
     return check_name("group", group, check_group) if group else None

@@ -20,7 +20,7 @@ from metaq.protocol.errors import ConfigError
 
 from .options import WriteOptions
 from .planning import check_published
-from .read_options import Mode, ReadOptions
+from .read_options import ReadMode, ReadOptions
 from .reader import FilteringReader, MetaqReader
 from .schema import SPARK_SCHEMA_WITH_HEADERS, schema_for
 from .stream import MetaqStreamReader
@@ -52,7 +52,7 @@ class MetaqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         return MetaqStreamReader(self._read_options(schema, "stream"))
 
-    def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
+    def _read_options(self, schema: StructType, mode: ReadMode) -> ReadOptions:
         spare_modules()
         return replace(ReadOptions.parse(self.options, mode), columns=_chosen_columns(schema))
 

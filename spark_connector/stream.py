@@ -33,7 +33,7 @@ from metaq.protocol.limits import INT64_MAX
 from .admission import Span, admit
 from .offsets import DataLoss, Lost, OffsetRange, StreamOffsets, check_partitions, from_json, position, to_json
 from .planning import look, open_cluster, selected, split
-from .read_options import Limits, ReadOptions
+from .read_options import BatchLimits, ReadOptions
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
@@ -95,7 +95,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = from_json(start)
         held = self._look(offsets)
         waiting = self._waiting(offsets, held)
-        limits = Limits() if isinstance(limit, ReadAllAvailable) else self.options.limits
+        limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self.options.limits
         waited = self._clock() - self._last_batch
         ends = admit(
             limits,

@@ -28,13 +28,13 @@ from .ini_values import (
     TOPIC_KEYS_WITHOUT_EFFECT,
     TOPIC_PREFIX,
     ZOOKEEPER_KEYS,
-    Values,
+    SectionValues,
     check_keys,
     wrong,
 )
 from .schedule import Schedule, parse_schedule
 from .settings import BrokerConfig, TopicConfig, ZooKeeperConfig
-from .sources import ConfigFiles, Sources
+from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
     "DEFAULT_MAX_PENDING_PUT_BYTES",
@@ -70,20 +70,20 @@ def read_config(path: str, filters_path: str | None = None, listen: str = "") ->
 
 
 def parse_config(
-    source: bytes | Sources, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
+    source: bytes | ConfigTexts, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
 ) -> BrokerConfig:
     """The configuration in the bytes of a server.ini, and of a filters.ini; `name` is used in errors.
 
     inherited: what topics inherit instead of the file's own [system], for a running broker that reads it again.
     """
-    source, filter_source = source if isinstance(source, Sources) else Sources(source)
+    source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     for required in ("system", "zookeeper"):
         if required not in sections:
             raise ConfigError(name, f"[{required}]", "the section is missing: add it")
     check_keys(sections["system"], "system", SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     check_keys(sections["zookeeper"], "zookeeper", ZOOKEEPER_KEYS | SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
-    values = Values(sections["system"], "system", name)
+    values = SectionValues(sections["system"], "system", name)
     system = _topic("", values, None)
     _check_values_without_effect(values)
     return BrokerConfig(
@@ -95,7 +95,7 @@ def parse_config(
         max_segment_size=values.integer("maxSegmentSize", None, 1),
         max_transfer_size=values.integer("maxTransferSize", None, 1),
         transactions=_transactions(values, system.data_path),
-        zookeeper=_zookeeper(Values(sections["zookeeper"], "zookeeper", name)),
+        zookeeper=_zookeeper(SectionValues(sections["zookeeper"], "zookeeper", name)),
         listen=listen,
         dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
         move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
@@ -106,7 +106,7 @@ def parse_config(
     )
 
 
-def _check_values_without_effect(values: Values) -> None:
+def _check_values_without_effect(values: SectionValues) -> None:
     """What the Java broker would not start with is refused, so that it can take the file back."""
     for key in ("getProcessThreadCount", "putProcessThreadCount", "quartzThreadCount"):
         values.integer(key, 0)
@@ -117,7 +117,7 @@ def _path(text: str) -> str | None:
     return _absolute(text) if text else None
 
 
-def _topic(name: str, values: Values, inherited: TopicConfig | None) -> TopicConfig:
+def _topic(name: str, values: SectionValues, inherited: TopicConfig | None) -> TopicConfig:
     """Settings of one section; without `inherited` it is [system], where three keys are required."""
     base = inherited or TopicConfig(name, 0, 0, 0, _absolute("~/meta"))
     required = inherited is None
@@ -143,12 +143,12 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _delete_policy(values: Values, base: TopicConfig) -> DeletePolicy:
+def _delete_policy(values: SectionValues, base: TopicConfig) -> DeletePolicy:
     entry = values.entry("deletePolicy")
     return base.delete_policy if entry is None else parse_delete_policy(entry.value, f"{entry.where}: {entry.key}")
 
 
-def _delete_when(values: Values, base: TopicConfig) -> Schedule:
+def _delete_when(values: SectionValues, base: TopicConfig) -> Schedule:
     entry = values.entry("deleteWhen")
     return base.delete_when if entry is None else parse_schedule(entry.value, f"{entry.where}: {entry.key}")
 
@@ -163,7 +163,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
         filters, settings = _split_filters(section)
         check_keys(settings, name, TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
         topics[topic] = replace(
-            _topic(topic, Values(settings, name, file), system),
+            _topic(topic, SectionValues(settings, name, file), system),
             filters={key.removeprefix(FILTER_PREFIX): entry.value for key, entry in filters.items()},
         )
     if not topics:
@@ -189,7 +189,7 @@ def _check_topic_name(topic: str, file: str, section: str) -> None:
         raise ConfigError(file, f"[{section}]", f"is not a valid pattern ({error})") from error
 
 
-def _zookeeper(values: Values) -> ZooKeeperConfig:
+def _zookeeper(values: SectionValues) -> ZooKeeperConfig:
     base = _ZOOKEEPER_DEFAULTS
     if blank := values.blank("zk.zkConnect"):
         raise wrong(blank, "names no server: set host:port, or remove the line for localhost:2181")
@@ -204,7 +204,7 @@ def _zookeeper(values: Values) -> ZooKeeperConfig:
     )
 
 
-def _transactions(values: Values, data_path: str) -> TransactionConfig:
+def _transactions(values: SectionValues, data_path: str) -> TransactionConfig:
     return TransactionConfig(
         log_path=_absolute(values.text("dataLogPath", data_path)),
         flush=FlushTxLog(values.integer("flushTxLogAtCommit", FlushTxLog.AT_COMMIT, min(FlushTxLog), max(FlushTxLog))),
@@ -215,7 +215,7 @@ def _transactions(values: Values, data_path: str) -> TransactionConfig:
     )
 
 
-def _host(values: Values, listen: str) -> str:
+def _host(values: SectionValues, listen: str) -> str:
     entry = values.entry("hostName")
     if entry is None:
         return listen if listen and not ip_address(listen).is_unspecified else local_address()

@@ -16,7 +16,7 @@ __all__ = [
     "TOPIC_KEYS_WITHOUT_EFFECT",
     "TOPIC_PREFIX",
     "ZOOKEEPER_KEYS",
-    "Values",
+    "SectionValues",
     "check_keys",
     "wrong",
 ]
@@ -99,7 +99,7 @@ def wrong(entry: Entry, remedy: str) -> ConfigError:
     return ConfigError(f"{entry.where}: {entry.key}", entry.value, remedy)
 
 
-class Values:
+class SectionValues:
     """Typed access to one section; an entry that is not set gives the default, or ConfigError if there is none."""
 
     def __init__(self, section: Section, name: str, file: str) -> None:

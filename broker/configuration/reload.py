@@ -15,7 +15,7 @@ from ..broker import Broker
 from ..filters.table import load_filters
 from .config import BrokerConfig
 from .reload_plan import ReloadReport, reloaded_config
-from .sources import Sources
+from .sources import ConfigTexts
 
 __all__ = ["Reloader"]
 
@@ -29,7 +29,7 @@ class Reloader:
         self,
         path: str,
         broker: Broker,
-        read: Callable[[], Deferred[Sources]],
+        read: Callable[[], Deferred[ConfigTexts]],
         use: Callable[[BrokerConfig], None],
         publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:

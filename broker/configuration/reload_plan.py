@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .config import BrokerConfig, parse_config
 from .ini import Section, parse_ini
-from .sources import Sources
+from .sources import ConfigTexts
 
 __all__ = ["ReloadReport", "Reloaded", "reloaded_config"]
 
@@ -60,7 +60,7 @@ class Reloaded(NamedTuple):
     data_paths_at_restart: list[str]
 
 
-def reloaded_config(running: BrokerConfig, at_start: bytes, source: Sources, name: str) -> Reloaded:
+def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
     """What changes when the files hold `source`. Any thread: takes 0.1 ms a topic.
 
     Only topics change; they inherit the running [system]. A topic that is missing now keeps its settings (1.x).

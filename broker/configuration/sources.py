@@ -10,10 +10,10 @@ from metaq.protocol.errors import ConfigError
 
 from ..filters.mapping import FILTERS_FILE
 
-__all__ = ["ConfigFiles", "Sources"]
+__all__ = ["ConfigFiles", "ConfigTexts"]
 
 
-class Sources(NamedTuple):
+class ConfigTexts(NamedTuple):
     """Both files as they were read; filters is empty if there is none."""
 
     ini: bytes
@@ -38,11 +38,11 @@ class ConfigFiles:
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
         return path if os.path.isdir(path) else None
 
-    def read(self) -> Sources:
+    def read(self) -> ConfigTexts:
         """Wait for the disk. Raises ConfigError for a file that cannot be read."""
         if self.filters is None and not os.path.exists(self.filters_path):
-            return Sources(_read("server.ini", self.ini))
-        return Sources(_read("server.ini", self.ini), _read("--filters", self.filters_path))
+            return ConfigTexts(_read("server.ini", self.ini))
+        return ConfigTexts(_read("server.ini", self.ini), _read("--filters", self.filters_path))
 
 
 def _read(option: str, path: str) -> bytes:

@@ -1,8 +1,9 @@
 """Where requests of 1.x clients really stand after a filter has left out records. No I/O. Reactor thread.
 
 A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
-falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `Places` remembers, for each
-connection, topic, partition and group, what the last answer's bytes were, and so what the next request's offset means.
+falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `RememberedPlaces` keeps, for
+each connection, topic, partition and group, what the last answer's bytes were, and so what the next request's offset
+means.
 
 Why nothing is lost, whatever becomes of the client:
 - It starts where a record begins, at offset = stored offset. What it has processed since are disjoint accepted records
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "Found", "Key", "Places"]
+__all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key", "RememberedPlaces"]
 
 MAX_GAP_BYTES = 8 << 20
 """Rejected bytes by which a client's offset may fall behind before it is put right; the last record may exceed it."""
@@ -87,7 +88,7 @@ class Answered(NamedTuple):
         return self.stored + int(self.stored_ends[number])
 
 
-class Found(NamedTuple):
+class FoundOffset(NamedTuple):
     """What a request's offset stands for; `answers` are those that say so, without any it is taken as it is."""
 
     offset: int
@@ -115,7 +116,7 @@ class _Holder:
         self.answers: list[Answered] = []
 
 
-class Places:
+class RememberedPlaces:
     """All that is remembered. An owner stands for a connection and is compared by identity."""
 
     def __init__(self) -> None:
@@ -130,19 +131,19 @@ class Places:
         """For how many groups and partitions there is a connection that asked last."""
         return len(self._holders)
 
-    def find(self, owner: object, key: Key, offset: int) -> Found:
+    def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
         """What a request's offset stands for; what another connection was answered for the key is forgotten."""
         holder = self._holders.get(key)
         if holder is None:
-            return Found(offset, offset)
+            return FoundOffset(offset, offset)
         if holder.owner is not owner:
             self.forget(key)
-            return Found(offset, offset)
+            return FoundOffset(offset, offset)
         places = [(each.place_of(offset), each) for each in holder.answers]
         known = [(place, each) for place, each in places if place is not None]
         if not known:
-            return Found(offset, offset)
-        return Found(offset, min(place for place, _ in known), tuple(each for _, each in known))
+            return FoundOffset(offset, offset)
+        return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
         """The owner's request is worked on: what it is answered may be remembered, if nobody else asks meanwhile."""
@@ -154,7 +155,7 @@ class Places:
             if len(self._holders) > _MAX_PLACES:
                 self.forget(next(iter(self._holders)))
 
-    def answered(self, owner: object, key: Key, found: Found, answer: Answered) -> None:
+    def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
         """The owner's request at `found` is answered this; its client has done with the answers that led it there."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
@@ -170,7 +171,7 @@ class Places:
             while self._detail_bytes > _MAX_DETAIL_BYTES:
                 self._give_up_details(self._detailed.popitem(last=False)[0])
 
-    def moved(self, owner: object, key: Key, found: Found, offset: int) -> None:
+    def moved(self, owner: object, key: Key, found: FoundOffset, offset: int) -> None:
         """The owner's client is told to go on at `offset`, which then stands for itself."""
         self.answered(owner, key, found, Answered(offset, 0, offset, offset))
 

@@ -17,14 +17,14 @@ __all__ = ["Filter", "FilterTable", "load_filters"]
 
 _log = logging.getLogger(__name__)
 
-Accept = Callable[[str, FilteredMessage], object]
+GroupAccept = Callable[[str, FilteredMessage], object]
 """accept(group, message): true if the group is to get the message."""
 
 
 class Filter:
     """A user's callable. Any thread; `failures` is for people and may miss one."""
 
-    def __init__(self, name: str, accept: Accept) -> None:
+    def __init__(self, name: str, accept: GroupAccept) -> None:
         """name: `package.module:callable`."""
         self.name = name
         self.failures = 0

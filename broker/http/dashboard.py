@@ -29,7 +29,7 @@ from ..requests.stats import stats_text
 from ..store.partition_log import PartitionLog
 from .groups import group_progress, live_brokers, skip_pending
 from .metrics import CONTENT_TYPE_LATEST, exposition
-from .pages import Action, Page, Table, Text, to_html, to_json
+from .pages import Button, Page, Table, Text, to_html, to_json
 from .site import comes_from_own_page
 
 __all__ = ["Dashboard", "RecentLog"]
@@ -126,7 +126,7 @@ class Dashboard:
             behind = log.lookup.messages_behind(offset)
             rows.append((partition, committed, max(0, log.visible_end - offset), max(0, behind), owner))
             path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{partition}/skip"
-            actions.append(None if owner else Action("skip pending", path))
+            actions.append(None if owner else Button("skip pending", path))
         columns = ("partition", "committed", "bytes behind", "messages behind", "owner")
         return Page(f"Topic {topic}", [table, Table(columns, rows, f"Group {group}", actions=actions)])
 
@@ -144,7 +144,7 @@ class Dashboard:
 
     def config(self) -> Page:
         source = self.broker.config.source.decode("utf-8", "replace")
-        return Page("Config", [Text(source)], actions=[Action("reload server.ini", "/reload-config")])
+        return Page("Config", [Text(source)], actions=[Button("reload server.ini", "/reload-config")])
 
     def logging(self) -> Page:
         return Page("Log", [Text(self.log.text)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import simplejson
 from twisted.web.template import Tag, flattenString, tags
 
-__all__ = ["Action", "Page", "Table", "Text", "to_html", "to_json"]
+__all__ = ["Button", "Page", "Table", "Text", "to_html", "to_json"]
 
 Cell = str | int | float | bool | None
 
@@ -39,7 +39,7 @@ _MENU = (
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class Button:
     """A button that posts to `path`."""
 
     label: str
@@ -54,7 +54,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     links: dict[str, str] = field(default_factory=dict)
-    actions: Sequence[Action | None] = ()
+    actions: Sequence[Button | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Page:
     title: str
     parts: Sequence[Table | Text]
     note: str = ""
-    actions: Sequence[Action] = ()
+    actions: Sequence[Button] = ()
     status: int = 200
 
 
@@ -139,5 +139,5 @@ def _cell(table: Table, column: str, cell: Cell) -> Tag:
     return tags.td(text)
 
 
-def _button(action: Action) -> Tag:
+def _button(action: Button) -> Tag:
     return tags.form(tags.button(action.label), method="post", action=action.path)

@@ -24,17 +24,17 @@ from ..transactions.redo import (
     numbered_files,
 )
 from ..transactions.redo_file import RedoPosition
-from ..transactions.redo_reader import Damage, RedoReader
+from ..transactions.redo_reader import RedoDamage, RedoReader
 from .findings import Finding, Level
 
-__all__ = ["PendingTransaction", "RedoFile", "RedoReport", "inspect_redo"]
+__all__ = ["PendingTransaction", "RedoReport", "RedoSummary", "inspect_redo"]
 
-Logs = Mapping[str, Sequence[SegmentFile]]
+SegmentsByLog = Mapping[str, Sequence[SegmentFile]]
 """Segments by `<topic>-<partition>`."""
 
 
 @dataclass(slots=True)
-class RedoFile:
+class RedoSummary:
     """One redo.<n>. Sizes in bytes; tail_bytes follow the last good record."""
 
     path: str
@@ -63,7 +63,7 @@ class RedoReport:
     """
 
     path: str
-    files: list[RedoFile] = field(default_factory=list)
+    files: list[RedoSummary] = field(default_factory=list)
     pending: dict[str, PendingTransaction] = field(default_factory=dict)
     committed: int = 0
     rolled_back: int = 0
@@ -75,7 +75,7 @@ class RedoReport:
         self.findings.append(Finding(level, place, text))
 
 
-def inspect_redo(files: Files, directory: Path, logs: Logs, *, in_use: bool) -> RedoReport:
+def inspect_redo(files: Files, directory: Path, logs: SegmentsByLog, *, in_use: bool) -> RedoReport:
     """Read all redo files. What cannot be read becomes a finding."""
     report = RedoReport(str(directory))
     try:
@@ -87,7 +87,7 @@ def inspect_redo(files: Files, directory: Path, logs: Logs, *, in_use: bool) -> 
 
 
 class _Inspection:
-    def __init__(self, files: Files, logs: Logs, report: RedoReport, *, in_use: bool) -> None:
+    def __init__(self, files: Files, logs: SegmentsByLog, report: RedoReport, *, in_use: bool) -> None:
         self._files = files
         self._logs = logs
         self._report = report
@@ -143,7 +143,7 @@ class _Inspection:
         self._following.begin_file(number)
         entries = 0
         for part in reader.parts():
-            if isinstance(part, Damage):
+            if isinstance(part, RedoDamage):
                 self._damaged(number, part, reader.size)
                 continue
             entries += 1
@@ -152,9 +152,9 @@ class _Inspection:
                 self._attachment(number, part)
             if ended is not None:
                 self._ended(number, ended)
-        self._report.files.append(RedoFile(path, entries, reader.size, reader.size - reader.end))
+        self._report.files.append(RedoSummary(path, entries, reader.size, reader.size - reader.end))
 
-    def _damaged(self, number: int, damage: Damage, size: int) -> None:
+    def _damaged(self, number: int, damage: RedoDamage, size: int) -> None:
         self._following.damaged(damage)
         path, count = self._paths[number], damage.end - damage.start
         if damage.torn or (self._in_use and damage.end == size):

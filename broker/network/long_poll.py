@@ -8,10 +8,10 @@ from typing import Protocol
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.partition_log import PartitionLog
 
-__all__ = ["ParkedPulls", "Waiter"]
+__all__ = ["ParkedPulls", "ParkedRequest"]
 
 
-class Waiter(Protocol):
+class ParkedRequest(Protocol):
     """A parked pull. `key` is its (topic, partition), `deadline` a time of the reactor's clock in seconds."""
 
     key: tuple[str, int]
@@ -21,7 +21,7 @@ class Waiter(Protocol):
 class _Parked:
     __slots__ = ("resume", "timer", "waiter")
 
-    def __init__(self, waiter: Waiter, resume: Callable[[], None]) -> None:
+    def __init__(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
         self.waiter = waiter
         self.resume = resume
         self.timer: Timer | None = None
@@ -36,14 +36,14 @@ class ParkedPulls:
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
-        self._parked: dict[tuple[str, int], dict[Waiter, _Parked]] = {}
+        self._parked: dict[tuple[str, int], dict[ParkedRequest, _Parked]] = {}
         self._count = 0
         self._ready: dict[tuple[str, int], None] = {}  # as an ordered set
 
     def __len__(self) -> int:
         return self._count
 
-    def park(self, waiter: Waiter, resume: Callable[[], None]) -> None:
+    def park(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
         """Call `resume` once, when the partition shows more data or the deadline has come."""
         parked = _Parked(waiter, resume)
         delay = max(0.0, waiter.deadline - self._reactor.seconds())
@@ -51,7 +51,7 @@ class ParkedPulls:
         self._parked.setdefault(waiter.key, {})[waiter] = parked
         self._count += 1
 
-    def drop(self, waiter: Waiter) -> None:
+    def drop(self, waiter: ParkedRequest) -> None:
         """Forget a parked pull; its connection is gone."""
         parked = self._parked.get(waiter.key, {}).get(waiter)
         if parked is not None:
@@ -87,7 +87,7 @@ class ParkedPulls:
         self._remove(parked.waiter)
         parked.resume()
 
-    def _remove(self, waiter: Waiter) -> None:
+    def _remove(self, waiter: ParkedRequest) -> None:
         waiting = self._parked[waiter.key]
         del waiting[waiter]
         self._count -= 1

@@ -27,7 +27,7 @@ from twisted.python.failure import Failure
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
-from metaq.protocol.requests import Request, RequestReader
+from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from ..requests.answers import Answer, Bytes, Work
@@ -59,7 +59,7 @@ _WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 
 
-class Shared(Interface):
+class SessionServices(Interface):
     """What all connections of a broker share."""
 
     reactor: ReactorTime
@@ -103,7 +103,9 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 class Session(Protocol):
     """Twisted's protocol of one connection, and the producer of what is written to it."""
 
-    def __init__(self, gate: Gate, shared: Shared, on_lost: Callable[[Session], None] = lambda session: None) -> None:
+    def __init__(
+        self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
+    ) -> None:
         self.host = "?"
         """Numeric address of the other end."""
         self.last_active = shared.reactor.seconds()
@@ -116,7 +118,7 @@ class Session(Protocol):
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
         self._reader = RequestReader()
-        self._queue: deque[Request | Pull] = deque()
+        self._queue: deque[WireRequest | Pull] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
@@ -126,7 +128,7 @@ class Session(Protocol):
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
-        self._work: tuple[Verb, Request, Work] | None = None  # under way, slice by slice; then `_yielding` too
+        self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
         self._reading = True
         self._closing = False  # no more requests are taken
@@ -156,7 +158,7 @@ class Session(Protocol):
         self.last_active = self._seconds()
         self._take(self._reader.received(count))
 
-    def _take(self, requests: list[Request]) -> None:
+    def _take(self, requests: list[WireRequest]) -> None:
         if self._queue or self._yielding:
             self._queue.extend(requests)
         else:
@@ -195,7 +197,7 @@ class Session(Protocol):
     def _blocked(self) -> bool:
         return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
-    def _serve(self, requests: Iterable[Request | Pull]) -> None:
+    def _serve(self, requests: Iterable[WireRequest | Pull]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
         find: Callable[[Any], Verb] = self._gate.verb
@@ -246,7 +248,7 @@ class Session(Protocol):
         if group is not None:
             self._commit(group)
 
-    def _hold_back(self, request: Request | Pull, following: Iterator[Request | Pull]) -> None:
+    def _hold_back(self, request: WireRequest | Pull, following: Iterator[WireRequest | Pull]) -> None:
         """Neither serve these nor read before fewer puts wait."""
         self._queue.append(request)
         self._queue.extend(following)
@@ -277,7 +279,7 @@ class Session(Protocol):
         if not self._lost and not self._yielding:
             self._resume()
 
-    def _work_off(self, verb: Verb, request: Request, work: Work) -> None:
+    def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
         turn_end = self._seconds() + _TURN_SECONDS
         while True:
@@ -292,7 +294,7 @@ class Session(Protocol):
         self._pending += 1
         self._yield_turn()
 
-    def _serve_one(self, verb: Verb | None, request: Request | Pull) -> None:
+    def _serve_one(self, verb: Verb | None, request: WireRequest | Pull) -> None:
         if verb is None or isinstance(request, Pull):
             self._serve_pull(cast(Pull, request))
             return
@@ -305,7 +307,7 @@ class Session(Protocol):
         else:
             self._answer(verb, request, cast(Answer, served))
 
-    def _answer(self, verb: Verb, request: Request, answer: Answer) -> None:
+    def _answer(self, verb: Verb, request: WireRequest, answer: Answer) -> None:
         if isinstance(answer, Deferred):
             self._answer_later(answer, verb.held(request), ordered=type(request) is not Frame, put=verb.stores)
         elif answer is not None:

@@ -19,7 +19,7 @@ from ..broker import Broker
 from ..store.index import order_times
 from ..store.partition_log import PartitionLog
 from ..store.scan import scan_bytes
-from .source import Bounds, Fetched, Source
+from .source import Fetched, MasterBounds, MasterSource
 from .status import CopyState, PartitionStatus
 
 __all__ = ["PartitionCopy"]
@@ -65,7 +65,7 @@ class PartitionCopy:
         if log is not None:
             self.status.offset = log.end_offset
 
-    async def run(self, source: Source) -> None:
+    async def run(self, source: MasterSource) -> None:
         """Copy until the connection is lost, `active` is cleared, or the copy must stop. Never raises."""
         self._enter(CopyState.CONNECTING)
         begun = False
@@ -90,7 +90,7 @@ class PartitionCopy:
 
     # --- beginning ----------------------------------------------------------------------------------------------------
 
-    async def _begin(self, source: Source) -> bool:
+    async def _begin(self, source: MasterSource) -> bool:
         """Find the place to go on from, and see that the slave's end is the master's. False: nothing to copy yet."""
         bounds = await source.bounds(self._topic, self._partition)
         log = self._find()
@@ -112,7 +112,7 @@ class PartitionCopy:
         await self._compare(source, log, bounds)
         return True
 
-    async def _ahead(self, source: Source, log: PartitionLog, bounds: Bounds) -> bool:
+    async def _ahead(self, source: MasterSource, log: PartitionLog, bounds: MasterBounds) -> bool:
         since = self.status.since_ms if self.status.state is CopyState.TROUBLED else self._broker.now_ms()
         text = f"the slave has bytes up to {log.end_offset}, the master up to {bounds.end} only"
         if source.exact_end or self._broker.now_ms() - since >= AHEAD_SECONDS * 1000:
@@ -121,7 +121,7 @@ class PartitionCopy:
         await self._sleep(_TROUBLE_SECONDS[0])
         return False
 
-    async def _compare(self, source: Source, log: PartitionLog, bounds: Bounds) -> None:
+    async def _compare(self, source: MasterSource, log: PartitionLog, bounds: MasterBounds) -> None:
         """The last records of the slave must be the same at the master."""
         start = await self._last_records(log, max(log.first_offset, bounds.first))
         if start is None:
@@ -153,7 +153,7 @@ class PartitionCopy:
 
     # --- copying ------------------------------------------------------------------------------------------------------
 
-    async def _step(self, source: Source) -> None:
+    async def _step(self, source: MasterSource) -> None:
         status = self.status
         verify = self._suspect == status.offset
         fetched = await source.fetch(self._topic, self._partition, status.offset, self._want, verify=verify)
@@ -242,7 +242,7 @@ class PartitionCopy:
         length: int = HEADER.unpack_from(data, position)[0]
         return length < 0 or position + HEADER_BYTES + length <= len(data)
 
-    async def _ask_end(self, source: Source, more_to_come: bool) -> None:
+    async def _ask_end(self, source: MasterSource, more_to_come: bool) -> None:
         status = self.status
         now = self._broker.reactor.seconds()
         if now - self._end_known_at >= _END_SECONDS and more_to_come:

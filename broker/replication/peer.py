@@ -23,16 +23,16 @@ from metaq.protocol.text import Answer, Result, encode_version
 from ..runtime.reactor import Transport
 from ..runtime.timers import repeat
 
-__all__ = ["Done", "Peer", "connect"]
+__all__ = ["OnReply", "Peer", "connect"]
 
-Done = Callable[[Reply | None, MetaqError | None], None]
+OnReply = Callable[[Reply | None, MetaqError | None], None]
 """done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
 
 _SWEEP_SECONDS = 0.1
 
 
 class _Asked(NamedTuple):
-    done: Done
+    done: OnReply
     deadline: float
 
 
@@ -50,7 +50,7 @@ class Peer(Protocol):
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def send(self, build: Callable[[int], Sequence[Buffer]], done: Done, timeout: float) -> None:
+    def send(self, build: Callable[[int], Sequence[Buffer]], done: OnReply, timeout: float) -> None:
         """Send what `build(opaque)` makes; `done` is called once, at the latest after `timeout` seconds."""
         if self.lost is not None:
             done(None, self.lost)

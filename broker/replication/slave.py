@@ -18,7 +18,7 @@ from .config_copy import ConfigCopy
 from .partition_copy import PartitionCopy
 from .peer import Peer, connect
 from .plugins import MetaslavePlugin
-from .source import Source, source_of
+from .source import MasterSource, source_of
 from .status import CopyState, ReplicationStatus
 
 __all__ = ["AsyncSlave"]
@@ -55,7 +55,7 @@ class AsyncSlave:
         self._watch: MasterWatch | None = None
         self._changed: Deferred[None] | None = None
         self._peer: Peer | None = None
-        self._source: Source | None = None
+        self._source: MasterSource | None = None
         self._running: list[Deferred[None]] = []
         self._stopped = False
         self._error = ""
@@ -177,12 +177,12 @@ class AsyncSlave:
             self._since_ms = self._broker.now_ms()
             self._trouble(str(peer.lost))
 
-    def _run(self, copy: PartitionCopy, source: Source) -> None:
+    def _run(self, copy: PartitionCopy, source: MasterSource) -> None:
         copy.active = True
         running = ensureDeferred(copy.run(source))
         self._running.append(running)
 
-    async def _copy_config(self, source: Source) -> None:
+    async def _copy_config(self, source: MasterSource) -> None:
         """Take over the master's topics, if that is asked for and its file is another one."""
         self._checksum = self._view.checksum
         if self._config_copy is None:

@@ -16,14 +16,14 @@ from metaq.protocol.text import Result, Value, encode_get, encode_offset, encode
 from ..store.damage import Damaged
 from .peer import Peer
 
-__all__ = ["Bounds", "Fetched", "FrameSource", "Source", "TextSource", "source_of"]
+__all__ = ["Fetched", "FrameSource", "MasterBounds", "MasterSource", "TextSource", "source_of"]
 
 _TIMEOUT_SECONDS = 10.0
 _WAIT_SECONDS = 10.0
 """How long a master of ours may hold back an answer until there is data."""
 
 
-class Bounds(NamedTuple):
+class MasterBounds(NamedTuple):
     """First and end of the readable bytes of a partition."""
 
     first: int
@@ -46,14 +46,14 @@ class Fetched(NamedTuple):
     damaged: Damaged | None = None
 
 
-class Source(Protocol):
+class MasterSource(Protocol):
     """One connection to a master. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
 
     exact_end: bool
     """Whether `bounds` counts everything that `fetch` may give. A Java broker gives data that is not synced yet, but
     does not count it."""
 
-    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+    async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
         """None: the master has no data of this partition."""
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
@@ -66,7 +66,7 @@ class Source(Protocol):
         """The text of the master's configuration."""
 
 
-def source_of(peer: Peer, group: str) -> Source:
+def source_of(peer: Peer, group: str) -> MasterSource:
     """The way to read the broker at the other end. group: named in requests, for the master's statistics."""
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 
@@ -80,10 +80,10 @@ class TextSource:
         self._peer = peer
         self._group = group
 
-    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+    async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
         first = await self._offset(topic, partition, 0)
         end = await self._offset(topic, partition, INT64_MAX)
-        return None if first is None or end is None else Bounds(first, end)
+        return None if first is None or end is None else MasterBounds(first, end)
 
     async def _offset(self, topic: str, partition: int, offset: int) -> int | None:
         answer = await self._peer.text(partial(encode_offset, topic, self._group, partition, offset), _TIMEOUT_SECONDS)
@@ -126,13 +126,15 @@ class FrameSource:
         self._peer = peer
         self._group = group
 
-    async def bounds(self, topic: str, partition: int) -> Bounds | None:
+    async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
         request = PartitionRequest(topic, partition).to_ext()
         first, end = [
             await self._peer.frame(code, request, _TIMEOUT_SECONDS)
             for code in (RequestCode.MIN_OFFSET, RequestCode.MAX_OFFSET)
         ]
-        bounds = Bounds(OffsetReply.from_ext(self._good(first)).offset, OffsetReply.from_ext(self._good(end)).offset)
+        bounds = MasterBounds(
+            OffsetReply.from_ext(self._good(first)).offset, OffsetReply.from_ext(self._good(end)).offset
+        )
         return None if bounds == (0, 0) else bounds
 
     def _good(self, frame: Frame) -> dict[str, str]:

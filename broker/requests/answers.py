@@ -46,7 +46,7 @@ Work: TypeAlias = Generator[None, None, Answer]
 """A request that may take long: a few milliseconds up to each `yield`, where others may be served, then its answer."""
 
 
-class Reply(Protocol):
+class ReplyFields(Protocol):
     """A reply of protocol/."""
 
     def to_ext(self) -> dict[str, str | int]: ...
@@ -71,7 +71,7 @@ def answer_frame(
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
 
 
-def reply_frame(opaque: int, reply: Reply) -> Bytes:
+def reply_frame(opaque: int, reply: ReplyFields) -> Bytes:
     """A successful answer that is all in its extFields."""
     return answer_frame(opaque, reply.to_ext())
 

@@ -17,7 +17,7 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.pace import Pace
 from ..runtime.reactor import ReactorTime
-from ..store.damage import Damaged, Place
+from ..store.damage import Damaged, Soundness
 from ..store.files import CachedOnly, Files, NotCached
 from ..store.partition_log import PartitionLog
 from ..store.sequential import HOT_TAIL_BYTES, MAX_WINDOW_BYTES, SequentialReader
@@ -151,20 +151,20 @@ class Examinations:
 
     def __init__(self, cold_reads: ColdReads) -> None:
         self._cold_reads = cold_reads
-        self._examined: dict[tuple[PartitionLog, int], list[Deferred[Place | BaseException]]] = {}
+        self._examined: dict[tuple[PartitionLog, int], list[Deferred[Soundness | BaseException]]] = {}
 
     def examine(
-        self, log: PartitionLog, group: str, offset: int, question: Callable[[], Place] | None = None
-    ) -> Deferred[Place | BaseException]:
+        self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
+    ) -> Deferred[Soundness | BaseException]:
         """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
 
         question: log.lookup.examination(offset), if the caller has it already.
         """
-        deferred: Deferred[Place | BaseException] = Deferred()
+        deferred: Deferred[Soundness | BaseException] = Deferred()
         waiting = self._examined.setdefault((log, offset), [])
         waiting.append(deferred)
         if len(waiting) == 1:
-            asked: Deferred[Callable[[], Place]]
+            asked: Deferred[Callable[[], Soundness]]
             if question is None:
                 look_up: Callable[[], Any] = partial(
                     self._cold_reads.look_up, partial(log.lookup.examination, offset), group
@@ -176,7 +176,7 @@ class Examinations:
             found.addErrback(lambda failure: failure.value).addCallback(partial(self._answer, log, offset))
         return deferred
 
-    def _answer(self, log: PartitionLog, offset: int, place: Place | BaseException) -> None:
+    def _answer(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> None:
         if isinstance(place, Damaged):
             log.segments.report_damage(place)
         for waiting in self._examined.pop((log, offset)):

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
-from metaq.protocol.requests import Request
+from metaq.protocol.requests import WireRequest
 from metaq.protocol.sends import TX_KEY
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, Put, encode_result
@@ -79,7 +79,7 @@ class Gate:
         self.new_group = new_group
         self.connection_lost = connection_lost
 
-    def verb(self, request: Request) -> Verb:
+    def verb(self, request: WireRequest) -> Verb:
         """The verb of any request but `quit`."""
         if type(request) is Frame:
             verb = self._frames.get(request.code, self._unknown)
@@ -91,7 +91,7 @@ class Gate:
             return verb.in_transaction
         return verb
 
-    def serve(self, verb: Verb, request: Request, caller: Caller | None) -> Served:
+    def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
         """What a request is answered."""
         if verb.admin and not (caller is not None and self._admits(caller.host)):
             frame = cast(Frame, request)
@@ -107,12 +107,12 @@ class Gate:
             return self._work(request, cast(Work, served))
         return self._answer(request, cast(Answer, served))
 
-    def _answer(self, request: Request, answer: Answer) -> Answer:
+    def _answer(self, request: WireRequest, answer: Answer) -> Answer:
         if type(answer) is Deferred:
             answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
         return _unless_one_way(request, answer) if type(request) is Frame else answer
 
-    def _work(self, request: Request, work: Work) -> Work:
+    def _work(self, request: WireRequest, work: Work) -> Work:
         try:
             answer = yield from work
         except Exception as error:
@@ -141,7 +141,7 @@ class Gate:
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
 
 
-def _unless_one_way(request: Request, answer: Answer) -> Answer:
+def _unless_one_way(request: WireRequest, answer: Answer) -> Answer:
     if type(request) is not Frame or not request.is_one_way:
         return answer
     return answer.addCallback(lambda _: b"") if isinstance(answer, Deferred) else None
@@ -152,7 +152,7 @@ def _unknown_code(frame: Frame, caller: Caller | None) -> Bytes:
     return answer_frame(frame.opaque, {}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
 
-def _failed(request: Request | Pull, error: BaseException) -> bytes:
+def _failed(request: WireRequest | Pull, error: BaseException) -> bytes:
     """The answer to a request that failed. Any but a MetaqError is a bug: the log gets it, the client its name."""
     framed = isinstance(request, Frame | Pull)
     opaque: int = getattr(request, "opaque", NO_OPAQUE)

@@ -19,7 +19,7 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
 
 from ..filters.judge import Chosen, Judge, choose_records
-from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, Found, Key
+from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, FoundOffset, Key
 from ..filters.table import Filter
 from ..store.partition_log import PartitionLog
 from .answers import Answer, Bytes, put_failure
@@ -112,7 +112,7 @@ class _Filtered(NamedTuple):
     get: Get
     connection: object
     key: Key
-    found: Found
+    found: FoundOffset
 
     def move(self, offset: int) -> bytes:
         """The answer that sends the client to `offset`."""
@@ -143,7 +143,7 @@ def _of_filtered_group(request: _Filtered, filter_: Filter | None) -> Bytes | De
     return _begin(request, filter_, start)
 
 
-def _must_be_put_right(reading: Reading, found: Found) -> bool:
+def _must_be_put_right(reading: Reading, found: FoundOffset) -> bool:
     since = found.behind_since
     overdue = since is not None and reading.seconds() - since >= PUT_RIGHT_SECONDS
     return found.gap > 0 and (overdue or found.gap >= MAX_GAP_BYTES)

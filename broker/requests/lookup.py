@@ -23,7 +23,7 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import OffsetQuery, encode_result
 
-from ..filters.places import Found
+from ..filters.places import FoundOffset
 from ..store.partition_log import PartitionLog
 from .answers import then
 from .reading import Reading
@@ -87,7 +87,7 @@ class Lookups:
         start = log.segments.start_of(query.offset)
         if len(reading.places):  # the client goes there
             key = query.topic, query.partition, query.group
-            reading.places.moved(connection, key, Found(start, start), start)
+            reading.places.moved(connection, key, FoundOffset(start, start), start)
         return encode_result(Status.SUCCESS, str(start), query.opaque)
 
 

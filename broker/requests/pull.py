@@ -23,7 +23,7 @@ from metaq.protocol.statuses import ResponseCode
 
 from ..filters.judge import Judge
 from ..filters.table import Filter
-from ..store.damage import Damaged, Place, Sound
+from ..store.damage import Damaged, Sound, Soundness
 from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
@@ -81,7 +81,7 @@ class Pull:
         self._request = request
         self.opaque = frame.opaque
         self._loads = 0
-        self._place: Place | BaseException | None = None  # what lies at the offset, once that was asked
+        self._place: Soundness | BaseException | None = None  # what lies at the offset, once that was asked
         self._offset = request.offset  # everything before it was looked at
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self.key = request.topic, request.partition
@@ -190,7 +190,7 @@ class Pull:
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
 
-    def _examined(self, place: Place | BaseException) -> None:
+    def _examined(self, place: Soundness | BaseException) -> None:
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
@@ -263,7 +263,7 @@ class Pull:
             return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, next_offset))
         return self._runs(log, runs, next_offset, parts)
 
-    def _after_filter(self, log: PartitionLog, offset: int, place: Place | BaseException) -> Bytes:
+    def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
         """The filter came to a record that fails its check."""
         if isinstance(place, BaseException):
             raise place

@@ -11,7 +11,7 @@ from metaq.protocol.errors import FiltersBusy
 from metaq.protocol.limits import MAX_PULL_BYTES
 
 from ..configuration.config import BrokerConfig
-from ..filters.places import Places
+from ..filters.places import RememberedPlaces
 from ..filters.table import FilterTable
 from ..metrics import Metrics
 from ..partitions import Partitions
@@ -55,7 +55,7 @@ class Reading:
         self.examinations = Examinations(cold_reads)
         self.filters = filters
         """Replaced when the configuration is read again."""
-        self.places = Places()
+        self.places = RememberedPlaces()
         self.metrics = metrics
         self.seconds = reactor.seconds
         self.max_transfer_bytes = config.max_transfer_size

@@ -29,7 +29,7 @@ from ..partitions import Partitions
 from ..store.files import Files
 from ..store.partition_log import PartitionLog
 from ..store.search import find_id, find_key, read_matches
-from ..store.search_values import Budget, Found, KeyQuery, LogView, Match
+from ..store.search_values import Budget, FoundMatches, KeyQuery, LogView, Match
 from ..store.store import Store
 from .answers import Bytes, answer_frame
 
@@ -50,7 +50,7 @@ _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FO
 _SAME_ID = 8
 """Messages that are given for one id. Ids of ours are unique; those of Java brokers need not be."""
 
-Search = Callable[[Files, Sequence[LogView], Budget], Found]
+Search = Callable[[Files, Sequence[LogView], Budget], FoundMatches]
 
 
 class SearchResult(NamedTuple):
@@ -84,7 +84,7 @@ class Searches:
         Raises SearchesBusy, TopicNotAccepted, InvalidName, WrongPartition, PartitionClosed.
         """
 
-        def search(files: Files, views: Sequence[LogView], budget: Budget) -> Found:
+        def search(files: Files, views: Sequence[LogView], budget: Budget) -> FoundMatches:
             return find_id(files, views, request.message_id, _SAME_ID, budget)
 
         unique = request.message_id > 0
@@ -95,7 +95,7 @@ class Searches:
         """The messages with a key, as `by_id`; the newest or oldest come first, whatever their partitions."""
         query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
 
-        def search(files: Files, views: Sequence[LogView], budget: Budget) -> Found:
+        def search(files: Files, views: Sequence[LogView], budget: Budget) -> FoundMatches:
             return find_key(files, views, query, budget)
 
         choice = partial(_Choice, query.limit, query.oldest_first, False)
@@ -133,7 +133,7 @@ class Searches:
         for start in range(0, len(logs), _LOGS_PER_STEP):
             chosen = logs[start : start + _LOGS_PER_STEP]
             views = [searching.view(log) for log in chosen]
-            found: Found = await self._in_thread(partial(search, self._store.files, views, budget))
+            found: FoundMatches = await self._in_thread(partial(search, self._store.files, views, budget))
             searching.take_in(found, chosen)
             unsearched += found.unsearched
             if choice.add(found):
@@ -154,7 +154,7 @@ class _Choice:
         self._oldest_first = oldest_first
         self._unique = unique
 
-    def add(self, found: Found) -> bool:
+    def add(self, found: FoundMatches) -> bool:
         """Whether there can be no better ones."""
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit

@@ -17,7 +17,7 @@ from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.statuses import Status
-from metaq.protocol.text import Put, Transaction, TransactionType, encode_put_result, encode_result
+from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
 from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..transactions.transactions import Transactions
@@ -47,7 +47,7 @@ class TransactionVerbs:
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
-    def text(self, command: Transaction, connection: object) -> Answer:
+    def text(self, command: TransactionCommand, connection: object) -> Answer:
         """`transaction`. END is never answered (wire.md §4)."""
         if command.type is TransactionType.END:
             return None

@@ -14,7 +14,7 @@ from .files import Files, read_exactly
 from .index import UnitArray
 from .scan import find_record, scan_units
 
-__all__ = ["Damaged", "DamagedRanges", "Place", "Sound", "place_by_units", "place_by_walking"]
+__all__ = ["Damaged", "DamagedRanges", "Sound", "Soundness", "place_by_units", "place_by_walking"]
 
 _MAX_RANGES = 1024
 _WALK_RECORDS = 1 << 20
@@ -36,7 +36,7 @@ class Sound(NamedTuple):
     size: int
 
 
-Place = Damaged | Sound
+Soundness = Damaged | Sound
 """What lies at an offset."""
 
 
@@ -96,7 +96,7 @@ class DamagedRanges:
         del self._starts[:count], self._ends[:count]
 
 
-def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Place:
+def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
     """What lies where the first of some index units of a segment points to. Any thread. Raises OSError.
 
     fd, first_offset: the segment's. Reads records up to the first good one, or the first gap between units.
@@ -122,7 +122,7 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
     return good
 
 
-def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Place:
+def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
     """What lies at `offset` of a segment without an index: its records are checked one by one from `start` on, where
     one begins, or damage. start <= offset < end, all of them byte offsets. Any thread. Raises OSError.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .files import Files
 from .index import FRESH_SUFFIX
-from .retention import Action
+from .retention import Disposal
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
 
 __all__ = ["Discarded", "discard"]
@@ -44,7 +44,7 @@ class Discarded:
     """Files that belong to no segment any more and could not be removed, each with its reason."""
 
 
-def discard(files: Files, directory: str, paths: Sequence[str], action: Action, first_kept: int) -> Discarded:
+def discard(files: Files, directory: str, paths: Sequence[str], action: Disposal, first_kept: int) -> Discarded:
     """Delete or archive segment files, oldest first; stop at the first data file that stays: no gap may arise.
 
     Removes what lies beside them too, and what earlier runs have left over. Any thread, one at a time for a partition.
@@ -65,12 +65,12 @@ def discard(files: Files, directory: str, paths: Sequence[str], action: Action, 
     return result
 
 
-def _take_away(files: Files, directory: str, path: str, action: Action) -> None:
+def _take_away(files: Files, directory: str, path: str, action: Disposal) -> None:
     try:
-        if action is Action.ARCHIVE:
+        if action is Disposal.ARCHIVE:
             files.rename(path, f"{path}.arc")
         else:
-            if action is Action.COMPRESS:
+            if action is Disposal.COMPRESS:
                 _zip(files, path)
                 files.fsync_directory(directory)
             files.unlink(path)

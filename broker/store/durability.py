@@ -31,7 +31,7 @@ __all__ = [
     "TABLE",
     "TELL",
     "Durability",
-    "Event",
+    "DurabilityEvent",
     "Mode",
     "VisibleCallback",
 ]
@@ -71,7 +71,7 @@ class Mode(IntEnum):
     FAILED = 3
 
 
-class Event(IntEnum):
+class DurabilityEvent(IntEnum):
     """What happens to a partition, as far as the mode decides what follows."""
 
     APPENDED = 0
@@ -91,11 +91,11 @@ class Event(IntEnum):
     """A sync failed. It is never repeated: the kernel has forgotten what it could not write."""
 
 
-_M, _E = Mode, Event
+_M, _E = Mode, DurabilityEvent
 _SHOWING, _WAITING, _LEAVING = Mode.SHOWING, Mode.WAITING, Mode.LEAVING  # looking one up in its class takes long
-_APPENDED, _PAST_THRESHOLD = Event.APPENDED, Event.PAST_THRESHOLD
+_APPENDED, _PAST_THRESHOLD = DurabilityEvent.APPENDED, DurabilityEvent.PAST_THRESHOLD
 
-TABLE: dict[Mode, dict[Event, tuple[Mode, int]]] = {
+TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
     _M.SHOWING: {
         _E.APPENDED: (_M.SHOWING, SHOW),
         _E.PAST_THRESHOLD: (_M.SHOWING, SHOW | SYNC_SOON),
@@ -203,7 +203,7 @@ class Durability:
             self._journal_end = end
             self.mode, actions = row[_APPENDED]
         else:
-            self.mode, actions = row[Event.BEHIND_GAP]
+            self.mode, actions = row[DurabilityEvent.BEHIND_GAP]
         if not self.dirty:
             self.dirty = True
             actions |= MARK_DIRTY
@@ -214,8 +214,8 @@ class Durability:
         if end <= self.shown or not self.waits:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
-            return self._show(Event.ALL_SAFE, self.end, self.count)
-        return self._show(Event.SAFE, end, count)
+            return self._show(DurabilityEvent.ALL_SAFE, self.end, self.count)
+        return self._show(DurabilityEvent.SAFE, end, count)
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
         """A job has synced the data below `end`. all_covered: checkpoints cover everything, also what came since."""
@@ -230,7 +230,7 @@ class Durability:
         if self.failure is None:
             self.failure = failure
             self.write_failed(failure.cause)
-        return self._next(Event.FAILURE)
+        return self._next(DurabilityEvent.FAILURE)
 
     def write_failed(self, cause: str) -> None:
         """Nothing can be appended any more; what is there can still be made safe. The first cause stays."""
@@ -243,12 +243,12 @@ class Durability:
             return 0
         self._policy = policy
         if policy.waits:
-            actions = self._next(Event.GROUP_COMMIT)
+            actions = self._next(DurabilityEvent.GROUP_COMMIT)
             return actions if self.unsynced_records else actions & ~SYNC
         self._leaving_from = self.end
-        actions = self._next(Event.ASYNCHRONOUS)
+        actions = self._next(DurabilityEvent.ASYNCHRONOUS)
         if self.mode is _LEAVING and self.shown >= self.end:
-            return self._show(Event.ALL_SAFE, self.end, self.count)
+            return self._show(DurabilityEvent.ALL_SAFE, self.end, self.count)
         return actions
 
     def found_dirty(self) -> None:
@@ -259,11 +259,11 @@ class Durability:
         """Everything that a start has found was synced, before the log is in use."""
         self.synced_end = self.end
 
-    def _next(self, event: Event) -> int:
+    def _next(self, event: DurabilityEvent) -> int:
         self.mode, actions = TABLE[self.mode][event]
         return actions
 
-    def _show(self, event: Event, end: int, count: int) -> int:
+    def _show(self, event: DurabilityEvent, end: int, count: int) -> int:
         actions = self._next(event)
         self.shown, self.shown_count = end, count
         return actions | TELL if self._waiters else actions

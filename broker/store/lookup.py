@@ -12,7 +12,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
-from .damage import Damaged, Place, Sound, place_by_units, place_by_walking
+from .damage import Damaged, Sound, Soundness, place_by_units, place_by_walking
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .scan import scan_units
 from .segment import Segment
@@ -103,7 +103,7 @@ class Lookup:
         return Damaged(end, min(following, self._segments.visible_end))
 
     @_despite_damage
-    def examination(self, offset: int) -> Callable[[], Place]:
+    def examination(self, offset: int) -> Callable[[], Soundness]:
         """What finds out, in a worker thread, what lies at `offset`, first_offset <= offset < visible_end: whether a
         good record does, by its checksum, and if not how far the damage goes.
 

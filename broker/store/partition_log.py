@@ -36,13 +36,13 @@ from .writer import Writer
 if TYPE_CHECKING:
     from .background_syncs import BackgroundSyncs
 
-__all__ = ["PartitionLog", "Shared"]
+__all__ = ["PartitionLog", "StoreServices"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class StoreServices:
     """What all logs of a store use.
 
     on_index_lost(log, segment): called when the index of a closed segment was found to be damaged; it has none until
@@ -66,7 +66,7 @@ class PartitionLog:
         directory: str,
         segments: Sequence[Segment],
         config: TopicStoreConfig,
-        shared: Shared,
+        shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
         """segments: as for Segments. unsynced_directories: in which names of these files may not be on the disk."""

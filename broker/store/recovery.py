@@ -45,9 +45,9 @@ from .segment import Segment, SegmentFile, check_contiguous, create_segment, seg
 from .unit_reader import UnitReader
 
 __all__ = [
-    "Damage",
+    "PartitionDamage",
     "RebuiltIndex",
-    "Recovered",
+    "RecoveredPartition",
     "RecoveryReport",
     "first_unsafe",
     "rebuild_index",
@@ -69,7 +69,7 @@ _UNITS_IN_MEMORY = 128
 """Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
 
 
-class Damage(NamedTuple):
+class PartitionDamage(NamedTuple):
     """Bad bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
     quarantine: file that has a copy of everything from `start` on if the log was cut there, else None.
@@ -92,7 +92,7 @@ class RecoveryReport:
     """Byte offset where the last segment was cut, None if it was not."""
     cut_bytes: int = 0
     cut_reason: str = ""
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[PartitionDamage, ...] = ()
     missing_bytes: int = 0
     """Bytes below the checkpoint that are no longer in the segment's file."""
     set_aside: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class RecoveryReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredPartition:
     """Segments ready for a PartitionLog; those in `unindexed` still need `rebuild_index`."""
 
     segments: list[Segment]
@@ -133,7 +133,7 @@ class Recovered:
     unsynced_directories: tuple[str, ...] = ()
 
 
-def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> Recovered:
+def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> RecoveredPartition:
     """Open all segments of a directory, repair what no checkpoint covers; an empty directory gets its first segment.
 
     sync: PageCacheSync. What was repaired is not synced: `synced` of each segment tells. Owning thread, before the log
@@ -143,7 +143,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
         found = segment_files(open_files.files, directory)
         if not found:
             first = create_segment(open_files, directory, 0)
-            return Recovered([first], [], RecoveryReport(directory, 1), _names(directory))
+            return RecoveredPartition([first], [], RecoveryReport(directory, 1), _names(directory))
         stored = [read_checkpoint(open_files.files, file.index_path, file.first_offset) for file in found]
         known = [_believed(open_files.files, file, each) for file, each in zip(found, stored, strict=True)]
         first_unsafe = _first_unsafe(found, known)
@@ -158,7 +158,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     segments += tail.segments
     report = tail.report(len(segments), sum(missing))
     new_names = None in known[first_unsafe:] or report.set_aside
-    return Recovered(segments, unindexed, report, _names(directory) if new_names else ())
+    return RecoveredPartition(segments, unindexed, report, _names(directory) if new_names else ())
 
 
 def _last_time(stored: StoredCheckpoint | None) -> int:
@@ -213,7 +213,7 @@ class _Tail:
         self._cut_at: int | None = None
         self._cut_bytes = 0
         self._cut_reason = ""
-        self._damage: Damage | None = None
+        self._damage: PartitionDamage | None = None
         self._set_aside: list[str] = []
 
     def report(self, segments: int, missing_bytes: int) -> RecoveryReport:
@@ -408,7 +408,7 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
     return units
 
 
-def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, Damage | None]:
+def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
     """Why the file is not good from `position` on, which is before its end, and whether that is damage."""
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None
@@ -416,7 +416,9 @@ def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tupl
     if good is None:
         return "an unfinished record", None
     start = file.first_offset + position
-    return "damaged", Damage(start, file.first_offset + good, unused_name(files, f"{file.path}.damaged-{start}"))
+    return "damaged", PartitionDamage(
+        start, file.first_offset + good, unused_name(files, f"{file.path}.damaged-{start}")
+    )
 
 
 def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
@@ -443,7 +445,7 @@ class RebuiltIndex:
     count: int
     max_id: int
     crc: int
-    damage: tuple[Damage, ...]
+    damage: tuple[PartitionDamage, ...]
 
 
 def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
@@ -461,7 +463,7 @@ def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
     return RebuiltIndex(made.units, made.max_id, made.crc or 0, tuple(damage))
 
 
-def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[Damage]]:
+def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[PartitionDamage]]:
     blocks, damage = [np.empty(0, UNIT_DTYPE)], []
     position = 0
     while position < file.size:
@@ -471,6 +473,6 @@ def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list
         if position < file.size:
             good = find_record(files, fd, position, file.size)
             end = file.size if good is None else good
-            damage.append(Damage(file.first_offset + position, file.first_offset + end, None))
+            damage.append(PartitionDamage(file.first_offset + position, file.first_offset + end, None))
             position = end
     return np.concatenate(blocks), damage

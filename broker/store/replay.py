@@ -26,7 +26,7 @@ __all__ = ["Continuation", "Gap", "continuations", "first_gap", "replay_partitio
 
 _FOREVER = 1 << 63
 
-Read = Callable[[int, int], bytes]
+ReadSegment = Callable[[int, int], bytes]
 """(size, byte offset in the partition) -> bytes of a segment."""
 
 
@@ -154,7 +154,7 @@ def _continuation(
 
 def _continue(
     file: SegmentFile,
-    read: Read,
+    read: ReadSegment,
     checked: tuple[int, int],
     limit: int,
     entries: Sequence[JournalEntry],
@@ -178,7 +178,7 @@ def _continue(
 
 
 def _replaced(
-    read: Read, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
+    read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
     """The last of the entries that the checked records cover, or begin, with other bytes; newest first.
 

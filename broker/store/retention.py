@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import ConfigError
 
-__all__ = ["Action", "DeletePolicy", "SegmentAge", "count_excess", "count_expired", "parse_delete_policy"]
+__all__ = ["DeletePolicy", "Disposal", "SegmentAge", "count_excess", "count_expired", "parse_delete_policy"]
 
 _AGE = re.compile(r"(\d+)([hms]?)", re.ASCII)
 _SECONDS = {"": 3600, "h": 3600, "m": 60, "s": 1}
@@ -22,7 +22,7 @@ _REMEDY = "use delete,<age> or archive,<age>[,true], the age in hours or with a 
 _SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in delete,168,size=10g"
 
 
-class Action(Enum):
+class Disposal(Enum):
     """What happens to an old segment."""
 
     DELETE = "delete"
@@ -40,7 +40,7 @@ class DeletePolicy:
     broker; None: any number.
     """
 
-    action: Action
+    action: Disposal
     max_age_s: int
     max_bytes: int | None = None
 
@@ -66,10 +66,10 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
     seconds = int(age[1]) * _SECONDS[age[2]]
     max_bytes = _max_bytes(values[1:], text, option)
     if name == "delete":
-        return DeletePolicy(Action.DELETE, seconds, max_bytes)
+        return DeletePolicy(Disposal.DELETE, seconds, max_bytes)
     if name == "archive":
         compress = len(values) > 1 and values[1].lower() == "true"
-        return DeletePolicy(Action.COMPRESS if compress else Action.ARCHIVE, seconds, max_bytes)
+        return DeletePolicy(Disposal.COMPRESS if compress else Disposal.ARCHIVE, seconds, max_bytes)
     raise ConfigError(option, text, _REMEDY)
 
 

@@ -15,7 +15,7 @@ from .discard import Discarded, discard
 from .files import Files
 from .index import IndexDamaged
 from .partition_log import PartitionLog
-from .retention import Action, DeletePolicy, SegmentAge, count_excess, count_expired
+from .retention import DeletePolicy, Disposal, SegmentAge, count_excess, count_expired
 from .segment import Segment
 from .threads import RunInThread, Turns
 from .topic_config import TopicStoreConfig
@@ -39,7 +39,7 @@ class RemovedSegment:
     partition: int
     first_offset: int
     size: int
-    action: Action
+    action: Disposal
 
 
 class RetentionRuns:
@@ -105,11 +105,11 @@ class RetentionRuns:
                 removed += self._remove_excess(of_topic, excess, policy.action) if excess > 0 else ()
         return removed
 
-    def _remove_excess(self, logs: Sequence[PartitionLog], excess: int, action: Action) -> list[RemovedSegment]:
+    def _remove_excess(self, logs: Sequence[PartitionLog], excess: int, action: Disposal) -> list[RemovedSegment]:
         counts = count_excess([self._ages(log) for log in logs], excess)
         return [each for log, count in zip(logs, counts, strict=True) for each in self._remove(log, count, action)]
 
-    def _remove(self, log: PartitionLog, count: int, action: Action) -> list[RemovedSegment]:
+    def _remove(self, log: PartitionLog, count: int, action: Disposal) -> list[RemovedSegment]:
         segments = log.segments.remove_first(count)
         self._discard(log, segments, action)
         return [
@@ -127,7 +127,7 @@ class RetentionRuns:
             if log in self._busy:
                 self._untidy[log] = None
             else:
-                self._start(log, (), Action.DELETE)
+                self._start(log, (), Disposal.DELETE)
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
         """The closed segments that may go, oldest first."""
@@ -172,11 +172,11 @@ class RetentionRuns:
             )
         return now_ms
 
-    def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
+    def _discard(self, log: PartitionLog, segments: Sequence[Segment], action: Disposal) -> None:
         if segments:
             self._start(log, segments, action)
 
-    def _start(self, log: PartitionLog, segments: Sequence[Segment], action: Action) -> None:
+    def _start(self, log: PartitionLog, segments: Sequence[Segment], action: Disposal) -> None:
         self._busy.add(log)
         paths = [segment.path for segment in segments]
         job = partial(discard, self._files, log.directory, paths, action, log.first_offset)

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from metaq.protocol.record import key_hash
 
 from .files import Files, read_exactly
-from .search_values import Budget, Found, KeyQuery, LogView, Match, SegmentView
+from .search_values import Budget, FoundMatches, KeyQuery, LogView, Match, SegmentView
 from .searched_segment import SearchedSegment
 
 __all__ = ["find_id", "find_key", "read_matches"]
 
 
-def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> Found:
+def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
     """The messages with this id, at most `limit`: one, unless Java brokers gave it. Worker thread."""
-    found = Found()
+    found = FoundMatches()
     for log in logs:
         for view in reversed(log.segments):
             if len(found.matches) >= limit:
@@ -46,9 +46,9 @@ def _find_id_in(segment: SearchedSegment, message_id: int) -> int | None:
     return None
 
 
-def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> Found:
+def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> FoundMatches:
     """The messages with a key, at most `limit` of each log, in the order asked for. Worker thread."""
-    found = Found()
+    found = FoundMatches()
     for log in logs:
         left = query.limit
         for view in log.segments if query.oldest_first else reversed(log.segments):

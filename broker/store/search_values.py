@@ -17,7 +17,7 @@ __all__ = [
     "MAX_SEARCH_BYTES",
     "MAX_SEARCH_SECONDS",
     "Budget",
-    "Found",
+    "FoundMatches",
     "KeyQuery",
     "LogView",
     "Match",
@@ -89,7 +89,7 @@ class Match(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class FoundMatches:
     """What a search has found and learned. unsearched: bytes of data that it did not look at."""
 
     matches: list[Match] = field(default_factory=list)

@@ -23,7 +23,7 @@ from metaq.protocol.record import (
 from .files import Files, read_exactly
 from .index import UNIT_BYTES, IndexDamaged, UnitArray
 from .key_index import BlockEntries, KeyBlock, hash_bounds, position_of, read_blocks, scan_keys
-from .search_values import Budget, Found, Match, Recent, SegmentView
+from .search_values import Budget, FoundMatches, Match, Recent, SegmentView
 from .unit_reader import UnitReader
 
 __all__ = ["SearchedSegment"]
@@ -40,7 +40,7 @@ class SearchedSegment:
     What cannot be read is logged and counted in `found` as not searched; a segment that retention has taken is empty.
     """
 
-    def __init__(self, files: Files, view: SegmentView, found: Found, budget: Budget) -> None:
+    def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
         self.view = view
         self.found = found
         self.usable = view.stored is not None

@@ -10,7 +10,7 @@ from metaq.protocol.errors import StoreError
 from .index import Index, IndexDamaged
 from .key_building import KeyBuilding
 from .partition_log import PartitionLog
-from .search_values import Found, LogView, Recent, SegmentView
+from .search_values import FoundMatches, LogView, Recent, SegmentView
 from .segment import Segment
 
 __all__ = ["MAX_RECENT_ENTRIES", "Searching"]
@@ -52,7 +52,7 @@ class Searching:
             self._recent.get(segment),
         )
 
-    def take_in(self, found: Found, logs: Sequence[PartitionLog]) -> None:
+    def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
         """Keep what a search in these logs has learned."""
         for segment, blocks in found.learned:
             if segment.keys is None and not blocks:  # others are checked before they are believed for ever

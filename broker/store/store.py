@@ -23,8 +23,8 @@ from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import BLOCK_BYTES, KeyBuilding
 from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
-from .partition_log import PartitionLog, Shared
-from .recovery import Recovered, RecoveryReport, recover_partition
+from .partition_log import PartitionLog, StoreServices
+from .recovery import RecoveredPartition, RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
@@ -105,7 +105,7 @@ class Store:
         self._journal = Journal(
             self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
         )
-        self._shared = Shared(
+        self._shared = StoreServices(
             self._open_files,
             run_in_thread,
             self._journal,
@@ -325,9 +325,11 @@ class Store:
             segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
             raise StoreError(f"partition directory {path} cannot be made: {error}") from error
-        return self._add(topic, partition, path, Recovered([segment], [], RecoveryReport(path, 1), (data_path, path)))
+        return self._add(
+            topic, partition, path, RecoveredPartition([segment], [], RecoveryReport(path, 1), (data_path, path))
+        )
 
-    def _add(self, topic: str, partition: int, path: str, recovered: Recovered) -> PartitionLog:
+    def _add(self, topic: str, partition: int, path: str, recovered: RecoveredPartition) -> PartitionLog:
         config = self._config_for(topic)
         directories = recovered.unsynced_directories
         log = PartitionLog(topic, partition, path, recovered.segments, config, self._shared, directories)

@@ -27,7 +27,7 @@ from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
 from .commands import Operation, OperationType
 from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
-from .transaction import Block, Transaction
+from .transaction import Block, OpenTransaction
 from .writer import RedoWriter
 
 __all__ = ["Committer", "EncodedBlock", "block_checksum"]
@@ -79,7 +79,7 @@ class Committer:
         writer: RedoWriter,
         writing: Writing,
         now_ms: Callable[[], int],
-        on_settled: Callable[[Transaction], None],
+        on_settled: Callable[[OpenTransaction], None],
     ) -> None:
         """on_settled: called when all messages of a committed transaction are on the disk of their partitions."""
         self._writer = writer
@@ -87,9 +87,9 @@ class Committer:
         self._now_ms = now_ms
         self._on_settled = on_settled
         self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of commits not yet appended
-        self._unsynced: dict[Transaction, list[tuple[PartitionLog, int]]] = {}
+        self._unsynced: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = {}
 
-    def commit(self, transaction: Transaction, was_prepared: bool, settled: Settled) -> None:
+    def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
         """Commit a transaction with messages; `settled` is called once."""
         file = transaction.file
         assert file is not None
@@ -107,7 +107,7 @@ class Committer:
 
     def _decided(
         self,
-        transaction: Transaction,
+        transaction: OpenTransaction,
         parts: list[EncodedBlock],
         record_end: int,
         settled: Settled,
@@ -151,7 +151,7 @@ class Committer:
             log.sync_now()
         self.settle()
 
-    def wait_for_disk(self, transaction: Transaction, ends: list[tuple[PartitionLog, int]]) -> None:
+    def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
         """Have a transaction that was committed before the start settled like the others."""
         self._unsynced[transaction] = ends
 

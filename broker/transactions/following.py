@@ -20,7 +20,7 @@ from metaq.protocol.text import NO_CHECKSUM
 from ..store.batch import encode_puts
 from .commands import Operation, OperationType, StoredPut
 from .redo import Location, RedoEntry
-from .redo_reader import Damage
+from .redo_reader import RedoDamage
 from .seals import Seal, add_content
 
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
@@ -107,7 +107,7 @@ class Following:
         self._file = number
         self._damaged = False
 
-    def damaged(self, damage: Damage) -> None:
+    def damaged(self, damage: RedoDamage) -> None:
         """Some bytes of the file are not records. A torn tail ends no transaction: its record was never written."""
         if damage.torn:
             return

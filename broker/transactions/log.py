@@ -25,8 +25,8 @@ from .recovery import Logs, Replayed, replay
 from .redo import DAMAGED_PREFIX, DIRECTORY, sealed_operation_record, sealed_put_record
 from .redo_file import RedoPosition
 from .seals import add_content
-from .transaction import Transaction
-from .writer import Done, RedoWriter
+from .transaction import OpenTransaction
+from .writer import OnWritten, RedoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,7 +164,7 @@ class TransactionLog:
         """Why the log takes no more writes until the broker is restarted; None if it does."""
         return self._writer.failure
 
-    def append_put(self, transaction: Transaction, put: StoredPut) -> None:
+    def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
         """Queue the record of a message; a transaction's first one finds it a file."""
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
@@ -172,22 +172,22 @@ class TransactionLog:
         transaction.content = add_content(transaction.content, crc)
         self._writer.append(transaction.file, record)
 
-    def append_operation(self, transaction: Transaction, operation: Operation) -> None:
+    def append_operation(self, transaction: OpenTransaction, operation: Operation) -> None:
         """Queue the record of a preparation or rollback of a transaction with messages."""
         file = transaction.file
         assert file is not None
         messages, content = transaction.messages, transaction.content
         self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
-    def when_written(self, done: Done) -> None:
+    def when_written(self, done: OnWritten) -> None:
         """Call back when what was queued is as safe as flushTxLogAtCommit says."""
         self._writer.when_written(done)
 
-    def commit(self, transaction: Transaction, was_prepared: bool, settled: Settled) -> None:
+    def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
         """See Committer.commit."""
         self._committer.commit(transaction, was_prepared, settled)
 
-    def settle(self, transaction: Transaction) -> None:
+    def settle(self, transaction: OpenTransaction) -> None:
         """A replay need not see this transaction again."""
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)

@@ -22,7 +22,7 @@ from .commit import EncodedBlock, block_checksum
 from .redo import Location
 from .transaction import Block
 
-__all__ = ["Found", "Placed", "complete", "find_block", "is_at", "present"]
+__all__ = ["Placed", "PlacedBlock", "complete", "find_block", "is_at", "present"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _ID = slice(8, 16)
 _CHECKED_BYTES = 4 << 20
 
 
-class Found(NamedTuple):
+class PlacedBlock(NamedTuple):
     """A committed block in its partition."""
 
     log: PartitionLog
@@ -169,7 +169,7 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
         yield run
 
 
-def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[Found, int]:
+def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[PlacedBlock, int]:
     """Where a committed block lies and how many of its messages had to be appended.
 
     hint: where its record says. believed: whether it says what was written there; then what is below the log's start
@@ -177,10 +177,10 @@ def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
-        return Found(log, hint, hint.offset + hint.size), 0
+        return PlacedBlock(log, hint, hint.offset + hint.size), 0
     placed = Placed(block, now_ms)
     if hint is not None and is_at(log, named := placed.encoded.location._replace(offset=hint.offset)):
-        return Found(log, named, named.offset + named.size), 0
+        return PlacedBlock(log, named, named.offset + named.size), 0
     placed.look(hint.offset if hint is not None and believed else None)
     if hint is not None and believed:
         placed.look_at(hint.offset)
@@ -194,7 +194,7 @@ def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool
             found + appended,
             log.end_offset,
         )
-    return Found(log, placed.location(), placed.end), appended
+    return PlacedBlock(log, placed.location(), placed.end), appended
 
 
 def is_at(log: PartitionLog, location: Location) -> bool:

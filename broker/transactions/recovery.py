@@ -33,7 +33,7 @@ from ..store.rewriting import PageCacheSync, secure_file
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .following import Ended, Following, Logged, LoggedBlock
-from .placing import Found, complete, find_block, is_at, present
+from .placing import PlacedBlock, complete, find_block, is_at, present
 from .quarantine import keep_copy
 from .redo import (
     DAMAGED_PREFIX,
@@ -46,9 +46,9 @@ from .redo import (
     sealed_operation_record,
 )
 from .redo_file import RedoFile, RedoPosition
-from .redo_reader import Damage, RedoReader
+from .redo_reader import RedoDamage, RedoReader
 from .seals import MIN_FILLER_BYTES
-from .transaction import Block, State, Transaction
+from .transaction import Block, OpenTransaction, TransactionState
 
 __all__ = ["Logs", "Replayed", "replay"]
 
@@ -60,8 +60,8 @@ class Replayed:
     """What the log says. `transactions` are open: those that are prepared are to be kept, the others rolled back."""
 
     files: list[RedoFile] = field(default_factory=list)
-    transactions: dict[str, Transaction] = field(default_factory=dict)
-    committed: dict[Transaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
+    transactions: dict[str, OpenTransaction] = field(default_factory=dict)
+    committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
     """Where the messages of those committed transactions end that may not be on the disk yet."""
     max_message_id: int = 0
     appended: int = 0
@@ -105,13 +105,13 @@ class _OldFile:
     def __init__(self, file: RedoFile) -> None:
         self.file = file
         self.size = 0
-        self.gaps: list[Damage] = []
-        self.tail: Damage | None = None
+        self.gaps: list[RedoDamage] = []
+        self.tail: RedoDamage | None = None
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
         """Records that are to follow the last good one."""
 
-    def damaged(self, damage: Damage, size: int) -> None:
+    def damaged(self, damage: RedoDamage, size: int) -> None:
         """size: of the file in bytes."""
         if damage.end == size:
             self.tail = damage
@@ -196,7 +196,7 @@ class _Replay:
         key = entry.command.tx_key
         if ended is None:
             if key not in self.result.transactions:
-                transaction = self.result.transactions[key] = Transaction(key)
+                transaction = self.result.transactions[key] = OpenTransaction(key)
                 transaction.file = old.file
                 old.file.size = entry.offset
                 old.file.hold(transaction)
@@ -209,7 +209,7 @@ class _Replay:
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _commit(self, old: _OldFile, ended: Ended, transaction: Transaction | None) -> None:
+    def _commit(self, old: _OldFile, ended: Ended, transaction: OpenTransaction | None) -> None:
         entry = ended.entry
         found = {block.store: self._place(old, ended, block) for block in ended.blocks}
         placed = {store: each for store, each in found.items() if each is not None}
@@ -240,14 +240,14 @@ class _Replay:
         fits = len(encode_locations(placed)) == ended.operation.attachment_bytes
         return tuple(placed) if fits else right
 
-    def _settle(self, transaction: Transaction, placed: Iterable[Found]) -> None:
+    def _settle(self, transaction: OpenTransaction, placed: Iterable[PlacedBlock]) -> None:
         ends = [(each.log, each.end) for each in placed]
         if all(log.synced_end >= end for log, end in ends):
             _holder(transaction).unsettled.pop(transaction)
         else:
             self.result.committed[transaction] = ends
 
-    def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> Found | None:
+    def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
         """Where the messages of a commit lie in one partition; None if they are lost, which is reported."""
         believed = ended.entry.attachment_problem is None
         if block.proven:
@@ -263,7 +263,7 @@ class _Replay:
                 block.store,
                 location.offset,
             )
-            return Found(stored, location, location.offset + location.size)
+            return PlacedBlock(stored, location, location.offset + location.size)
         start = ended.entry.offset if ended.transaction is None else ended.transaction.start
         old.lost.append((start, ended.entry.end))
         _log.error(
@@ -286,7 +286,7 @@ class _Replay:
             return location
         return find_block(_block(log, block.puts), location, self._now_ms()) if block.puts else None
 
-    def _complete(self, block: Block, location: Location | None, *, believed: bool) -> Found:
+    def _complete(self, block: Block, location: Location | None, *, believed: bool) -> PlacedBlock:
         found, appended = complete(block, location, self._now_ms(), believed=believed)
         if appended:
             self.result.appended += appended
@@ -307,7 +307,7 @@ class _Replay:
                 self._complete_commit(old, logged, transaction)
                 continue
             if logged.prepared:
-                transaction.state = State.PREPARED
+                transaction.state = TransactionState.PREPARED
             if logged.prepared and logged.damage is None:
                 self._load(logged, transaction)
             elif logged.prepared:
@@ -324,7 +324,7 @@ class _Replay:
             if (log := self._logs.stored(topic, partition)) is not None
         )
 
-    def _complete_commit(self, old: _OldFile, logged: Logged, transaction: Transaction) -> None:
+    def _complete_commit(self, old: _OldFile, logged: Logged, transaction: OpenTransaction) -> None:
         """Its commit was damaged, but messages are in a partition, which they never are before a commit."""
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
@@ -343,7 +343,7 @@ class _Replay:
             logged.key,
         )
 
-    def _load(self, logged: Logged, transaction: Transaction) -> None:
+    def _load(self, logged: Logged, transaction: OpenTransaction) -> None:
         transaction.content = logged.content
         for put in logged.puts:
             log = self._logs.for_replay(put.topic, put.partition)
@@ -403,7 +403,7 @@ class _Replay:
             _log.error("%s: a copy of the damaged bytes is kept in %s", path, copy)
 
 
-def _holder(transaction: Transaction) -> RedoFile:
+def _holder(transaction: OpenTransaction) -> RedoFile:
     assert transaction.file is not None
     return transaction.file
 

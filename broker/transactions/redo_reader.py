@@ -24,7 +24,7 @@ from .commands import Operation, content_end, decode_command
 from .redo import LENGTH, RedoEntry, decode_locations
 from .seals import attachment_seal, is_filler, open_seal
 
-__all__ = ["Damage", "RedoContents", "RedoReader", "read_redo"]
+__all__ = ["RedoContents", "RedoDamage", "RedoReader", "read_redo"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
@@ -34,7 +34,7 @@ _MOST_BEHIND_CONTENT = 2 + 14 + 5
 """`force`, the seal and the attachment's checksum."""
 
 
-class Damage(NamedTuple):
+class RedoDamage(NamedTuple):
     """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, which was not written."""
 
     start: int
@@ -49,7 +49,7 @@ class RedoContents(NamedTuple):
     entries: list[RedoEntry]
     end: int
     size: int
-    damages: list[Damage]
+    damages: list[RedoDamage]
 
     @property
     def problem(self) -> str | None:
@@ -71,7 +71,7 @@ class RedoReader:
     def __init__(self, files: Files, path: str, start: int = 0) -> None:
         self.end = start
         self.size = 0
-        self.damages: list[Damage] = []
+        self.damages: list[RedoDamage] = []
         self._files = files
         self._path = path
         self._fd = -1
@@ -82,7 +82,7 @@ class RedoReader:
     def __iter__(self) -> Iterator[RedoEntry]:
         return (part for part in self.parts() if isinstance(part, RedoEntry))
 
-    def parts(self) -> Iterator[RedoEntry | Damage]:
+    def parts(self) -> Iterator[RedoEntry | RedoDamage]:
         """Records, and between them what is damaged. A filler, which stands where damage was, is left out."""
         self._fd = self._files.open(self._path, os.O_RDONLY)
         try:
@@ -92,7 +92,7 @@ class RedoReader:
                 while position < self.size:
                     part = self._part(position)
                     position = part.end
-                    if isinstance(part, Damage):
+                    if isinstance(part, RedoDamage):
                         self.damages.append(part)
                     else:
                         self.end = position
@@ -102,7 +102,7 @@ class RedoReader:
         finally:
             self._files.close(self._fd)
 
-    def _part(self, start: int) -> RedoEntry | Damage:
+    def _part(self, start: int) -> RedoEntry | RedoDamage:
         try:
             return self._record(start)
         except RemoteProtocolError as error:
@@ -111,7 +111,7 @@ class RedoReader:
         torn = end == self.size and (
             self._may_be_torn(start) if incomplete else is_zero(self._files, self._fd, start, end)
         )
-        return Damage(start, end, cause, torn)
+        return RedoDamage(start, end, cause, torn)
 
     # --- records ------------------------------------------------------------------------------------------------------
 

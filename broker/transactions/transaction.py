@@ -16,10 +16,10 @@ from ..store.partition_log import PartitionLog
 if TYPE_CHECKING:
     from .redo_file import RedoFile
 
-__all__ = ["Block", "State", "Transaction"]
+__all__ = ["Block", "OpenTransaction", "TransactionState"]
 
 
-class State(Enum):
+class TransactionState(Enum):
     """How far a transaction has come. FINISHED: committed, rolled back, or on the way there."""
 
     ACTIVE = "active"
@@ -51,7 +51,7 @@ class Block:
         return f"{self.log.topic}-{self.log.partition}"
 
 
-class Transaction:
+class OpenTransaction:
     """Lives on the reactor thread. owner: the connection of a local transaction, None for XA."""
 
     __slots__ = ("blocks", "content", "file", "key", "messages", "owner", "prepared_at_ms", "size", "state", "timer")
@@ -59,7 +59,7 @@ class Transaction:
     def __init__(self, key: str, owner: object = None) -> None:
         self.key = key
         self.owner = owner
-        self.state = State.ACTIVE
+        self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
         """Where its records go; None until the first message."""
@@ -95,7 +95,7 @@ class Transaction:
 
     def finish(self) -> Iterable[Block]:
         """Nothing more may come; return the messages and let go of them."""
-        self.state = State.FINISHED
+        self.state = TransactionState.FINISHED
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

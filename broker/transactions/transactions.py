@@ -31,7 +31,7 @@ from .config import TransactionConfig
 from .log import TransactionLog
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, log_failed
 from .registry import Registry
-from .transaction import State, Transaction
+from .transaction import OpenTransaction, TransactionState
 
 __all__ = ["PreparedTransaction", "Transactions"]
 
@@ -89,7 +89,7 @@ class Transactions:
         recovered = self._log.open(self._partitions)
         self._message_ids.begin_above(recovered.max_message_id)
         for transaction in recovered.transactions.values():
-            if transaction.state is not State.PREPARED:
+            if transaction.state is not TransactionState.PREPARED:
                 ignore_refusal(self._log_rollback(transaction))
                 continue
             transaction.prepared_at_ms = _UNKNOWN_TIME
@@ -162,13 +162,13 @@ class Transactions:
         transaction = self._find(connection, key)
         if not transaction.is_xa:
             raise XaRefused(XaCode.XAER_RMERR, "Prepare not implemented on Local Transactions.")
-        if transaction.state is State.PREPARED:
+        if transaction.state is TransactionState.PREPARED:
             raise XaRefused(XaCode.XAER_PROTO, "Cannot call prepare now.")
         if not transaction.messages:
             self._open.remove(transaction)
             return XaVote.READ_ONLY
         self._check_log(transaction.key)
-        transaction.state = State.PREPARED
+        transaction.state = TransactionState.PREPARED
         self._open.stop_timer(transaction)
         operation = Operation(transaction.key, OperationType.XA_PREPARE, was_prepared=False)
         self._log.append_operation(transaction, operation)
@@ -180,7 +180,7 @@ class Transactions:
         """None, now or later: all messages are there for everybody to read."""
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
-        if transaction.is_xa and not one_phase and transaction.state is not State.PREPARED:
+        if transaction.is_xa and not one_phase and transaction.state is not TransactionState.PREPARED:
             reason = "Cannot do 2 phase commit if the transaction has not been prepared."
             raise XaRefused(XaCode.XAER_PROTO, reason)
         return self._commit(transaction)
@@ -217,7 +217,12 @@ class Transactions:
         """Everything that RECOVER would list, with figures."""
         found = [
             PreparedTransaction(
-                each.key, each.prepared_at_ms or None, each.messages, each.size, each.topics, State.PREPARED.value
+                each.key,
+                each.prepared_at_ms or None,
+                each.messages,
+                each.size,
+                each.topics,
+                TransactionState.PREPARED.value,
             )
             for each in self._open.prepared()
         ]
@@ -242,22 +247,22 @@ class Transactions:
         self._open.remove(transaction)  # nobody else may decide it any more
         return self._log.set_heuristic(key, action).addCallback(lambda _: self._execute(transaction, action))
 
-    def _execute(self, transaction: Transaction, decision: Heuristic) -> Deferred[None] | None:
+    def _execute(self, transaction: OpenTransaction, decision: Heuristic) -> Deferred[None] | None:
         return self._log_commit(transaction) if decision == "commit" else self._log_rollback(transaction)
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
-    def _find(self, connection: object, key: str | None) -> Transaction:
+    def _find(self, connection: object, key: str | None) -> OpenTransaction:
         if key is not None and is_xa(key):
             self._check_decided(key)
         return self._open.find(connection, key)
 
-    def _find_for_put(self, connection: object, key: str) -> Transaction:
+    def _find_for_put(self, connection: object, key: str) -> OpenTransaction:
         try:
             transaction = self._find(connection, key)
         except XaRefused as error:
             raise bare(error) from None
-        if transaction.state is State.PREPARED:
+        if transaction.state is TransactionState.PREPARED:
             raise TransactionRefused(f"XA transaction '{key}' has been prepared: it takes no more messages")
         return transaction
 
@@ -274,14 +279,14 @@ class Transactions:
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    def _prepared(self, transaction: Transaction, deferred: Deferred[XaVote], failure: str | None) -> None:
+    def _prepared(self, transaction: OpenTransaction, deferred: Deferred[XaVote], failure: str | None) -> None:
         if failure is not None:
             deferred.errback(log_failed(transaction.key, failure))
             return
         transaction.prepared_at_ms = self._now_ms()
         deferred.callback(XaVote.OK)
 
-    def _commit(self, transaction: Transaction) -> Deferred[None] | None:
+    def _commit(self, transaction: OpenTransaction) -> Deferred[None] | None:
         if not transaction.messages:
             self._open.remove(transaction)
             return None
@@ -289,14 +294,14 @@ class Transactions:
         try:
             _check_partitions(transaction)
         except XaRefused:
-            if transaction.state is State.PREPARED:
+            if transaction.state is TransactionState.PREPARED:
                 raise  # its coordinator may try again after a restart
             self._give_up(transaction)
             raise XaRefused(XaCode.XA_RBOTHER, "STORE COMMIT FAILED: Transaction rolled back.") from None
         self._open.remove(transaction)
         return self._log_commit(transaction)
 
-    def _log_commit(self, transaction: Transaction) -> Deferred[None]:
+    def _log_commit(self, transaction: OpenTransaction) -> Deferred[None]:
         deferred: Deferred[None] = Deferred()
 
         def ended(failure: str | None, error: MetaqError | None) -> None:
@@ -309,10 +314,10 @@ class Transactions:
                     self._unfinished.add(transaction.key)
             deferred.errback(log_failed(transaction.key, failure))
 
-        self._log.commit(transaction, transaction.state is State.PREPARED, ended)
+        self._log.commit(transaction, transaction.state is TransactionState.PREPARED, ended)
         return deferred
 
-    def _log_rollback(self, transaction: Transaction) -> Deferred[None] | None:
+    def _log_rollback(self, transaction: OpenTransaction) -> Deferred[None] | None:
         transaction.finish()
         if transaction.file is None:
             return None
@@ -330,11 +335,11 @@ class Transactions:
         self._log.when_written(written)
         return deferred
 
-    def _expired(self, transaction: Transaction) -> None:
+    def _expired(self, transaction: OpenTransaction) -> None:
         _log.info("%s is rolled back: its timeout has passed", transaction.key)
         self._give_up(transaction)
 
-    def _give_up(self, transaction: Transaction) -> None:
+    def _give_up(self, transaction: OpenTransaction) -> None:
         """Roll back without anybody waiting for it."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
@@ -347,7 +352,7 @@ def _checked(flag: int, announced: int, body: Buffer) -> tuple[int, int, int, Bu
     return flag, announced, found, body
 
 
-def _check_partitions(transaction: Transaction) -> None:
+def _check_partitions(transaction: OpenTransaction) -> None:
     for log in transaction.blocks:
         if log.read_only is not None:
             raise XaRefused(XaCode.XAER_RMFAIL, f"{log.directory} takes no writes: {log.read_only}")

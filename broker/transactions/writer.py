@@ -30,7 +30,7 @@ MAX_REDO_BYTES = 64 << 20
 _MAX_QUEUED_BYTES = 1 << 20
 """Puts wait in memory for the next prepare or commit, or until there are as many bytes of them."""
 
-Done = Callable[[str | None], None]
+OnWritten = Callable[[str | None], None]
 """Called with None, or with why the log takes no more writes."""
 
 
@@ -49,7 +49,7 @@ class _Job:
 
     def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
         self.to_sync = to_sync
-        self.waiters: list[Done] = []
+        self.waiters: list[OnWritten] = []
         self.works: list[Callable[[], None]] = []
         self._files = files
         self._directory = directory
@@ -118,7 +118,7 @@ class RedoWriter:
         self._next_number = max([next_number, *(number + 1 for number in self._redo)])
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
-        self._waiters: list[Done] = []
+        self._waiters: list[OnWritten] = []
         self._works: list[Callable[[], None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
@@ -147,7 +147,7 @@ class RedoWriter:
         """Overwrite bytes of a record that has been written."""
         file.patches.append((offset, data))
 
-    def when_written(self, done: Done) -> None:
+    def when_written(self, done: OnWritten) -> None:
         """Call back when everything queued so far is written (and synced if that is the setting), in order."""
         if self.failure is not None:
             done(self.failure)

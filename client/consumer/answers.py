@@ -8,14 +8,14 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, is_blank, iter_headers
+from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
 from metaq.protocol.refusals import frame_error, text_error
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
 from ..config import ConsumerConfig
-from ..connection import Endpoint, Reply
+from ..connection import Build, Endpoint, Reply
 from ..questions.records import damaged_bytes
 from .chunk import Chunk
 from .cursor import Request
@@ -25,8 +25,7 @@ __all__ = ["NotWhole", "PullCodec"]
 
 log = get_log(__name__)
 
-Build = Callable[[int], Sequence[Buffer]]
-Answer = tuple[Sequence[Chunk], float]
+PullNews = tuple[Sequence[Chunk], float]
 """What is new, and the seconds to wait before the next request."""
 
 
@@ -83,7 +82,7 @@ class PullCodec:
         except RemoteProtocolError:  # the whole answer is taken next, and meets the same error
             return None
 
-    def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> Answer:
+    def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> PullNews:
         """What an answer brings. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's error
         (refusals.py)."""
         chunks: Sequence[Chunk]

@@ -53,7 +53,7 @@ from .outgoing import GatheredBatch, OnDelivery, Outgoing
 from .queues import BrokerQueue, Flight, PartitionQueue, Turn, expired, take_expired
 from .routing import no_partition
 
-__all__ = ["Actions", "Ended", "FailedTurn", "Places", "ProducerCore"]
+__all__ = ["Actions", "FailedTurn", "GivenUp", "ProducerCore", "Routes"]
 
 _LOOK_SECONDS = 0.25
 """Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
@@ -63,7 +63,7 @@ of a large queue to the one behind it."""
 _VIEW_RETRIES = 3
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
 
-Ended = tuple[Outgoing, Exception]
+GivenUp = tuple[Outgoing, Exception]
 """A message that is not tried any more, and why."""
 FailedTurn = tuple[Turn, MetaqError]
 
@@ -73,11 +73,11 @@ class Actions(NamedTuple):
     their request still has their places."""
 
     flights: Sequence[Flight] = ()
-    ended: Sequence[Ended] = ()
-    late: Sequence[Ended] = ()
+    ended: Sequence[GivenUp] = ()
+    late: Sequence[GivenUp] = ()
 
 
-class Places(Protocol):
+class Routes(Protocol):
     """Where messages may go now: the Router. `partitions_for_keys` is called with the core's lock held."""
 
     def route(self, outgoing: Outgoing) -> TopicPartition: ...
@@ -100,7 +100,7 @@ class ProducerCore:
     def __init__(
         self,
         config: ProducerConfig,
-        places: Places,
+        places: Routes,
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = random.random,
         interruptible: Callable[[], bool] = lambda: False,
@@ -308,7 +308,7 @@ class ProducerCore:
             for queue, _ in finished:
                 self._places.works(queue.partition)
         with self._lock:
-            ended: list[Ended] = []
+            ended: list[GivenUp] = []
             for (queue, batch), error in failed:
                 if queue.under_way is batch:  # else its request ended before its sender was interrupted
                     ended += self._back(queue, batch, error)
@@ -338,7 +338,7 @@ class ProducerCore:
             flight.settled = settled
             return self._freed(ended) if self._keys.moving else ()
 
-    def forget(self, ended: Sequence[Ended]) -> Sequence[Flight]:
+    def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
         """These were told what they end with. Returns what may leave now."""
         with self._lock:
             return self._forget([outgoing for outgoing, _ in ended])
@@ -426,11 +426,11 @@ class ProducerCore:
 
     # --- retries ----------------------------------------------------------------------------------------------------
 
-    def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[Ended]:
+    def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
         """With the lock held: a request failed. What may be tried again goes back in front of the queue, which pauses;
         returns the rest."""
         again: list[Outgoing] = []
-        ended: list[Ended] = []
+        ended: list[GivenUp] = []
         now = self._clock()
         for outgoing in batch:
             outgoing.attempts += 1
@@ -461,7 +461,7 @@ class ProducerCore:
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
         """Route everything queued of these partitions anew."""
-        ended: list[Ended] = []
+        ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
             drained = self._drain(queue)
@@ -493,7 +493,7 @@ class ProducerCore:
 
     def _resume(
         self, queue: PartitionQueue, placed: list[tuple[Outgoing, TopicPartition | None]]
-    ) -> tuple[Sequence[Flight], list[Ended]]:
+    ) -> tuple[Sequence[Flight], list[GivenUp]]:
         """Put what `_drain` took where it shall go now (None: by its key), in front of what arrived meanwhile, and end
         the pause. Returns what may leave, and what is left if this was closed meanwhile."""
         with self._lock:

@@ -27,9 +27,9 @@ __all__ = [
     "ASKED",
     "GatheredBatch",
     "OnDelivery",
+    "OnSent",
     "Outgoing",
     "OutgoingBatch",
-    "Report",
     "call_back",
     "encode_batch",
     "encode_many",
@@ -41,7 +41,7 @@ _pack = HEADER.pack
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
 """Gets (None, result) for a message that was stored, (error, None) for one that was not: confluent-kafka's order."""
-Report = Callable[[Exception | None, Any], object]
+OnSent = Callable[[Exception | None, Any], object]
 """The same for whatever one call sent."""
 
 
@@ -122,7 +122,7 @@ class Outgoing(Waiter):
         self.once = False
         self.driver: Connection | None = None
         self.flights: Sequence[Any] = ()  # Flights that its thread must send; after an interrupt others see to that
-        self.report: Report | None = None
+        self.report: OnSent | None = None
         self.result: Any = None
         self.error: Exception | None = None
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from metaq.protocol.limits import MAX_PARTS
 
-from ..connection import Connection, Request
+from ..connection import Connection, Exchange
 from ..values import TopicPartition
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 
@@ -176,7 +176,7 @@ class Flight:
         self.elsewhere = False
         self.landed: list[Turn] = []
         self.settled: list[Turn] = []
-        self.request: Request | None = None
+        self.request: Exchange | None = None
 
 
 class BrokerQueue:

@@ -16,7 +16,7 @@ from metaq.protocol.sends import SendBatchRequest, SendHeaders, SentReply
 from metaq.protocol.statuses import RequestCode
 
 from ..config import ConnectionConfig
-from ..connection import Connection, Endpoint, Reply, Request
+from ..connection import Connection, Endpoint, Exchange, Reply
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..values import TopicPartition
@@ -129,7 +129,7 @@ class Sender:
         else:
             frame = _batch_frame(partition, turn.batch, opaque)
         on_done = partial(self._frame_answered, flight, turn, connection.endpoint)
-        flight.request = request = Request(opaque, on_done, deadline, background)
+        flight.request = request = Exchange(opaque, on_done, deadline, background)
         connection.send((request,), frame)
 
     def take(self, flight: Flight, action: Callable[[], None]) -> None:
@@ -214,7 +214,7 @@ class Sender:
         opaque = connection.new_opaque()
         frame = encode_many(opaque, [(turn.queue.partition, turn.batch) for turn in flight.turns])
         on_done = partial(self._many_answered, flight, connection.endpoint)
-        flight.request = request = Request(opaque, on_done, deadline, background)
+        flight.request = request = Exchange(opaque, on_done, deadline, background)
         connection.send((request,), frame)
 
     def _many_answered(self, flight: Flight, endpoint: Endpoint, reply: Reply | None, error: MetaqError | None) -> None:

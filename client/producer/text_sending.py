@@ -13,7 +13,7 @@ from metaq.protocol.refusals import text_error
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
-from ..connection import Connection, Endpoint, Reply, Request
+from ..connection import Connection, Endpoint, Exchange, Reply
 from ..values import SendResult
 from .core import FailedTurn
 from .outgoing import Outgoing
@@ -72,11 +72,11 @@ class TextBatch:
 
     def send(self, connection: Connection, deadline: float, background: bool) -> None:
         topic, number = self._partition.topic, self._partition.partition
-        requests: list[Request] = []
+        requests: list[Exchange] = []
         puts: list[Buffer] = []
         for index, (flag, checksum, body) in enumerate(self._records):
             opaque = connection.new_opaque()
-            requests.append(Request(opaque, partial(self._answered, index), deadline, background))
+            requests.append(Exchange(opaque, partial(self._answered, index), deadline, background))
             puts.append(encode_put(topic, number, flag, checksum, opaque, bytes(body)))
         self._flight.request = requests[0]
         connection.send(requests, puts)

@@ -16,8 +16,8 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 
-from .bench_jobs import STAMP_BYTES, Job, Place, Stamps, send_batches, send_pipelined, send_single
-from .bench_measure import Limit, Outcome, Run, measure
+from .bench_jobs import STAMP_BYTES, Destination, Job, Stamps, send_batches, send_pipelined, send_single
+from .bench_measure import Limit, Run, RunFigures, measure
 from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
 from .cluster import open_cluster, zk_timeout
 from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, zk_option
@@ -143,14 +143,14 @@ def produce(
     payload = bytes(size)
     with stop_signal() as stop, _producer(zk, topic, linger_ms) as producer:
         run = Run(limit, stop)
-        places: list[Place] = [{"key": f"key-{number}"} for number in range(keys or 0)]
+        places: list[Destination] = [{"key": f"key-{number}"} for number in range(keys or 0)]
         jobs: dict[str, Callable[[], Job]] = {
             "single": lambda: send_single(producer, topic, payload, run, places),
             "pipelined": lambda: send_pipelined(producer, topic, payload, window, run, places),
             "batch": lambda: send_batches(producer, topic, payload, batch, frames, run, places),
         }
         messages, seconds, times = measure(f"produce {mode}", run, [jobs[mode]() for _ in range(threads)])
-        _print(topic, [Outcome(mode, messages, messages * size, seconds, times.percentiles_ms())], as_json)
+        _print(topic, [RunFigures(mode, messages, messages * size, seconds, times.percentiles_ms())], as_json)
         return EXIT_INTERRUPTED if stop.is_set() else 0
 
 
@@ -182,7 +182,7 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None,
         if not all_messages:
             raise ClientError(f"nothing to read in topic {topic!r}: fill it with metaq bench produce --topic {topic}")
         messages, seconds = backlog.measured(all_messages)
-        _print(topic, [Outcome(title, messages, backlog.payload_bytes, seconds, times.percentiles_ms())], as_json)
+        _print(topic, [RunFigures(title, messages, backlog.payload_bytes, seconds, times.percentiles_ms())], as_json)
         return EXIT_INTERRUPTED if stop.is_set() else 0
 
 
@@ -217,7 +217,7 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
             stamps = Stamps(run, rate)
             send: Callable[..., None] = lambda _: stamps.send(producer, partition, size)  # noqa: E731
             messages, seconds, times = measure("latency", run, [send, partial(stamps.receive, reader)])
-        _print(topic, [Outcome("latency", messages, messages * size, seconds, times.percentiles_ms())], as_json)
+        _print(topic, [RunFigures("latency", messages, messages * size, seconds, times.percentiles_ms())], as_json)
         return EXIT_INTERRUPTED if stop.is_set() else 0
 
 
@@ -251,13 +251,13 @@ def partitions(
         for number in steps(len(there)):
             run = Run(limit, stop)
             title = f"{number:,} partition{'s' * (number > 1)}"
-            places: list[Place] = [{"partition": partition} for partition in there[:number]]
+            places: list[Destination] = [{"partition": partition} for partition in there[:number]]
             if mode == "batch":
                 job = send_batches(producer, topic, payload, batch, frames, run, places)
             else:
                 job = send_pipelined(producer, topic, payload, window, run, places)
             messages, seconds, times = measure(title, run, [job])
-            outcomes.append(Outcome(title, messages, messages * size, seconds, times.percentiles_ms()))
+            outcomes.append(RunFigures(title, messages, messages * size, seconds, times.percentiles_ms()))
             if stop.is_set():
                 break
         _print(topic, outcomes, as_json)
@@ -301,7 +301,7 @@ def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[
         yield (ArrowReader(consumer) if arrow else MessageReader(consumer)), None
 
 
-def _print(topic: str, outcomes: list[Outcome], as_json: bool) -> None:
+def _print(topic: str, outcomes: list[RunFigures], as_json: bool) -> None:
     if as_json:
         print_json({"topic": topic, "runs": [_fields(outcome) for outcome in outcomes]})
         return
@@ -321,7 +321,7 @@ def _print(topic: str, outcomes: list[Outcome], as_json: bool) -> None:
     )
 
 
-def _fields(outcome: Outcome) -> dict[str, object]:
+def _fields(outcome: RunFigures) -> dict[str, object]:
     return {
         "scenario": outcome.scenario,
         "messages": outcome.messages,

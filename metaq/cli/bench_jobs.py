@@ -17,10 +17,10 @@ from metaq.protocol.errors import RequestTimedOut
 from .bench_measure import Run, Tally
 from .bench_reading import POLL_MESSAGES, POLL_SECONDS, Polled
 
-__all__ = ["STAMP_BYTES", "Job", "Place", "Stamps", "send_batches", "send_pipelined", "send_single"]
+__all__ = ["STAMP_BYTES", "Destination", "Job", "Stamps", "send_batches", "send_pipelined", "send_single"]
 
 Job = Callable[[Tally], None]
-Place = dict[str, Any]
+Destination = dict[str, Any]
 """Where a message goes: `key` or `partition` of a producer's send call, or neither."""
 
 TIMED_EVERY = 16
@@ -33,7 +33,7 @@ LATE_SECONDS = 10.0
 """How long a message of a latency run may be under way after the last was sent."""
 
 
-def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Place] = ()) -> Job:
+def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
     """Waits for each send; to `places` in turn, or as the producer distributes them."""
 
     def job(tally: Tally) -> None:
@@ -48,7 +48,13 @@ def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places
 
 
 def send_batches(
-    producer: Producer, topic: str, payload: bytes, batch: int, frames: int, run: Run, places: Sequence[Place] = ()
+    producer: Producer,
+    topic: str,
+    payload: bytes,
+    batch: int,
+    frames: int,
+    run: Run,
+    places: Sequence[Destination] = (),
 ) -> Job:
     """At most `frames` frames of up to `batch` messages without an answer; the times are of frames.
 
@@ -78,7 +84,7 @@ def send_batches(
 
 
 def send_pipelined(
-    producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Place] = ()
+    producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
     """At most `window` sends without an answer; places: as send_single."""
 

@@ -18,7 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from .output import console
 
-__all__ = ["Limit", "Outcome", "Run", "Tally", "Times", "measure"]
+__all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -31,7 +31,7 @@ _BUCKETS = 64 * _SUB_BUCKETS
 _SHOW_SECONDS = 0.2
 
 
-class Times:
+class Durations:
     """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds; merge when it has ended."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Times:
         if len(self._pending) == _PENDING:
             self._sort()
 
-    def merge(self, other: Times) -> None:
+    def merge(self, other: Durations) -> None:
         """Add everything that `other` has counted."""
         other._sort()
         self._counts += other._counts
@@ -83,7 +83,7 @@ class Tally:
     """What one thread has done; only that thread writes, others may read `messages` at any time."""
 
     messages: int = 0
-    times: Times = field(default_factory=Times)
+    times: Durations = field(default_factory=Durations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunFigures:
     """The figures of a run. message_bytes: of all payloads together; seconds: what the rate is made from."""
 
     scenario: str
@@ -142,7 +142,7 @@ class Outcome:
         return self.message_bytes / self.seconds if self.seconds else 0.0
 
 
-def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Times]:
+def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Durations]:
     """Run each job on a thread of its own; messages, seconds and times of all. A failure stops all and is raised.
 
     On a terminal a line on stderr shows how far it is. `title`: what that line calls the run.
@@ -164,7 +164,7 @@ def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tu
         for each in running:
             each.result()
     seconds = (run.clock_ns() - run.started_ns) / 1e9
-    times = Times()
+    times = Durations()
     for tally in tallies:
         times.merge(tally.times)
     return sum(tally.messages for tally in tallies), seconds, times

@@ -27,13 +27,13 @@ POLL_SECONDS = 0.5
 POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 
-Writer = Callable[[Message], bytes]
+MessageFormat = Callable[[Message], bytes]
 
 
-class _Format(click.ParamType[Writer]):
+class _Format(click.ParamType[MessageFormat]):
     name = "FORMAT"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Writer:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> MessageFormat:
         if callable(value):
             return value
         try:
@@ -73,7 +73,7 @@ def consume(
     timeout: float | None,
     follow: bool,
     tags: tuple[str, ...],
-    write: Writer,
+    write: MessageFormat,
     as_json: bool,
 ) -> int:
     """Print messages of a topic.
@@ -189,7 +189,7 @@ def _check_group_options(start: Position, only: tuple[PartitionName, ...], follo
 class Output:
     """Prints messages on stdout; `left` counts down from --count, None without it."""
 
-    def __init__(self, write: Writer, count: int | None, stream: BinaryIO | None = None) -> None:
+    def __init__(self, write: MessageFormat, count: int | None, stream: BinaryIO | None = None) -> None:
         self._write = write
         self._stream = stream or sys.stdout.buffer
         self.left = count

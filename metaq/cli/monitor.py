@@ -11,7 +11,7 @@ import click
 
 from .options import GROUP, POSITIVE_SECONDS, TOPIC, json_option, zk_option
 from .output import print_json
-from .probes import Level, Limits, Monitor, Seen
+from .probes import Monitor, ProbeLevel, ProbeLimits, Seen
 from .servers import stop_signal
 
 __all__ = ["monitor"]
@@ -113,13 +113,13 @@ def monitor(
       metaq monitor --probe-topic probes
       metaq monitor --every 60 --max-lag 1000000 --json
     """
-    watching = Monitor(zk, Limits(**limits), probe_topic, groups, data_dirs, ignored_groups, ignored_brokers)
+    watching = Monitor(zk, ProbeLimits(**limits), probe_topic, groups, data_dirs, ignored_groups, ignored_brokers)
     with stop_signal() as stop:
         while True:
             seen = watching.look()
             _print(seen, as_json)
             if every is None or _stopped(stop, every):
-                return EXIT_ALARM if any(each.level is Level.ALARM for each in seen) else 0
+                return EXIT_ALARM if any(each.level is ProbeLevel.ALARM for each in seen) else 0
 
 
 def _stopped(stop: threading.Event, seconds: float) -> bool:
@@ -135,4 +135,4 @@ def _print(seen: list[Seen], as_json: bool) -> None:
     for each in seen:
         click.echo(f"{moment} {each.level.value:5} {each.what}: {each.text}")
     counts = Counter(each.level for each in seen)
-    click.echo(f"{moment} {', '.join(f'{counts[level]} {level.value}' for level in Level)}")
+    click.echo(f"{moment} {', '.join(f'{counts[level]} {level.value}' for level in ProbeLevel)}")

@@ -31,14 +31,14 @@ from .lag import GroupPartition, group_partitions
 from .output import byte_size
 from .stats import named_figures
 
-__all__ = ["Level", "Limits", "Monitor", "Seen"]
+__all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
 """A probe must be readable within this time (a Java broker with asynchronous flush shows it after unflushInterval)."""
 _PROBE_READ_BYTES = 4096
 
 
-class Level(StrEnum):
+class ProbeLevel(StrEnum):
     """Worst first. UNKNOWN: could not be looked at, for a reason that another line tells."""
 
     ALARM = "alarm"
@@ -50,13 +50,13 @@ class Level(StrEnum):
 class Seen(NamedTuple):
     """One thing that was looked at."""
 
-    level: Level
+    level: ProbeLevel
     what: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProbeLimits:
     """Beyond these there is an alarm. max_lag: bytes; max_disk and min_memory: percent."""
 
     max_lag: int = 100_000_000
@@ -73,7 +73,7 @@ class Monitor:
     def __init__(
         self,
         zk: str,
-        limits: Limits,
+        limits: ProbeLimits,
         probe_topic: str | None = None,
         groups: Sequence[str] = (),
         data_dirs: Sequence[str] = (),
@@ -101,11 +101,11 @@ class Monitor:
         try:
             with open_cluster(self._zk) as cluster:
                 self._check_names(cluster)
-                found.append(Seen(Level.OK, "zookeeper", f"{self._zk} answers"))
+                found.append(Seen(ProbeLevel.OK, "zookeeper", f"{self._zk} answers"))
                 found += self._cluster(cluster)
         except CoordinationUnavailable as error:
-            found.append(Seen(Level.ALARM, "zookeeper", str(error)))
-        return sorted(found, key=lambda each: list(Level).index(each.level))
+            found.append(Seen(ProbeLevel.ALARM, "zookeeper", str(error)))
+        return sorted(found, key=lambda each: list(ProbeLevel).index(each.level))
 
     def _check_names(self, cluster: Cluster) -> None:
         if self._checked:
@@ -119,10 +119,10 @@ class Monitor:
         survey = cluster.survey()
         brokers = {each: nodes for each, nodes in cluster.view.brokers().items() if each not in self._ignored_brokers}
         if not brokers:
-            yield Seen(Level.ALARM, "brokers", "no broker is registered")
+            yield Seen(ProbeLevel.ALARM, "brokers", "no broker is registered")
         for broker_id, nodes in brokers.items():
             if nodes.master is None:
-                yield Seen(Level.ALARM, f"broker {broker_id}", "has no master, only slaves: it takes no messages")
+                yield Seen(ProbeLevel.ALARM, f"broker {broker_id}", "has no master, only slaves: it takes no messages")
             else:
                 yield from _guarded(f"broker {broker_id}", self._broker(survey, broker_id))
         if self._probe_topic is not None:
@@ -138,19 +138,19 @@ class Monitor:
         found = survey.ask(
             TopicPartition("", broker_id, 0), lambda connection, _: list(self._asked(broker_id, connection))
         )
-        yield from found or [Seen(Level.ALARM, f"broker {broker_id}", survey.silent[broker_id])]
+        yield from found or [Seen(ProbeLevel.ALARM, f"broker {broker_id}", survey.silent[broker_id])]
 
     def _asked(self, broker_id: int, connection: Connection) -> Iterator[Seen]:
         what, limits = f"broker {broker_id}", self._limits
         figures = named_figures(read_stats(connection))
-        yield Seen(Level.OK, what, f"{connection.endpoint} answers, version {figures.get('version')}")
+        yield Seen(ProbeLevel.OK, what, f"{connection.endpoint} answers, version {figures.get('version')}")
         yield from _above(what, "connections", _number(figures, "curr_connections"), limits.max_connections)
         failed = _number(figures, "put_failed")
         before = self._put_failed.get(broker_id)
         if failed is None:
-            yield Seen(Level.UNKNOWN, what, "does not tell how many puts have failed")
+            yield Seen(ProbeLevel.UNKNOWN, what, "does not tell how many puts have failed")
         elif before is not None and failed < before:
-            yield Seen(Level.WARNING, what, "has been restarted since the last look")
+            yield Seen(ProbeLevel.WARNING, what, "has been restarted since the last look")
         elif before is not None:
             yield from _above(what, "failed puts since the last look", failed - before, limits.max_put_failed)
         if failed is not None:
@@ -159,7 +159,7 @@ class Monitor:
             try:
                 prepared = len(prepared_transactions(connection))
             except RequestRefused as error:
-                yield Seen(Level.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
+                yield Seen(ProbeLevel.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
                 yield from _above(what, "prepared transactions", prepared, limits.max_prepared)
 
@@ -173,7 +173,7 @@ class Monitor:
             for partition in first.values():
                 what = f"probe {topic} {partition}"
                 if partition.broker in survey.silent:
-                    yield Seen(Level.UNKNOWN, what, f"not tried: broker {partition.broker} does not answer")
+                    yield Seen(ProbeLevel.UNKNOWN, what, f"not tried: broker {partition.broker} does not answer")
                 else:
                     yield from _guarded(what, _round_trip(cluster, producer, partition))
 
@@ -186,7 +186,7 @@ class Monitor:
             found = group_partitions(cluster, survey, group, topic)
             rows += [row for row in found if row.partition.broker not in self._ignored_brokers]
             if members and not any(survey.source(row.partition) for row in found):
-                yield Seen(Level.ALARM, f"group {group}", f"no live broker has its topic {topic}")
+                yield Seen(ProbeLevel.ALARM, f"group {group}", f"no live broker has its topic {topic}")
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:
             by_cause.setdefault(self._cause(group, row, members), []).append(row)
@@ -198,11 +198,11 @@ class Monitor:
         key = (group, row.partition)
         before = self._waited.pop(key, None)
         if row.closed:
-            return _Cause(Level.WARNING, "closed by an operator, lag unknown")
+            return _Cause(ProbeLevel.WARNING, "closed by an operator, lag unknown")
         if row.bounds is None:
-            return _Cause(Level.UNKNOWN, f"lag unknown without broker {row.partition.broker}")
+            return _Cause(ProbeLevel.UNKNOWN, f"lag unknown without broker {row.partition.broker}")
         if row.outside:
-            return _Cause(Level.ALARM, "the offset is outside the readable bytes")
+            return _Cause(ProbeLevel.ALARM, "the offset is outside the readable bytes")
         lag = row.lag_bytes or 0
         limit = self._limits.max_lag
         still = False
@@ -211,19 +211,21 @@ class Monitor:
             still = before == row.committed
         if not members:
             return (
-                _Cause(Level.ALARM, "no live member, and messages are waiting")
+                _Cause(ProbeLevel.ALARM, "no live member, and messages are waiting")
                 if lag
-                else _Cause(Level.OK, "at the end, no live member")
+                else _Cause(ProbeLevel.OK, "at the end, no live member")
             )
         if row.owner is None:
-            return _Cause(Level.ALARM if lag > limit or still else Level.WARNING, f"no owner among {members} members")
+            return _Cause(
+                ProbeLevel.ALARM if lag > limit or still else ProbeLevel.WARNING, f"no owner among {members} members"
+            )
         if still:
-            return _Cause(Level.ALARM, "stands still since the last look")
+            return _Cause(ProbeLevel.ALARM, "stands still since the last look")
         if lag > limit:
-            return _Cause(Level.ALARM, f"more than {byte_size(limit)} behind (--max-lag)")
+            return _Cause(ProbeLevel.ALARM, f"more than {byte_size(limit)} behind (--max-lag)")
         if lag and row.committed is None:
-            return _Cause(Level.WARNING, "no offset is committed yet, so at most this is waiting")
-        return _Cause(Level.OK, "behind by")
+            return _Cause(ProbeLevel.WARNING, "no offset is committed yet, so at most this is waiting")
+        return _Cause(ProbeLevel.OK, "behind by")
 
     # --- this machine -------------------------------------------------------------------------------------------------
 
@@ -235,14 +237,14 @@ class Monitor:
             )
         free = _available_memory_percent()
         if free is not None:
-            level = Level.ALARM if free < self._limits.min_memory else Level.OK
+            level = ProbeLevel.ALARM if free < self._limits.min_memory else ProbeLevel.OK
             yield Seen(level, "memory", f"{free} percent available (limit {self._limits.min_memory})")
 
 
 class _Cause(NamedTuple):
     """Why partitions of a group are shown, and how."""
 
-    level: Level
+    level: ProbeLevel
     text: str
 
 
@@ -289,7 +291,7 @@ def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Itera
         names = having[broker_id]
         text = f"is not registered, so what waits there is unknown{'; groups with offsets on it: ' if names else ''}"
         advice = f"start it, or --ignore-broker {broker_id} if it is out of service for good"
-        yield Seen(Level.ALARM, f"broker {broker_id}", f"{text}{', '.join(names)}: {advice}")
+        yield Seen(ProbeLevel.ALARM, f"broker {broker_id}", f"{text}{', '.join(names)}: {advice}")
 
 
 def _committed_brokers(cluster: Cluster, group: str) -> set[int]:
@@ -308,11 +310,11 @@ def _round_trip(cluster: Cluster, producer: Producer, partition: TopicPartition)
     while payload not in _readable(cluster, partition, offset):
         if time.monotonic() - started > PROBE_SECONDS:
             text = f"{connection.endpoint} took a message but does not show it within {PROBE_SECONDS:g} s"
-            yield Seen(Level.ALARM, f"probe {partition.topic} {partition}", text)
+            yield Seen(ProbeLevel.ALARM, f"probe {partition.topic} {partition}", text)
             return
         time.sleep(0.05)
     milliseconds = (time.monotonic() - started) * 1000
-    yield Seen(Level.OK, f"probe {partition.topic} {partition}", f"sent and read back in {milliseconds:.0f} ms")
+    yield Seen(ProbeLevel.OK, f"probe {partition.topic} {partition}", f"sent and read back in {milliseconds:.0f} ms")
 
 
 def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes:
@@ -329,14 +331,14 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
     except CoordinationUnavailable:
         raise
     except MetaqError as error:
-        yield Seen(Level.ALARM, what, str(error))
+        yield Seen(ProbeLevel.ALARM, what, str(error))
 
 
 def _above(what: str, name: str, value: int | None, limit: int) -> Iterator[Seen]:
     if value is None:
-        yield Seen(Level.UNKNOWN, what, f"does not tell its {name}")
+        yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {name}")
         return
-    level = Level.ALARM if value > limit else Level.OK
+    level = ProbeLevel.ALARM if value > limit else ProbeLevel.OK
     yield Seen(level, what, f"{value} {name} (limit {limit})")
 
 

@@ -27,14 +27,14 @@ __all__ = ["produce"]
 READ_BYTES = 1 << 20
 
 
-class Chunk(NamedTuple):
+class LineChunk(NamedTuple):
     """Lines without their ends, and how many bytes were read for them."""
 
     lines: list[bytes]
     read_bytes: int
 
 
-Sender = Callable[[list[bytes]], int]
+SendLines = Callable[[list[bytes]], int]
 """Sends lines as messages, waits until all are acknowledged, returns the bytes of their payloads."""
 
 
@@ -102,7 +102,11 @@ def produce(
 
 
 def _send_lines(
-    chunks: Iterable[Chunk], send: Sender, group: int, progressed: Progressed, advance: Callable[[Progressed], None]
+    chunks: Iterable[LineChunk],
+    send: SendLines,
+    group: int,
+    progressed: Progressed,
+    advance: Callable[[Progressed], None],
 ) -> None:
     try:
         for chunk in chunks:
@@ -127,7 +131,7 @@ def _acknowledged(lines: int) -> str:
     return f"acknowledged: the first {lines:,} lines; to resume: tail -n +{lines + 1}; some may come twice"
 
 
-def line_chunks(stream: IO[bytes]) -> Iterator[Chunk]:
+def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
     """The lines of `stream` as they come: what can be read without waiting is handed on at once."""
     read = getattr(stream, "read1", stream.read)
     rest = b""
@@ -136,12 +140,12 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Chunk]:
         if len(rest) > MAX_BODY_BYTES:
             raise ClientError(f"a line is longer than {MAX_BODY_BYTES:,} bytes, the limit of one message: split it")
         if lines:
-            yield Chunk([line.removesuffix(b"\r") for line in lines], len(data))
+            yield LineChunk([line.removesuffix(b"\r") for line in lines], len(data))
     if rest:
-        yield Chunk([rest.removesuffix(b"\r")], 0)
+        yield LineChunk([rest.removesuffix(b"\r")], 0)
 
 
-def _batch_sender(producer: Producer, topic: str, tag: str | None) -> Sender:
+def _batch_sender(producer: Producer, topic: str, tag: str | None) -> SendLines:
     def send(lines: list[bytes]) -> int:
         producer.send_batch(topic, lines, tag=tag)
         return sum(map(len, lines))
@@ -149,7 +153,7 @@ def _batch_sender(producer: Producer, topic: str, tag: str | None) -> Sender:
     return send
 
 
-def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> Sender:
+def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> SendLines:
     def send(lines: list[bytes]) -> int:
         pairs = [_split_key(line, separator) for line in lines]
         futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]

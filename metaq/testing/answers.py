@@ -26,7 +26,7 @@ from metaq.protocol.remoting import (
     StatsRequest,
     TransactionRequest,
 )
-from metaq.protocol.requests import Request
+from metaq.protocol.requests import WireRequest
 from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
@@ -35,7 +35,7 @@ from metaq.protocol.text import (
     OffsetQuery,
     Put,
     Stats,
-    Transaction,
+    TransactionCommand,
     TransactionType,
     Version,
     encode_result,
@@ -45,10 +45,10 @@ from metaq.protocol.text import (
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
 
-__all__ = ["Answers", "Caller"]
+__all__ = ["Answers", "Connected"]
 
 
-class Caller:
+class Connected:
     """A connection. out: bytes it is to be sent."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Refused(Exception):
 class _Parked:
     """A pull that waits for data."""
 
-    caller: Caller
+    caller: Connected
     opaque: int
     request: PullRequest
     deadline: float
@@ -95,7 +95,7 @@ class Answers:
         self.takes_many = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
-        self.refuse: Callable[[Request], int | None] = lambda request: None
+        self.refuse: Callable[[WireRequest], int | None] = lambda request: None
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = 0
         self.requests: list[str] = []
@@ -107,7 +107,7 @@ class Answers:
         """The partition's log (made if it is not there yet)."""
         return self.logs.setdefault((topic, partition), MemoryLog())
 
-    def _take(self, caller: Caller, request: Request) -> None:
+    def _take(self, caller: Connected, request: WireRequest) -> None:
         self.requests.append(type(request).__name__ if not isinstance(request, Frame) else f"frame {request.code}")
         if self.silent:
             return
@@ -117,12 +117,12 @@ class Answers:
                 self._reply(caller, request.opaque, refused, {}, remark="refused by the test")
             else:
                 self._answer_frame(caller, request)
-        elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version, Transaction)):
+        elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version, TransactionCommand)):
             caller.out += encode_result(refused, "refused by the test", request.opaque)
         else:
             caller.out += self._text(caller, request)
 
-    def _drop_caller(self, caller: Caller) -> None:
+    def _drop_caller(self, caller: Connected) -> None:
         """Its connection is gone."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
         self.transactions.drop_local(caller)
@@ -146,14 +146,14 @@ class Answers:
             raise _Refused(ResponseCode.NO_PERMISSION, Status.FORBIDDEN, f"{topic}-{partition} has been closed")
         return log
 
-    def _store(self, caller: Caller, tx_key: str | None, append: Callable[[], int]) -> int:
+    def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
         """Append now, or at the commit of a transaction; the offset."""
         if tx_key is None:
             return append()
         self.transactions.put(tx_key, caller, append)
         return -1
 
-    def _store_one(self, caller: Caller, sent: SendRequest | Put, body: Buffer) -> SendReply:
+    def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
         """Raises _Refused, TransactionRefused."""
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
@@ -166,7 +166,7 @@ class Answers:
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
-    def _answer_frame(self, caller: Caller, frame: Frame) -> None:
+    def _answer_frame(self, caller: Connected, frame: Frame) -> None:
         try:
             reply = self._frame(caller, frame)
         except _Refused as error:
@@ -180,7 +180,7 @@ class Answers:
 
     def _reply(
         self,
-        caller: Caller,
+        caller: Connected,
         opaque: int,
         code: int,
         ext: Mapping[str, str | int],
@@ -190,7 +190,7 @@ class Answers:
         caller.out += encode_frame(code, opaque, ext, len(body), flag=RESPONSE, remark=remark)
         caller.out += body
 
-    def _frame(self, caller: Caller, frame: Frame) -> _Reply | None:
+    def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
         """None: it is answered later."""
         match RequestCode(frame.code):
             case RequestCode.SEND:
@@ -223,7 +223,7 @@ class Answers:
     def _stats(self, item: str) -> str:
         return f"STATS\r\nitem {item}\r\nbroker_id {self.broker_id}\r\nEND\r\n"
 
-    def _send_batch(self, caller: Caller, frame: Frame) -> _Reply:
+    def _send_batch(self, caller: Connected, frame: Frame) -> _Reply:
         request = SendBatchRequest.from_ext(frame.ext)
         partition = self._choose(request.topic, request.partition)
         log = self._open(request.topic, partition)
@@ -265,7 +265,7 @@ class Answers:
 
     # --- pulls --------------------------------------------------------------------------------------------------------
 
-    def _pull(self, caller: Caller, frame: Frame) -> _Reply | None:
+    def _pull(self, caller: Connected, frame: Frame) -> _Reply | None:
         request = PullRequest.from_ext(frame.ext)
         self._open(request.topic, request.partition)
         self.pulls += 1
@@ -280,11 +280,11 @@ class Answers:
             return None
         return max(0.0, min(parked.deadline for parked in self._parked) - time.monotonic())
 
-    def _answer_parked(self) -> list[Caller]:
+    def _answer_parked(self) -> list[Connected]:
         """Answer the pulls for which there is something, or whose time is over; whose they are."""
         now = time.monotonic()
         waiting, self._parked = self._parked, []
-        answered: list[Caller] = []
+        answered: list[Connected] = []
         for parked in waiting:
             reply = self._pulled(parked.request, last=parked.deadline <= now)
             if reply is None:
@@ -326,7 +326,7 @@ class Answers:
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
-    def _text(self, caller: Caller, request: Request) -> bytes:
+    def _text(self, caller: Connected, request: WireRequest) -> bytes:
         match request:
             case Version():
                 ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
@@ -339,19 +339,19 @@ class Answers:
                 return self._offset(request)
             case Stats():
                 return encode_result(Status.SUCCESS, self._stats(request.item), request.opaque)
-            case Transaction():
+            case TransactionCommand():
                 return self._transaction(caller, request)
             case _:
                 return b""
 
-    def _transaction(self, caller: Caller, request: Transaction) -> bytes:
+    def _transaction(self, caller: Connected, request: TransactionCommand) -> bytes:
         try:
             text = self.transactions.verb(request.type, request.key, caller, request.qualifier or "")
         except TransactionRefused as error:
             return encode_result(Status.ERROR, str(error), request.opaque)
         return b"" if request.type is TransactionType.END else encode_result(Status.SUCCESS, text, request.opaque)
 
-    def _put(self, caller: Caller, put: Put) -> bytes:
+    def _put(self, caller: Connected, put: Put) -> bytes:
         try:
             identity, partition, offset = self._store_one(caller, put, put.body)
         except _Refused as error:

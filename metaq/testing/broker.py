@@ -17,12 +17,12 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, one_by_one
 from metaq.protocol.text import Quit
 
-from .answers import Answers, Caller
+from .answers import Answers, Connected
 
 __all__ = ["FakeBroker"]
 
 
-class _Session(Caller):
+class _Session(Connected):
     """One accepted connection."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 
 from metaq.broker.broker import Broker
 from metaq.broker.configuration.config import parse_config
-from metaq.broker.configuration.sources import Sources
+from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.network.session import Session
 from metaq.broker.requests.verbs import make_gate
 from metaq.broker.store.store import Store, TopicStoreConfig
@@ -150,7 +150,7 @@ class BrokerLife:
         self.reactor = Clock()
         self.threads = SteppedThreads(random.Random(f"threads {seed}"), shim)
         ini = INI.format(data=directory, segment_bytes=work.segment_bytes, port=8123)
-        self.config = parse_config(Sources(ini.encode(), b""))
+        self.config = parse_config(ConfigTexts(ini.encode(), b""))
         self.store = Store(
             self.config.data_paths,
             self._store_config,

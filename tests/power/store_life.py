@@ -10,7 +10,7 @@ from pathlib import Path
 from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.retention import Action, DeletePolicy
+from metaq.broker.store.retention import DeletePolicy, Disposal
 from metaq.broker.store.store import Append, Store, TopicStoreConfig
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.message_id import counter_at, message_id
@@ -84,7 +84,7 @@ class StoreLife:
     def _config(self, topic: str) -> TopicStoreConfig:
         policy = None
         if self._work.keep_bytes is not None:
-            policy = DeletePolicy(Action.DELETE, 10**9, self._work.keep_bytes)
+            policy = DeletePolicy(Disposal.DELETE, 10**9, self._work.keep_bytes)
         threshold = 0 if topic.startswith("sync") else 4
         return TopicStoreConfig(self._work.segment_bytes, threshold, 10_000, policy)
 

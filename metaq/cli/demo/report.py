@@ -17,11 +17,11 @@ from .delivery import Delivery
 from .flights import CarrierDelay
 from .group import Rebalance
 
-__all__ = ["Outcome", "Report"]
+__all__ = ["DemoFigures", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoFigures:
     """Everything the last table needs. Rates in messages per second."""
 
     delivery: Delivery
@@ -103,7 +103,7 @@ class Report:
             bar = "■" * len(owned) + "·" * (partitions - len(owned))
             self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
 
-    def carriers(self, outcome: Outcome, names: Mapping[str, str]) -> None:
+    def carriers(self, outcome: DemoFigures, names: Mapping[str, str]) -> None:
         """Spark's figures beside those of pandas."""
         title = "Mean departure delay by carrier"
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=title, title_style="bold")
@@ -120,7 +120,7 @@ class Report:
             )
         self._console.print(table)
 
-    def summary(self, outcome: Outcome) -> None:
+    def summary(self, outcome: DemoFigures) -> None:
         """The table at the end, and what failed, if anything did."""
         delivery = outcome.delivery
         table = Table(box=ROUNDED, show_header=False, title="metaq demo", title_style="bold", min_width=60)

@@ -26,7 +26,7 @@ from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
 from .flights import CarrierDelay, delays_in, flights_table, json_messages, mean_delays
 from .group import ConsumerGroup, GroupSettings, Rebalance
-from .report import Outcome, Report
+from .report import DemoFigures, Report
 
 __all__ = ["Script", "play"]
 
@@ -54,7 +54,7 @@ class Script:
     kill_at: float = 0.5
 
 
-def play(script: Script, report: Report) -> Outcome:
+def play(script: Script, report: Report) -> DemoFigures:
     """Run everything below `script.directory`; all processes have ended when it returns or raises."""
     began = time.monotonic()
     table = flights_table().head(script.flights or FLIGHT_COUNT)
@@ -67,7 +67,7 @@ def play(script: Script, report: Report) -> Outcome:
         lag = _lag(cluster, GROUP)
         spark_seconds = _run_spark(cluster, local.connect_string, script.directory, report)
         by_spark = _read_delays(cluster)
-    return Outcome(
+    return DemoFigures(
         delivery=check_delivery(len(table), histories),
         rebalances=rebalances,
         send_rate=send_rate,

@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Transaction as TextTransaction
+from metaq.protocol.text import TransactionCommand
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
@@ -39,7 +39,7 @@ def producer(broker, protocol):
 def verb_of(request):
     if isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
         return TransactionRequest.from_ext(request.ext).type
-    return request.type.value if isinstance(request, TextTransaction) else ""
+    return request.type.value if isinstance(request, TransactionCommand) else ""
 
 
 def refused(request):
@@ -117,7 +117,7 @@ def test_each_transaction_has_a_key_of_its_own_and_the_timeout_that_was_asked_fo
     seen = []
 
     def note(request):
-        if isinstance(request, TextTransaction):
+        if isinstance(request, TransactionCommand):
             seen.append((request.key, request.type.value, request.timeout or 0))
         elif verb_of(request):
             fields = TransactionRequest.from_ext(request.ext)

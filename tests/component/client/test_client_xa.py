@@ -13,7 +13,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, X
 from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Transaction as TextTransaction
+from metaq.protocol.text import TransactionCommand
 from metaq.protocol.transactions import parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
 
@@ -49,7 +49,7 @@ def refuse_verbs(broker, frame_code, status):
     def refuse(request):
         if isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
             return frame_code
-        return status if isinstance(request, TextTransaction) else None
+        return status if isinstance(request, TransactionCommand) else None
 
     broker.refuse = refuse
 
@@ -254,7 +254,7 @@ def test_a_broker_knows_the_timeout_and_the_qualifier_of_each_begin(brokers, pro
     seen = []
 
     def note(request):
-        if isinstance(request, TextTransaction) and request.type.value == "BEGIN":
+        if isinstance(request, TransactionCommand) and request.type.value == "BEGIN":
             seen.append((request.timeout, request.qualifier))
         elif isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
             fields = TransactionRequest.from_ext(request.ext)
@@ -270,7 +270,7 @@ def test_forget_is_passed_on(brokers, xa):
         branch.send("t", b"1")
     xa.prepare(ONE)
     xa.forget(ONE)
-    assert brokers[0].requests[-1] in ("Transaction", f"frame {int(RequestCode.TRANSACTION)}")
+    assert brokers[0].requests[-1] in ("TransactionCommand", f"frame {int(RequestCode.TRANSACTION)}")
 
 
 def test_an_error_inside_a_branch_is_not_hidden_by_one_at_its_end(brokers, xa):

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from metaq.broker.broker import Broker
 from metaq.broker.configuration.config import BrokerConfig, parse_config
 from metaq.broker.configuration.reload import Reloader
-from metaq.broker.configuration.sources import Sources
+from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.filters.table import load_filters
 from metaq.broker.network.session import Session
 from metaq.broker.requests.verbs import make_gate
@@ -156,7 +156,7 @@ class Harness:
         self.time = NOW
         self.ini = INI.format(data=directory / "data", system=system) + topics
         self.filters_ini = filters
-        self.config = parse_config(Sources(self.ini.encode(), filters.encode()))
+        self.config = parse_config(ConfigTexts(self.ini.encode(), filters.encode()))
         self.topics_seen: list[str] = []
         self.registered: list[tuple[int, tuple[str, ...]]] = []
         self.store = Store(
@@ -193,8 +193,8 @@ class Harness:
         """Of one more connection, whose transport is the caller's to make."""
         return Session(self.gate, self.broker)
 
-    def _read(self) -> Deferred[Sources]:
-        return succeed(Sources(self.ini.encode(), self.filters_ini.encode()))
+    def _read(self) -> Deferred[ConfigTexts]:
+        return succeed(ConfigTexts(self.ini.encode(), self.filters_ini.encode()))
 
     def _use(self, config: BrokerConfig) -> None:
         self.config = config

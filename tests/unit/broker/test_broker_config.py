@@ -7,7 +7,7 @@ import pytest
 from metaq.broker.configuration.config import parse_config, read_config
 from metaq.broker.configuration.ini import evaluate_int32, parse_ini
 from metaq.broker.configuration.ini_values import SYSTEM_KEYS_WITHOUT_EFFECT
-from metaq.broker.store.retention import Action
+from metaq.broker.store.retention import Disposal
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError
 
@@ -57,7 +57,7 @@ def test_defaults_are_those_of_1_x():
     assert found.port == 8123
     assert found.host == local_address()
     assert found.system.data_path == str(Path("~/meta").expanduser())
-    assert found.system.delete_policy.action is Action.DELETE
+    assert found.system.delete_policy.action is Disposal.DELETE
     assert found.system.delete_policy.max_age_s == 168 * 3600
     assert found.system.delete_when.text == "0 0 6,18 * * ?"
     assert not found.move_consumers_past_end

@@ -10,7 +10,7 @@ import pytest
 from twisted.python.failure import Failure
 
 from metaq.broker.configuration.config import parse_config
-from metaq.broker.configuration.sources import ConfigFiles, Sources
+from metaq.broker.configuration.sources import ConfigFiles, ConfigTexts
 from metaq.broker.filters import judge as judge_module
 from metaq.broker.filters.judge import Judge, choose_records
 from metaq.broker.filters.mapping import parse_filter_map
@@ -200,7 +200,7 @@ def test_a_filter_sees_the_attribute_of_a_java_producer(harness, peer):
 
 def configured(value, filters="", directory="/tmp/x"):
     ini = INI.format(data=directory, system="") + f"[topic=f]\ngroup.g={value}\n"
-    return parse_config(Sources(ini.encode(), filters.encode()))
+    return parse_config(ConfigTexts(ini.encode(), filters.encode()))
 
 
 @pytest.mark.parametrize("value", ["nowhere:f", "my_filters:missing", "my_filters:number"])
@@ -224,10 +224,10 @@ def test_the_directories_that_java_looks_into_are_the_defaults(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "server.ini").write_text("x")
     files = ConfigFiles(str(tmp_path / "conf" / "server.ini"))
-    assert (files.provided_path, files.read()) == (None, Sources(b"x"))
+    assert (files.provided_path, files.read()) == (None, ConfigTexts(b"x"))
     (tmp_path / "provided").mkdir()
     (tmp_path / "conf" / "filters.ini").write_text("y")
-    assert (files.provided_path, files.read()) == (str(tmp_path / "provided"), Sources(b"x", b"y"))
+    assert (files.provided_path, files.read()) == (str(tmp_path / "provided"), ConfigTexts(b"x", b"y"))
 
 
 @pytest.mark.parametrize(("text", "named"), [("[filter]\na=b:c", "filter"), ("[filters]\na.B=c.D", "a.B=c.D")])

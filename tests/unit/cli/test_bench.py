@@ -10,7 +10,7 @@ import pytest
 
 from metaq.cli.bench import steps
 from metaq.cli.bench_jobs import LATE_SECONDS, Stamps, send_batches, send_pipelined, send_single
-from metaq.cli.bench_measure import Limit, Run, Tally, Times, measure
+from metaq.cli.bench_measure import Durations, Limit, Run, Tally, measure
 from metaq.cli.bench_reading import JOIN_SECONDS, ArrowReader, Backlog, MessageReader, Reader
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
@@ -65,7 +65,7 @@ def readers(*pairs) -> Generator[tuple[Reader, int | None], None, None]:
 def test_percentiles_are_those_of_the_sorted_times_and_at_most_a_256th_too_high():
     random = Random(5)
     values = sorted(int(random.lognormvariate(13, 2)) + 1 for _ in range(50_000))
-    times = Times()
+    times = Durations()
     for value in values:
         times.add(value)
     shown = times.percentiles_ms()
@@ -76,13 +76,13 @@ def test_percentiles_are_those_of_the_sorted_times_and_at_most_a_256th_too_high(
 
 
 def test_a_single_time_is_every_percentile():
-    times = Times()
+    times = Durations()
     times.add(1_234_567)
     assert set(times.percentiles_ms().values()) == {1.234567}
 
 
 def test_merged_times_are_those_of_both():
-    one, other = Times(), Times()
+    one, other = Durations(), Durations()
     for value in range(1, 101):
         (one if value % 2 else other).add(value * 1_000_000)
     one.merge(other)
@@ -91,7 +91,7 @@ def test_merged_times_are_those_of_both():
 
 
 def test_without_times_there_are_no_percentiles():
-    assert Times().percentiles_ms() == {}
+    assert Durations().percentiles_ms() == {}
 
 
 # --- the end of a run -----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.produce import Chunk, Progressed, _send_lines, line_chunks
+from metaq.cli.produce import LineChunk, Progressed, _send_lines, line_chunks
 from metaq.client.message import Message
 from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
@@ -147,7 +147,7 @@ def test_ctrl_c_says_how_many_lines_are_acknowledged(capsys, acknowledged, said)
         return len(lines[0])
 
     progressed = Progressed()
-    chunks = [Chunk([b"a"], 2), Chunk([b"b", b"c"], 4)]
+    chunks = [LineChunk([b"a"], 2), LineChunk([b"b", b"c"], 4)]
     with pytest.raises(KeyboardInterrupt):
         _send_lines(chunks, send, 1, progressed, lambda _: None)
     assert said in capsys.readouterr().err

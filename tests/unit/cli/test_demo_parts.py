@@ -11,7 +11,7 @@ from metaq.cli.demo.consumer import Throttle, history_of
 from metaq.cli.demo.delivery import Delivery
 from metaq.cli.demo.flights import CarrierDelay, delays_in, json_messages, mean_delays
 from metaq.cli.demo.group import Rebalance
-from metaq.cli.demo.report import Outcome, Report
+from metaq.cli.demo.report import DemoFigures, Report
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 
@@ -23,7 +23,7 @@ TABLE = pd.DataFrame(
 )
 MEANS = {"AA": CarrierDelay(3, 1.5), "UA": CarrierDelay(1, -3.0), "XX": CarrierDelay(1, None)}
 
-GOOD = Outcome(
+GOOD = DemoFigures(
     delivery=Delivery(10, 12, 2, 0, 0, 0, 0, []),
     rebalances=[Rebalance("c3 joins", 0.25, {"c1": ["0-0"], "c3": ["0-1"]})],
     send_rate=1000.0,

@@ -9,7 +9,7 @@ import pytest
 from metaq.cli import probes
 from metaq.cli.app import run
 from metaq.cli.lag import GroupPartition
-from metaq.cli.probes import Level, Limits, Monitor
+from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
 from metaq.client.questions.partitions import Bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, CoordinationUnavailable
@@ -25,7 +25,7 @@ class Nowhere:
 @pytest.fixture
 def monitor(monkeypatch):
     monkeypatch.setattr(probes, "open_cluster", Nowhere)
-    return Monitor("zk:1", Limits(max_lag=100, min_memory=0))
+    return Monitor("zk:1", ProbeLimits(max_lag=100, min_memory=0))
 
 
 def cause(monitor, offset, *, end=1000, first=0, members=1, owner="c"):
@@ -37,58 +37,58 @@ def cause(monitor, offset, *, end=1000, first=0, members=1, owner="c"):
 
 
 def test_lag_beyond_the_limit_is_an_alarm(monitor):
-    assert cause(monitor, 900) == (Level.OK, "behind by")
-    assert cause(monitor, 899) == (Level.ALARM, "more than")
+    assert cause(monitor, 900) == (ProbeLevel.OK, "behind by")
+    assert cause(monitor, 899) == (ProbeLevel.ALARM, "more than")
 
 
 def test_standing_still_is_known_from_the_second_look_on(monitor):
-    assert cause(monitor, 990) == (Level.OK, "behind by")
-    assert cause(monitor, 990) == (Level.ALARM, "stands still")
-    assert cause(monitor, 991) == (Level.OK, "behind by")
-    assert cause(monitor, 1000) == cause(monitor, 1000) == (Level.OK, "behind by")
+    assert cause(monitor, 990) == (ProbeLevel.OK, "behind by")
+    assert cause(monitor, 990) == (ProbeLevel.ALARM, "stands still")
+    assert cause(monitor, 991) == (ProbeLevel.OK, "behind by")
+    assert cause(monitor, 1000) == cause(monitor, 1000) == (ProbeLevel.OK, "behind by")
 
 
 @pytest.mark.parametrize(
-    ("owner", "fine", "stuck"), [("c", Level.OK, "stands still"), (None, Level.WARNING, "no owner")]
+    ("owner", "fine", "stuck"), [("c", ProbeLevel.OK, "stands still"), (None, ProbeLevel.WARNING, "no owner")]
 )
 def test_what_has_come_since_the_last_look_stands_not_still(monitor, owner, fine, stuck):
     assert cause(monitor, 1000, owner=owner)[0] is fine
     assert cause(monitor, 1000, end=1010, owner=owner)[0] is fine  # it came a moment ago
-    assert cause(monitor, 1000, end=1020, owner=owner) == (Level.ALARM, stuck)
+    assert cause(monitor, 1000, end=1020, owner=owner) == (ProbeLevel.ALARM, stuck)
     assert cause(monitor, 1020, end=1020, owner=owner)[0] is fine
     assert cause(monitor, 1020, end=1030, owner=owner)[0] is fine
 
 
 def test_messages_that_wait_for_nobody_are_an_alarm_however_few(monitor):
-    assert cause(monitor, 999, members=0, owner=None) == (Level.ALARM, "no live")
-    assert cause(monitor, None, members=0, owner=None) == (Level.ALARM, "no live")
-    assert cause(monitor, 1000, members=0, owner=None) == (Level.OK, "at the")
+    assert cause(monitor, 999, members=0, owner=None) == (ProbeLevel.ALARM, "no live")
+    assert cause(monitor, None, members=0, owner=None) == (ProbeLevel.ALARM, "no live")
+    assert cause(monitor, 1000, members=0, owner=None) == (ProbeLevel.OK, "at the")
 
 
 def test_a_partition_without_an_owner_is_a_warning_until_it_stands_still(monitor):
-    assert cause(monitor, 990, owner=None) == (Level.WARNING, "no owner")
-    assert cause(monitor, 990, owner=None) == (Level.ALARM, "no owner")
+    assert cause(monitor, 990, owner=None) == (ProbeLevel.WARNING, "no owner")
+    assert cause(monitor, 990, owner=None) == (ProbeLevel.ALARM, "no owner")
 
 
 def test_a_partition_without_an_offset_is_not_ok_while_it_has_messages(monitor):
-    assert cause(monitor, None, end=100) == (Level.WARNING, "no offset")
-    assert cause(monitor, None, end=101) == (Level.ALARM, "more than")
-    assert cause(monitor, None, end=0) == (Level.OK, "behind by")
+    assert cause(monitor, None, end=100) == (ProbeLevel.WARNING, "no offset")
+    assert cause(monitor, None, end=101) == (ProbeLevel.ALARM, "more than")
+    assert cause(monitor, None, end=0) == (ProbeLevel.OK, "behind by")
 
 
 @pytest.mark.parametrize(("offset", "first"), [(1001, 0), (9, 10)])
 def test_an_offset_that_cannot_be_read_is_an_alarm(monitor, offset, first):
-    assert cause(monitor, offset, first=first) == (Level.ALARM, "the offset")
+    assert cause(monitor, offset, first=first) == (ProbeLevel.ALARM, "the offset")
 
 
 def test_what_a_silent_broker_hides_is_unknown(monitor):
     row = GroupPartition(PLACE, "c", 5, None)
-    assert monitor._cause("g", row, 1).level is Level.UNKNOWN
+    assert monitor._cause("g", row, 1).level is ProbeLevel.UNKNOWN
     assert probes._waiting([row]) == "unknown messages, unknown bytes, unknown seconds"
 
 
 def test_a_figure_that_a_broker_does_not_tell_is_not_zero():
-    assert [each.level for each in probes._above("it", "connections", None, 5)] == [Level.UNKNOWN]
+    assert [each.level for each in probes._above("it", "connections", None, 5)] == [ProbeLevel.UNKNOWN]
 
 
 def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, capsys):
@@ -100,20 +100,20 @@ def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, c
 def test_a_full_disk_is_an_alarm(monkeypatch, tmp_path):
     monkeypatch.setattr(probes, "open_cluster", Nowhere)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1000, used=910))
-    found = Monitor("zk:1", Limits(max_disk=90), data_dirs=[str(tmp_path)]).look()
-    assert (Level.ALARM, f"disk {tmp_path}", "91 percent full (limit 90)") in found
-    found = Monitor("zk:1", Limits(max_disk=91), data_dirs=[str(tmp_path)]).look()
-    assert (Level.OK, f"disk {tmp_path}", "91 percent full (limit 91)") in found
+    found = Monitor("zk:1", ProbeLimits(max_disk=90), data_dirs=[str(tmp_path)]).look()
+    assert (ProbeLevel.ALARM, f"disk {tmp_path}", "91 percent full (limit 90)") in found
+    found = Monitor("zk:1", ProbeLimits(max_disk=91), data_dirs=[str(tmp_path)]).look()
+    assert (ProbeLevel.OK, f"disk {tmp_path}", "91 percent full (limit 91)") in found
 
 
 def test_a_broker_that_does_not_answer_hides_nothing_else():
     def steps():
-        yield probes.Seen(Level.OK, "it", "first")
+        yield probes.Seen(ProbeLevel.OK, "it", "first")
         raise BrokerUnavailable("gone")
 
     assert [tuple(each) for each in probes._guarded("it", steps())] == [
-        (Level.OK, "it", "first"),
-        (Level.ALARM, "it", "gone"),
+        (ProbeLevel.OK, "it", "first"),
+        (ProbeLevel.ALARM, "it", "gone"),
     ]
 
 

@@ -19,7 +19,7 @@ from metaq.protocol.text import (
     Stats,
     Sync,
     TooLargePut,
-    Transaction,
+    TransactionCommand,
     TransactionType,
     Value,
     Version,
@@ -60,9 +60,9 @@ COMMANDS = [
     (b"version\r\n", Version(INT32_MAX)),
     (b"vxx 1\r\n", Version(1)),
     (b"q\r\n", Quit()),
-    (b"transaction TX:a:1 a BEGIN 30 16\r\n", Transaction("TX:a:1", "a", TransactionType.BEGIN, 30, None, 16)),
-    (b"transaction null s RECOVER q 47\r\n", Transaction(None, "s", TransactionType.RECOVER, None, "q", 47)),
-    (b"transaction TX:a:1 a BEGIN 30 q 16\r\n", Transaction("TX:a:1", "a", TransactionType.BEGIN, 30, "q", 16)),
+    (b"transaction TX:a:1 a BEGIN 30 16\r\n", TransactionCommand("TX:a:1", "a", TransactionType.BEGIN, 30, None, 16)),
+    (b"transaction null s RECOVER q 47\r\n", TransactionCommand(None, "s", TransactionType.RECOVER, None, "q", 47)),
+    (b"transaction TX:a:1 a BEGIN 30 q 16\r\n", TransactionCommand("TX:a:1", "a", TransactionType.BEGIN, 30, "q", 16)),
     (b"sync o 2 3 0 777 -1 5\r\nabc", Sync("o", 2, 0, 777, -1, 5, b"abc")),
     (b"sync o 2 3 0 -778 6\r\nabc", Sync("o", 2, 0, -778, -1, 6, b"abc")),
     (b"result 200 3 7\r\n0.1", IgnoredAnswer()),
@@ -205,7 +205,7 @@ def test_transactions_are_encoded_in_the_recorded_bytes():
         reader = RequestReader()
         found = reader.receive(raw)
         for command in () if reader.failure else found:
-            if isinstance(command, Transaction):
+            if isinstance(command, TransactionCommand):
                 key, session, kind, timeout, qualifier, opaque = command
                 assert encode_transaction(key, session, kind, timeout or 0, qualifier or "", opaque) == raw
                 verbs += 1
@@ -219,7 +219,7 @@ def test_transactions_are_encoded_in_the_recorded_bytes():
 
 def test_a_qualifier_of_digits_is_read_as_one():
     line = encode_transaction(None, "s", TransactionType.RECOVER, 0, "42", 7)
-    assert parse_command(line[:-2])[0] == Transaction(None, "s", TransactionType.RECOVER, 0, "42", 7)
+    assert parse_command(line[:-2])[0] == TransactionCommand(None, "s", TransactionType.RECOVER, 0, "42", 7)
 
 
 def test_what_the_broker_encodes_is_what_the_client_reads():

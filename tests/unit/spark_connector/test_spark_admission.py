@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from metaq.client.values import TopicPartition
 from metaq.spark_connector.admission import admit, shares
-from metaq.spark_connector.read_options import Limits
+from metaq.spark_connector.read_options import BatchLimits
 
 SIZE = 10
 """Bytes of every message here."""
@@ -29,27 +29,27 @@ def batch(limits, *spans, may_wait=True):
 
 
 def test_without_limits_all_is_taken():
-    assert batch(Limits(), (0, 100), (50, 50)) == [100, 50]
+    assert batch(BatchLimits(), (0, 100), (50, 50)) == [100, 50]
 
 
 def test_messages_are_shared_in_proportion_to_what_waits():
-    assert batch(Limits(max_messages=4), (0, 300), (100, 200), (70, 70)) == [30, 110, 70]
+    assert batch(BatchLimits(max_messages=4), (0, 300), (100, 200), (70, 70)) == [30, 110, 70]
 
 
 def test_bytes_end_at_message_boundaries():
-    assert batch(Limits(max_bytes=59), (0, 100), (0, 100)) == [30, 20]
+    assert batch(BatchLimits(max_bytes=59), (0, 100), (0, 100)) == [30, 20]
 
 
 def test_both_limits_hold():
-    assert batch(Limits(max_messages=6, max_bytes=20), (0, 100), (0, 100)) == [10, 10]
+    assert batch(BatchLimits(max_messages=6, max_bytes=20), (0, 100), (0, 100)) == [10, 10]
 
 
 def test_a_message_larger_than_the_limit_goes_alone():
-    assert batch(Limits(max_bytes=5), (0, 100), (0, 200)) == [0, 10]
+    assert batch(BatchLimits(max_bytes=5), (0, 100), (0, 200)) == [0, 10]
 
 
 def test_a_minimum_waits_until_it_may_not():
-    limits = Limits(min_messages=11)
+    limits = BatchLimits(min_messages=11)
     assert batch(limits, (0, 100)) is None
     assert batch(limits, (0, 110)) == [110]
     assert batch(limits, (0, 100), may_wait=False) == [100]
@@ -70,7 +70,7 @@ def test_shares_use_the_whole_limit_and_never_more_than_waits(sizes, limit):
 )
 def test_a_batch_keeps_its_limits_and_always_goes_on(spans, max_messages, max_bytes):
     waiting = [(start * SIZE, (start + size) * SIZE) for start, size in spans]
-    ends = batch(Limits(max_messages=max_messages, max_bytes=max_bytes), *waiting)
+    ends = batch(BatchLimits(max_messages=max_messages, max_bytes=max_bytes), *waiting)
     taken = sum(end - start for (start, _), end in zip(waiting, ends, strict=True))
     assert all(start <= end <= last for (start, last), end in zip(waiting, ends, strict=True))
     assert taken <= max(SIZE, min(max_bytes, max_messages * SIZE))

@@ -5,7 +5,7 @@ import pytest
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
 from metaq.spark_connector.options import WriteOptions
-from metaq.spark_connector.read_options import At, Explicit, Limits, ReadOptions, Times
+from metaq.spark_connector.read_options import At, BatchLimits, Explicit, ReadOptions, Times
 
 GIVEN = {"zookeeper": "host:2181", "subscribe": "trades"}
 
@@ -107,10 +107,10 @@ def test_wrong_value_of_a_stream_is_refused(name, value, choices):
 def test_a_stream_starts_at_the_end_and_has_limits():
     options = ReadOptions.parse(GIVEN, "stream")
     assert options.starting == "latest"
-    assert options.limits == Limits(None, None, None, 900.0)
+    assert options.limits == BatchLimits(None, None, None, 900.0)
     given = {"maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "20", "minOffsetsPerTrigger": "5"}
     limits = ReadOptions.parse(GIVEN | given | {"maxTriggerDelay": "500ms"}, "stream").limits
-    assert limits == Limits(10, 20, 5, 0.5)
+    assert limits == BatchLimits(10, 20, 5, 0.5)
     with pytest.raises(ConfigError, match="is more than maxOffsetsPerTrigger=10"):
         ReadOptions.parse(GIVEN | given | {"minOffsetsPerTrigger": "11"}, "stream")
 

@@ -4,7 +4,7 @@ import pytest
 
 from metaq.protocol.errors import ConfigError
 from metaq.spark_connector.options import WRITE_NAMES, WriteOptions
-from metaq.spark_connector.read_options import BATCH_NAMES, READ_NAMES, STREAM_NAMES, Mode, ReadOptions
+from metaq.spark_connector.read_options import BATCH_NAMES, READ_NAMES, STREAM_NAMES, ReadMode, ReadOptions
 
 WRONG_READS = {
     "zookeeper": {"": "host:2181", "host:port": "host:port[,host:port", "h:99999": "/chroot]"},
@@ -71,7 +71,7 @@ def check(refused, name, value, said):
 @pytest.mark.parametrize(("name", "value", "said"), cases(WRONG_READS))
 def test_a_wrong_value_of_a_read_is_refused(name, value, said):
     selection = {} if name in ("assign", "subscribePattern") else {"subscribe": "t"}
-    modes: tuple[Mode, ...] = ("batch", "stream", "any")
+    modes: tuple[ReadMode, ...] = ("batch", "stream", "any")
     for mode in modes:
         if name in (STREAM_NAMES if mode == "batch" else BATCH_NAMES if mode == "stream" else ()):
             continue
@@ -90,7 +90,7 @@ def test_a_wrong_value_of_a_write_is_refused(name, value, said):
 
 @pytest.mark.parametrize("name", [*BATCH_NAMES, *STREAM_NAMES])
 def test_an_option_of_the_other_kind_of_read_is_refused(name):
-    mode: Mode = "batch" if name in STREAM_NAMES else "stream"
+    mode: ReadMode = "batch" if name in STREAM_NAMES else "stream"
     kind = "streaming" if mode == "batch" else "batch"
     with pytest.raises(ConfigError, match=f"^{name}=5: is an option of {kind} reads only"):
         ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", name: "5"}, mode)

@@ -1,7 +1,7 @@
 """autoSyncMasterConfig: the master's topics in the slave's own file."""
 
 from metaq.broker.configuration.config import parse_config
-from metaq.broker.configuration.sources import Sources
+from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.replication.config_copy import with_topics_of
 from tests.unit.broker.harness import INI
 
@@ -13,8 +13,8 @@ MASTER = (
 
 
 def test_topics_are_the_masters_and_everything_else_is_the_slaves():
-    config = parse_config(Sources(with_topics_of(MASTER, OWN)))
-    own = parse_config(Sources(OWN))
+    config = parse_config(ConfigTexts(with_topics_of(MASTER, OWN)))
+    own = parse_config(ConfigTexts(OWN))
     assert set(config.topics) == {"first", "second"}
     assert config.topics["first"].partitions == 7
     assert config.topics["first"].data_path == own.system.data_path

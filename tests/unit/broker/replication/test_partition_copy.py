@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.broker.replication.partition_copy import AHEAD_SECONDS, FETCH_BYTES, PartitionCopy
-from metaq.broker.replication.source import Bounds, Fetched
+from metaq.broker.replication.source import Fetched, MasterBounds
 from metaq.broker.replication.status import CopyState
 from metaq.broker.store.damage import Damaged
 from metaq.protocol.errors import PeerLost, PeerRefused
@@ -37,8 +37,8 @@ class Master:
     def end(self) -> int:
         return self.first + len(self.data)
 
-    async def bounds(self, topic: str, partition: int) -> Bounds | None:
-        return Bounds(self.first, self.end) if self.exists else None
+    async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
+        return MasterBounds(self.first, self.end) if self.exists else None
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         self.asked.append((offset, max_bytes))

@@ -21,7 +21,7 @@ from metaq.broker.store.durability import (
     TABLE,
     TELL,
     Durability,
-    Event,
+    DurabilityEvent,
     Mode,
     VisibleCallback,
 )
@@ -246,16 +246,17 @@ def test_what_the_journal_has_waits_longer_for_its_checkpoint() -> None:
 
 
 def test_every_mode_says_what_each_event_means_or_that_it_cannot_happen() -> None:
-    impossible = {mode: {event for event in Event if event not in TABLE[mode]} for mode in Mode}
+    impossible = {mode: {event for event in DurabilityEvent if event not in TABLE[mode]} for mode in Mode}
     assert impossible == {
-        Mode.SHOWING: {Event.BEHIND_GAP, Event.SAFE, Event.ALL_SAFE},
-        Mode.WAITING: {Event.PAST_THRESHOLD, Event.ALL_SAFE, Event.GROUP_COMMIT},
-        Mode.LEAVING: {Event.PAST_THRESHOLD},
-        Mode.FAILED: set(Event) - {Event.GROUP_COMMIT, Event.ASYNCHRONOUS, Event.FAILURE},
+        Mode.SHOWING: {DurabilityEvent.BEHIND_GAP, DurabilityEvent.SAFE, DurabilityEvent.ALL_SAFE},
+        Mode.WAITING: {DurabilityEvent.PAST_THRESHOLD, DurabilityEvent.ALL_SAFE, DurabilityEvent.GROUP_COMMIT},
+        Mode.LEAVING: {DurabilityEvent.PAST_THRESHOLD},
+        Mode.FAILED: set(DurabilityEvent)
+        - {DurabilityEvent.GROUP_COMMIT, DurabilityEvent.ASYNCHRONOUS, DurabilityEvent.FAILURE},
     }
     assert set(TABLE[Mode.FAILED].values()) == {(Mode.FAILED, 0)}
     for mode in (Mode.SHOWING, Mode.WAITING, Mode.LEAVING):
-        assert TABLE[mode][Event.FAILURE] == (Mode.FAILED, TELL)
+        assert TABLE[mode][DurabilityEvent.FAILURE] == (Mode.FAILED, TELL)
 
 
 # --- any sequence -----------------------------------------------------------------------------------------------------

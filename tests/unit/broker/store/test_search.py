@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.retention import Action, DeletePolicy
+from metaq.broker.store.retention import DeletePolicy, Disposal
 from metaq.broker.store.search import find_id, find_key, read_matches
-from metaq.broker.store.search_values import Budget, Found, KeyQuery
+from metaq.broker.store.search_values import Budget, FoundMatches, KeyQuery
 from metaq.protocol.record import encode_attributes, encode_body, iter_headers, key_hashes
 from tests.doubles.store_harness import NOW_MS, StoreHarness
 
@@ -47,7 +47,9 @@ class Scene:
                 return
         raise AssertionError("the store does not come to rest")
 
-    def search(self, find: Callable[..., Found], *arguments: object, budget: Budget | None = None) -> Found:
+    def search(
+        self, find: Callable[..., FoundMatches], *arguments: object, budget: Budget | None = None
+    ) -> FoundMatches:
         log, store = self.harness.log, self.harness.store
         found = find(self.harness.files, [store.searching.view(log)], *arguments, budget or Budget())
         store.searching.take_in(found, [log])
@@ -268,7 +270,7 @@ def test_retention_takes_the_key_files_and_searches_go_on(scene: Scene) -> None:
     scene.settle()
     log, store = scene.harness.log, scene.harness.store
     view = store.searching.view(log)
-    scene.harness.delete_policy = DeletePolicy(Action.DELETE, 0)
+    scene.harness.delete_policy = DeletePolicy(Disposal.DELETE, 0)
     scene.harness.wall += 1e9
     assert store.apply_retention()
     scene.harness.threads.run_all()

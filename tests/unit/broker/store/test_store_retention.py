@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 from metaq.broker.store.retention import (
-    Action,
     DeletePolicy,
+    Disposal,
     SegmentAge,
     count_excess,
     count_expired,
@@ -25,32 +25,32 @@ HOUR = 3600
 @pytest.mark.parametrize(
     ("text", "action", "seconds"),
     [
-        ("delete,168", Action.DELETE, 168 * HOUR),
-        ("delete,24h", Action.DELETE, 24 * HOUR),
-        ("delete, 30m", Action.DELETE, 1800),
-        ("archive,45s", Action.ARCHIVE, 45),
-        ("archive,24h,true", Action.COMPRESS, 24 * HOUR),
-        ("archive,1,false", Action.ARCHIVE, HOUR),
-        ("archive,1,TRUE,more", Action.COMPRESS, HOUR),
-        ("archive,1,x", Action.ARCHIVE, HOUR),
-        ("delete,1,true", Action.DELETE, HOUR),
+        ("delete,168", Disposal.DELETE, 168 * HOUR),
+        ("delete,24h", Disposal.DELETE, 24 * HOUR),
+        ("delete, 30m", Disposal.DELETE, 1800),
+        ("archive,45s", Disposal.ARCHIVE, 45),
+        ("archive,24h,true", Disposal.COMPRESS, 24 * HOUR),
+        ("archive,1,false", Disposal.ARCHIVE, HOUR),
+        ("archive,1,TRUE,more", Disposal.COMPRESS, HOUR),
+        ("archive,1,x", Disposal.ARCHIVE, HOUR),
+        ("delete,1,true", Disposal.DELETE, HOUR),
     ],
 )
-def test_policies_of_1_x_are_read(text: str, action: Action, seconds: int) -> None:
+def test_policies_of_1_x_are_read(text: str, action: Disposal, seconds: int) -> None:
     assert parse_delete_policy(text) == DeletePolicy(action, seconds)
 
 
 @pytest.mark.parametrize(
     ("text", "action", "max_bytes"),
     [
-        ("delete,168,size=10g", Action.DELETE, 10 << 30),
-        ("delete,168, SIZE=512MB", Action.DELETE, 512 << 20),
-        ("archive,24h,size=1000", Action.ARCHIVE, 1000),
-        ("archive,24h,true,size=2t", Action.COMPRESS, 2 << 40),
-        ("delete,1,more,size=3k", Action.DELETE, 3 << 10),
+        ("delete,168,size=10g", Disposal.DELETE, 10 << 30),
+        ("delete,168, SIZE=512MB", Disposal.DELETE, 512 << 20),
+        ("archive,24h,size=1000", Disposal.ARCHIVE, 1000),
+        ("archive,24h,true,size=2t", Disposal.COMPRESS, 2 << 40),
+        ("delete,1,more,size=3k", Disposal.DELETE, 3 << 10),
     ],
 )
-def test_a_size_limit_is_a_further_word_that_1_x_passes_over(text: str, action: Action, max_bytes: int) -> None:
+def test_a_size_limit_is_a_further_word_that_1_x_passes_over(text: str, action: Disposal, max_bytes: int) -> None:
     assert parse_delete_policy(text) == DeletePolicy(action, parse_delete_policy(text).max_age_s, max_bytes)
 
 
@@ -94,7 +94,7 @@ def test_other_policies_are_a_config_error_with_the_accepted_forms(text: str) ->
 )
 def test_the_oldest_segments_go_and_a_younger_one_keeps_those_behind_it(modified: list[int], expired: int) -> None:
     closed = [SegmentAge(number, time) for number, time in enumerate(modified)]
-    assert count_expired(closed, DeletePolicy(Action.DELETE, 59), now=100) == expired
+    assert count_expired(closed, DeletePolicy(Disposal.DELETE, 59), now=100) == expired
 
 
 def aged(harness: StoreHarness, ages_hours: list[int]) -> None:
