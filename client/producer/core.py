@@ -46,6 +46,7 @@ from metaq.protocol.record import HEADER_BYTES, Buffer
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
+from . import tuning
 from .futures import Outcome
 from .key_order import KeyOrder
 from .losses import Losses
@@ -54,14 +55,6 @@ from .queues import BrokerQueue, Flight, PartitionQueue, Turn, expired, take_exp
 from .routing import no_partition
 
 __all__ = ["Actions", "FailedTurn", "GivenUp", "ProducerCore", "Routes"]
-
-_LOOK_SECONDS = 0.25
-"""Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
-_LEAST_GATHERED = 64
-"""Messages that a batch may gather at least; and as many as are queued in front of it, so that a request can leave half
-of a large queue to the one behind it."""
-_VIEW_RETRIES = 3
-"""Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
 
 GivenUp = tuple[Outgoing, Exception]
 """A message that is not tried any more, and why."""
@@ -234,7 +227,7 @@ class ProducerCore:
             if partition is None:
                 partition = self._by_key(outgoing)
             if outgoing.deadline < self.expire_at and outgoing.report is not None:
-                self.expire_at = min(self.expire_at, max(outgoing.deadline, self._last_look + _LOOK_SECONDS))
+                self.expire_at = min(self.expire_at, max(outgoing.deadline, self._last_look + tuning.LOOK_SECONDS))
             if by_key and (waiting := self._keys.behind(outgoing)) is not None:
                 self._buffered += outgoing.size  # and no call before the next, as below
                 self._messages += 1
@@ -381,7 +374,7 @@ class ProducerCore:
 
     def expire(self, now: float) -> Actions:
         """End messages that nobody is blocked for and whose deadlines have passed: those that were queued, and those
-        under way, which keep their place and room until their request ends. O(messages), once in _LOOK_SECONDS at most.
+        under way, which keep their place and room until their request ends. O(messages), once in LOOK_SECONDS at most.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
@@ -396,7 +389,7 @@ class ProducerCore:
             self._last_look = now
             deadlines = [each.deadline for each in self._everything() if each.report is not None and not each.done]
             later = [deadline for deadline in deadlines if deadline > now]
-            self.expire_at = max(min(later), now + _LOOK_SECONDS) if later else math.inf
+            self.expire_at = max(min(later), now + tuning.LOOK_SECONDS) if later else math.inf
         return Actions(
             ended=[(each, self.overdue(each)) for each in queued],
             late=[(each, self.overdue(each)) for each in under_way],
@@ -522,7 +515,7 @@ class ProducerCore:
             queue.close()
         gathered = outgoing if isinstance(outgoing, GatheredBatch) else None
         if gathered is not None:
-            gathered.most = min(max(_LEAST_GATHERED, queue.queued_records), self._max_records)
+            gathered.most = min(max(tuning.LEAST_GATHERED, queue.queued_records), self._max_records)
             if queue.gathers_for != gathered.where and self._gathering.get(queue.gathers_for) is queue:
                 del self._gathering[queue.gathers_for]  # what may go elsewhere and what may not are never in one batch
         # no call from here on but the last one, which is not `put`: see `add`
@@ -634,7 +627,7 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
     if outgoing.once:
         return False
     if isinstance(error, (TopicNotAccepted, WrongPartition)):
-        return outgoing.attempts < _VIEW_RETRIES
+        return outgoing.attempts < tuning.VIEW_RETRIES
     return error.retriable
 
 

@@ -18,6 +18,7 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import TimeLeft, Timers
 from ..values import SendResult, TopicPartition
+from . import tuning
 from .core import Actions, FailedTurn, ProducerCore
 from .futures import refuse_in_callback
 from .losses import Losses
@@ -28,10 +29,6 @@ from .sending import Sender
 from .undelivered import Undelivered
 
 __all__ = ["Driver"]
-
-_CROWD = 8
-"""So many threads that wait for the next request leave the reading to the background thread: handing that from one to
-the next would cost each of them more than it saves."""
 
 
 class Driver:
@@ -164,7 +161,7 @@ class Driver:
 
     def _wait(self, outgoing: Outgoing, queue: PartitionQueue | None) -> None:
         connection = outgoing.driver  # that its flight left on; its broker may have another one by now
-        if connection is None and queue is not None and queue.queued_records < _CROWD:
+        if connection is None and queue is not None and queue.queued_records < tuning.CROWD:
             # from here on a request sent for this message on this connection needs no background reader
             connection = outgoing.driver = queue.broker.connection
         if connection is not None:

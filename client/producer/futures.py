@@ -35,6 +35,8 @@ from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
 
+from . import tuning
+
 __all__ = ["Callbacks", "Outcome", "SendFuture", "refuse_in_callback"]
 
 T = TypeVar("T")
@@ -42,10 +44,6 @@ log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
 """The state of this process's unfinished futures; those of its parent have another object, which is equal."""
-
-
-_CONDITION_SECONDS = 0.5
-"""The standard library holds a future's condition for microseconds, or for ever if an interrupt came in between."""
 
 
 class _Tellers:
@@ -59,7 +57,7 @@ class _Tellers:
 
     def tell(self, action: Callable[[], None]) -> None:
         with self._lock:
-            stuck = self._since and time.monotonic() - self._since > _CONDITION_SECONDS
+            stuck = self._since and time.monotonic() - self._since > tuning.CONDITION_SECONDS
             if self._thread is None or stuck:
                 self._since = 0.0
                 self._thread = BackgroundThread(self._run, "metaq-futures")
@@ -284,7 +282,7 @@ class SendFuture(Future[T]):
                 self._run_callbacks()
 
     def _end_with(self, condition: threading.Condition) -> None:
-        locked = condition.acquire(timeout=_CONDITION_SECONDS)
+        locked = condition.acquire(timeout=tuning.CONDITION_SECONDS)
         try:
             if self._own_state == FINISHED:
                 return

@@ -20,6 +20,7 @@ from metaq.protocol.statuses import RequestCode
 from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
 from ..waiting import Waiter
+from . import tuning
 from .futures import Callbacks, Outcome
 from .losses import Losses
 
@@ -56,16 +57,6 @@ def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResu
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
     """The OnDelivery of messages whose futures look at the Outcome of their batch themselves; never called."""
-
-
-_TABLE_BYTES = 512
-"""Bodies of one size up to here are copied by numpy, which passes over them twice; above, joining costs less."""
-
-_TOGETHER_SECONDS = 0.05
-"""Messages whose deadlines lie so far apart may share the first one's."""
-
-_JOIN_BELOW_BYTES = 32 * 1024
-"""Buffers smaller than this on average are copied into one; larger ones are sent from where they are."""
 
 
 class Outgoing(Waiter):
@@ -216,7 +207,7 @@ class OutgoingBatch(Outgoing):
         if self._encoded is not None:
             return self._encoded
         length = len(self.bodies[0])
-        if 0 < length <= _TABLE_BYTES and (self._lengths == length).all():
+        if 0 < length <= tuning.TABLE_BYTES and (self._lengths == length).all():
             return [self._table(length)]
         headers = map(_pack, self._lengths.tolist(), self.checksums.tolist(), repeat(0), self._each_flag())
         return _joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
@@ -286,7 +277,7 @@ class GatheredBatch(OutgoingBatch):
         self.bodies: list[Buffer] = [body]
         self.flags: list[int] | int = flag
         self.message = self.bodies
-        self.latest = deadline + _TOGETHER_SECONDS
+        self.latest = deadline + tuning.TOGETHER_SECONDS
         self.most = 1
         self.outcome = Outcome()
         self.runs: list[tuple[int, OnDelivery | Losses]] = [(0, on_delivery)]
@@ -428,7 +419,7 @@ def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buf
 
 
 def _joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    return [b"".join(parts)] if size < _JOIN_BELOW_BYTES * len(parts) else parts
+    return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts
 
 
 def give_results(

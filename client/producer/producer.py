@@ -47,10 +47,6 @@ __all__ = ["Producer"]
 
 log = get_log(__name__)
 
-_CROWD = 8
-"""So many threads that wait for the next request leave the reading to the background thread: handing that from one to
-the next would cost each of them more than it saves."""
-
 
 class Producer:
     """Sends messages. Safe to share between threads. A process that was forked off makes one of its own: with this one

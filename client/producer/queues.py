@@ -13,13 +13,10 @@ from metaq.protocol.limits import MAX_PARTS
 
 from ..connection import Connection, Exchange
 from ..values import TopicPartition
+from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 
 __all__ = ["BrokerQueue", "Flight", "PartitionQueue", "Turn", "expired", "take_expired"]
-
-_UNDIVIDED = 64
-"""Up to so many messages go in one request: dividing them would cost more than it gains. Batches that were made as such
-are not divided: how much is under way is their sender's choice."""
 
 
 class PartitionQueue:
@@ -119,7 +116,7 @@ class PartitionQueue:
             return [first]
         batch, size, records = [first], first.size, first.count
         queued = self.queued_records
-        divided = queued - records >= _UNDIVIDED and type(first) is not OutgoingBatch
+        divided = queued - records >= tuning.UNDIVIDED and type(first) is not OutgoingBatch
         left = self._for_later() if divided else 0
         connection = self.broker.connection
         one_by_one = connection is not None and not connection.speaks_frames

@@ -12,13 +12,11 @@ from metaq.protocol.errors import MetaqError
 
 from ..local_store import LocalMessageStore, StoredMessage
 from ..timers import Timers
+from . import tuning
 
 __all__ = ["Resender"]
 
 log = get_log(__name__)
-
-_CHUNK = 100
-"""Messages read, and removed once sent, together; as many at most are sent again after a kill -9."""
 
 
 class Resender:
@@ -136,7 +134,7 @@ class Resender:
 
     def _send_chunk(self, queue: str) -> bool:
         """False: there was nothing to send."""
-        rows = self._store.peek(queue, _CHUNK)
+        rows = self._store.peek(queue, tuning.RESENT_TOGETHER)
         sent: list[int] = []
         try:
             for number, message in rows:

@@ -12,6 +12,7 @@ from metaq.protocol.errors import LocalStoreError, MetaqError
 from ..local_store import LocalMessageStore, StoredMessage
 from ..timers import Timers
 from ..values import SendResult, TopicPartition
+from . import tuning
 from .outgoing import Outgoing
 from .resender import Resender
 
@@ -19,7 +20,6 @@ __all__ = ["NOWHERE", "Undelivered"]
 
 NOWHERE = -1
 """Broker and partition of a message that went to none yet."""
-_LAST_WAIT_SECONDS = 1.0
 _PREFIX = "undelivered "
 """With the topic behind it the name of a queue; no topic has a blank."""
 
@@ -91,7 +91,7 @@ class Undelivered:
         """Send nothing again any more; `keep` still works."""
         self._resender.close(timeout)
 
-    def close(self, timeout: float = _LAST_WAIT_SECONDS) -> None:
+    def close(self, timeout: float = tuning.LAST_WAIT_SECONDS) -> None:
         """Write what is left and close the store, after waiting `timeout` seconds at most. Idempotent."""
         self._timers.close(timeout / 2)
         self._resender.close(timeout / 2)  # its sends have failed by now

@@ -91,13 +91,13 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`max_buffered_messages` ({ProducerConfig.max_buffered_messages}) and `max_buffered_bytes` "
         "({ProducerConfig.max_buffered_bytes:bytes}) wait",
         "when others follow within {TOGETHER_SECONDS:s})",
-        "A future ends at most {core.LOOK_SECONDS:s} after its deadline",
+        "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
         "`ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, of them during `ordered_wait_seconds`, "
         "{ProducerConfig.ordered_wait_seconds}.)",
         "`recover_interval_seconds` ({ProducerConfig.recover_interval_seconds}). So order",
-        "(at most the last {resender.CHUNK} messages)",
+        "(at most the last {RESENT_TOGETHER} messages)",
         "`max_per_queue` messages ({MAX_LOCAL_MESSAGES})",
         "every `auto_commit_seconds` ({ConsumerConfig.auto_commit_seconds}; 0: never)",
         "In a group of {SMALL_GROUP} or more",

@@ -1,0 +1,47 @@
+"""The constants of producing that are no options: unit, reason, and the benchmark to run when one is changed.
+
+The sizes that most runs depend on are options (ProducerConfig).
+"""
+
+from __future__ import annotations
+
+# --- gathering and dividing: `python -m bench`, `produce`, `produce-128`, `futures-128`, `blocking-64` ---------------
+
+LEAST_GATHERED = 64
+"""Messages that a batch may gather at least; and as many as are queued in front of it, so that a request can leave half
+of a large queue to the one behind it."""
+
+UNDIVIDED = 64
+"""Up to so many messages go in one request: dividing them would cost more than it gains."""
+
+TOGETHER_SECONDS = 0.05
+"""Messages whose deadlines lie so far apart may share the first one's."""
+
+CROWD = 8
+"""So many threads that wait for the next request leave the reading to the background thread: handing that from one to
+the next would cost each of them more than it saves. `blocking-64`."""
+
+# --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
+
+TABLE_BYTES = 512
+"""Bodies of one size up to here are copied by numpy, which passes over them twice; above, joining costs less."""
+
+JOIN_BELOW_BYTES = 32 * 1024
+"""Buffers smaller than this on average are copied into one; larger ones are sent from where they are."""
+
+# --- waits and tries: none is on the way of a message ----------------------------------------------------------------
+
+LOOK_SECONDS = 0.25
+"""Between two looks at all messages for those whose time is over; so a future ends at most this much late."""
+
+VIEW_RETRIES = 3
+"""Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
+
+CONDITION_SECONDS = 0.5
+"""The standard library holds a future's condition for microseconds, or for ever if an interrupt came in between."""
+
+RESENT_TOGETHER = 100
+"""Messages read, and removed once sent, together; as many at most are sent again after a kill -9."""
+
+LAST_WAIT_SECONDS = 1.0
+"""close() of the store of undelivered messages waits at most so long for the threads that write and send them."""
