@@ -12,7 +12,8 @@ LEAST_GATHERED = 64
 of a large queue to the one behind it."""
 
 UNDIVIDED = 64
-"""Up to so many messages go in one request: dividing them would cost more than it gains."""
+"""Up to so many messages go in one request: dividing them would cost more than it gains. Batches that were made as such
+are not divided: how much is under way is their sender's choice."""
 
 TOGETHER_SECONDS = 0.05
 """Messages whose deadlines lie so far apart may share the first one's."""
