@@ -17,10 +17,11 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.pace import Pace
 from ..runtime.reactor import ReactorTime
+from ..store import tuning as store_tuning
 from ..store.damage import Damaged, Soundness
 from ..store.files import CachedOnly, Files, NotCached
 from ..store.partition_log import PartitionLog
-from ..store.sequential import HOT_TAIL_BYTES, MAX_WINDOW_BYTES, SequentialReader
+from ..store.sequential import SequentialReader
 from ..store.threads import RunInThread, Turns
 
 __all__ = ["MAX_COLD_READS", "ColdReads", "Examinations"]
@@ -73,7 +74,7 @@ class ColdReads:
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
         """What `Segments.read` gives, at once if it is in the page cache. Raises, or fails with, what that raises."""
         known = self._readers.get((log, group)) if self._readers else None
-        if known is None or not known.continues(offset) or log.visible_end - offset <= HOT_TAIL_BYTES:
+        if known is None or not known.continues(offset) or log.visible_end - offset <= store_tuning.HOT_TAIL_BYTES:
             data = log.segments.read(offset, max_bytes)
             if data is not None:
                 if known is not None:
@@ -93,7 +94,7 @@ class ColdReads:
                 self._readers.popitem(last=False)
         self._readers.move_to_end((log, group))
         known.busy = True
-        window = max(_MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, _PAGE_CACHE_BYTES // len(self._readers)))
+        window = max(_MIN_WINDOW_BYTES, min(store_tuning.MAX_WINDOW_BYTES, _PAGE_CACHE_BYTES // len(self._readers)))
         read = partial(known.reader.read, log.segments.snapshot(), offset, max_bytes, window)
         return self.run(group, read, partial(_moved, known, offset))
 

@@ -17,7 +17,8 @@ from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 from metaq.protocol.statuses import ResponseCode
 
 from ..runtime.reactor import ReactorTime
-from ..store.batch import SLICE_RECORDS, StampedRecords, stamp_in_slices
+from ..store import tuning as store_tuning
+from ..store.batch import StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
@@ -44,7 +45,7 @@ def answer_send_batch(writing: Writing, frame: Frame) -> Work:
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
-        if count > SLICE_RECORDS:  # others were served meanwhile
+        if count > store_tuning.SLICE_RECORDS:  # others were served meanwhile
             log = writing.log(topic, partition, asked)
     except MetaqError as error:
         writing.refused(topic, error, count)

@@ -26,6 +26,7 @@ from metaq.protocol.record import (
     tag_hash_of_body,
 )
 
+from . import tuning
 from .index import UNIT, UNIT_DTYPE
 
 __all__ = [
@@ -40,12 +41,6 @@ __all__ = [
 _HEADER_BYTES_DTYPE = np.dtype(("V", HEADER_BYTES))
 _ID_POSITION = 8
 _ID_BYTES = 8
-
-SLICE_RECORDS = 1 << 13
-SLICE_BYTES = 4 << 20
-"""Records, and bytes, that `stamp_in_slices` stamps at once: some milliseconds."""
-SLICE_ATTRIBUTES = 1 << 10
-"""Attributes that it decodes at once."""
 
 
 def encode_puts(
@@ -181,7 +176,8 @@ def stamp_in_slices(
 ) -> Generator[None, None, StampedRecords]:
     """As `stamp_records`, with a pause (`yield`) every few milliseconds."""
     tags = _Tags()
-    if len(sizes) <= SLICE_RECORDS and len(memoryview(body)) <= SLICE_BYTES:  # the usual case, without copies
+    is_small = len(sizes) <= tuning.SLICE_RECORDS and len(memoryview(body)) <= tuning.SLICE_BYTES
+    if is_small:  # the usual case, without copies
         stamped, flags = _stamp(body, sizes, ids, 0)
         yield from tags.hash_in_slices(stamped, flags)
         return stamped
@@ -195,8 +191,8 @@ def stamp_in_slices(
     intact = np.empty(len(sizes), np.bool_)
     first = 0
     while first < len(sizes):
-        fitting = int(np.searchsorted(ends, starts[first] + SLICE_BYTES, "right"))
-        last = max(first + 1, min(first + SLICE_RECORDS, fitting))
+        fitting = int(np.searchsorted(ends, starts[first] + tuning.SLICE_BYTES, "right"))
+        last = max(first + 1, min(first + tuning.SLICE_RECORDS, fitting))
         start = int(starts[first])
         stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], first)
         yield from tags.hash_in_slices(stamped, flags)
@@ -249,10 +245,10 @@ class _Tags:
     def hash_in_slices(self, stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> Generator[None, None, None]:
         """`hash` for all records that have an attribute, with pauses."""
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
-        for done in range(0, len(tagged), SLICE_ATTRIBUTES):
+        for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
             if done:
                 yield
-            self.hash(stamped, tagged[done : done + SLICE_ATTRIBUTES], flags)
+            self.hash(stamped, tagged[done : done + tuning.SLICE_ATTRIBUTES], flags)
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
         """Fill in the tag hashes of the records with these numbers, which have an attribute."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from metaq.protocol.record import HEADER, HEADER_BYTES, checksum, is_blank
 
+from . import tuning
 from .files import Files, read_exactly
 from .index import UnitArray
 from .scan import find_record, scan_units
@@ -17,7 +18,6 @@ from .scan import find_record, scan_units
 __all__ = ["Damaged", "DamagedRanges", "Sound", "Soundness", "place_by_units", "place_by_walking"]
 
 _MAX_RANGES = 1024
-_WALK_RECORDS = 1 << 20
 
 
 class Damaged(NamedTuple):
@@ -131,7 +131,7 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
     size = end - first_offset
     position = start - first_offset
     while True:
-        scan = scan_units(files, fd, position, size, first_offset, max_records=_WALK_RECORDS)
+        scan = scan_units(files, fd, position, size, first_offset, max_records=tuning.WALK_RECORDS)
         if offset < first_offset + scan.end:
             unit = scan.units[int(np.searchsorted(scan.units["offset"], offset, "right")) - 1]
             return Sound(int(unit["offset"]), int(unit["size"]))

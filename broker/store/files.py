@@ -21,6 +21,8 @@ import numpy as np
 
 from metaq.protocol.record import Buffer
 
+from . import tuning
+
 __all__ = [
     "REAL_FILES",
     "CachedOnly",
@@ -41,16 +43,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_SCRATCH_BYTES = 16 << 10
-"""Up to here what was read is copied out of a buffer that is used again; more gets a buffer of its own."""
-_LOAD_BYTES = 64 << 10  # read at once what lies around: searches come back to the neighbourhood
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
-_MISSES_PER_STEP = 8
-"""Writes to files that are not open after which one that is may have to go: several times as many files as may be open,
-written in turn, leave those that are open alone.
-"""
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 _libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), sync_file_range(2) and mincore(2), which os does not have
@@ -67,7 +62,7 @@ class NotCached(Exception):  # no error: a reason to come back
         super().__init__(path, position)
         self._files = files
         self._path = path
-        self._start = position - position % _LOAD_BYTES
+        self._start = position - position % tuning.LOAD_BYTES
         self._size = position + size - self._start
 
     @property
@@ -80,8 +75,8 @@ class NotCached(Exception):  # no error: a reason to come back
         with suppress(OSError):
             fd = self._files.open(self._path, os.O_RDONLY)
             try:
-                for start in range(self._start, self._start + self._size, _LOAD_BYTES):
-                    self._files.pread(fd, _LOAD_BYTES, start)
+                for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
+                    self._files.pread(fd, tuning.LOAD_BYTES, start)
             finally:
                 self._files.close(fd)
 
@@ -415,7 +410,7 @@ class OpenFiles:
         self.cached_only = CachedOnly(self)
         """In this block `OpenFile.read` raises NotCached instead of waiting. Not to be nested."""
         self._ring: deque[OpenFile] = deque()
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._scratch = memoryview(bytearray(tuning.SCRATCH_BYTES))
         self._waiting_devices: set[int] = set()
         self._missed = 0
 
@@ -453,7 +448,7 @@ class OpenFiles:
     def _has_idle(self) -> bool:
         """Whether the next file of the ring may go; the clock steps on slowly, so that idle ones are found in time."""
         self._missed += 1
-        if self._missed % _MISSES_PER_STEP:
+        if self._missed % tuning.MISSES_PER_STEP:
             return False
         file = self._ring[0]
         if file.recent or file.pins:
@@ -482,7 +477,7 @@ class OpenFiles:
         """See OpenFile.read_cached. File systems that cannot tell are read at once, which may wait for the disk."""
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)
-        small = size <= _SCRATCH_BYTES
+        small = size <= tuning.SCRATCH_BYTES
         buffer = self._scratch[:size] if small else np.empty(size, np.uint8).data
         try:
             got = self.files.preadv_nowait(fd, buffer, position)

@@ -36,6 +36,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .files import Files, OpenFile, read_exactly, write_all
 from .index_blocks import (
     HEADER_BYTES,
@@ -258,9 +259,6 @@ def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool)
 FRESH_SUFFIX = ".new"
 """Behind the name of an index while it is made again; what a crash leaves is written over, or goes with the segment."""
 
-_CHUNK_UNITS = 64  # of the first read; the next ones are larger
-_MAX_BOUNDARIES = 256
-
 
 def _end_of(unit: Any) -> int:
     return int(unit["offset"]) + int(unit["size"])
@@ -340,7 +338,7 @@ class Index(CheckedUnits):
         """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
         stop = min(len(self), start + max_count)
         chunks: list[UnitArray] = []
-        size = _CHUNK_UNITS
+        size = tuning.SEARCH_FIRST_UNITS
         probing = True
         while start < stop:
             chunk = self.units(start, min(stop, first_of(block_of(start + size) + 1)))  # blocks are read whole
@@ -351,7 +349,7 @@ class Index(CheckedUnits):
                 # what is left has about as many as its bytes say; a little more, so that the next read is the last
                 end = _end_of(chunk[-1])
                 bytes_read = end - int(chunk[0]["offset"])
-                size = (offset - end) * len(chunk) * 9 // (bytes_read * 8) + _CHUNK_UNITS
+                size = (offset - end) * len(chunk) * 9 // (bytes_read * 8) + tuning.SEARCH_FIRST_UNITS
                 if probing:  # to read the first few again costs less than to join them to the others
                     probing, size = False, size + len(chunk)
                     continue
@@ -366,7 +364,7 @@ class Index(CheckedUnits):
         return found
 
     def _remember(self, offset: int, number: int) -> None:
-        if len(self._boundaries) >= _MAX_BOUNDARIES:
+        if len(self._boundaries) >= tuning.MAX_BOUNDARIES:
             self._boundaries.clear()
         self._boundaries[offset] = number
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
+from . import tuning
 from .damage import Damaged
 from .files import OpenFiles
 from .index import Index
@@ -18,9 +19,6 @@ from .threads import RunInThread
 __all__ = ["IndexRebuilding"]
 
 _log = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 60.0
-"""After one could not be made."""
 
 
 class _Lost(NamedTuple):
@@ -100,10 +98,10 @@ class IndexRebuilding:
             _log.error(
                 "the index of %s cannot be rebuilt, its messages are not counted; the next try is in %.0f s: %s",
                 segment.path,
-                _RETRY_SECONDS,
+                tuning.REBUILD_RETRY_SECONDS,
                 result,
             )
-            self._lost[segment] = _Lost(log, self._now + _RETRY_SECONDS)
+            self._lost[segment] = _Lost(log, self._now + tuning.REBUILD_RETRY_SECONDS)
         else:
             for damage in result.damage:
                 log.segments.report_damage(Damaged(damage.start, damage.end))

@@ -25,6 +25,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .files import Files, naming, read_exactly
 
 __all__ = [
@@ -52,9 +53,6 @@ _MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
 _HEAD = Struct("<QQII")
 _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zero", "<u2")])
 
-_SMALL_BYTES = 4096
-"""Data in buffers smaller than this on average is joined: one copy costs less than so many calls."""
-
 
 class JournalEntry(NamedTuple):
     """Where an entry's data lies: bytes [position, position + length) of a journal file. base: its partition offset."""
@@ -80,7 +78,7 @@ def encode_block(
     joined_names = b"".join(names)
     data_bytes = int(rows["bytes"].sum(dtype=np.uint64))
     head = _HEAD.pack(number, data_bytes, len(names), len(joined_names)) + rows.tobytes() + joined_names
-    if data_bytes < _SMALL_BYTES * len(data):
+    if data_bytes < tuning.JOURNAL_JOIN_BELOW_BYTES * len(data):
         body = b"".join((head, *data))
         return [_PREFIX.pack(_MAGIC, crc32(body)), body]
     checksum = crc32(head)

@@ -13,6 +13,7 @@ import numpy as np
 
 from metaq.protocol.errors import StoreError
 
+from . import tuning
 from .files import Files
 from .index import Index, IndexDamaged
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
@@ -21,27 +22,9 @@ from .segment import Segment
 from .threads import RunInThread
 from .unit_reader import UnitReader
 
-__all__ = ["BLOCK_BYTES", "KeyBuilding", "Unfinished", "extend_keys"]
+__all__ = ["KeyBuilding", "Unfinished", "extend_keys"]
 
 _log = logging.getLogger(__name__)
-
-BLOCK_BYTES = 64 << 20
-"""Data that one block is for; so much at the end of a growing segment has none and is read by those who search."""
-
-_BLOCK_RECORDS = 1 << 19
-"""Most records of a block: their units take 16 MiB while it is built."""
-
-_BYTES_PER_SECOND = 256 << 20
-"""Data read for blocks at most, so that catching up after an upgrade leaves the disk to others."""
-
-_LEAST_COST_BYTES = 1 << 20
-"""What a job counts as at least: it opens and syncs files."""
-
-_LOOKED_AT = 1024
-"""Logs that one tick, or the end of a job, looks at for something to do: a few milliseconds."""
-
-_RETRY_SECONDS = 60.0
-"""After a failed write."""
 
 
 class Unfinished(NamedTuple):
@@ -56,7 +39,7 @@ class Unfinished(NamedTuple):
     crc: int
     closed: bool
     known: tuple[KeyBlock, ...] | None
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int = tuning.KEY_BLOCK_BYTES
 
 
 def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None] = time.sleep) -> tuple[KeyBlock, ...]:
@@ -71,12 +54,14 @@ def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None
     start = blocks[-1].end if blocks else segment.first_offset
     with UnitReader(files, segment.index_path, segment.stored, segment.crc) as reader:
         first = reader.starting_before(start) if blocks else 0
-        units = reader.units(first, first + _BLOCK_RECORDS)
+        units = reader.units(first, first + tuning.KEY_BLOCK_RECORDS)
     if not len(units):
         return blocks
     ends = units["offset"] + units["size"]
     fitting = max(1, int(np.searchsorted(ends, start + segment.block_bytes, "right")))
-    full = fitting < len(units) or len(units) == _BLOCK_RECORDS or int(ends[-1]) - start >= segment.block_bytes
+    full = (
+        fitting < len(units) or len(units) == tuning.KEY_BLOCK_RECORDS or int(ends[-1]) - start >= segment.block_bytes
+    )
     units = units[:fitting]
     at_end = segment.closed and first + len(units) == segment.stored
     if not (full or at_end):
@@ -96,7 +81,7 @@ def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None
 class KeyBuilding:
     """Which logs' key files lack something. Owning thread; the work is done by `run_in_thread`, a block at a time."""
 
-    def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:
         self._files = files
         self._run_in_thread = run_in_thread
         self._block_bytes = block_bytes
@@ -136,7 +121,8 @@ class KeyBuilding:
     def tick(self, now: float) -> None:
         """Go on, at monotonic time `now` in seconds; a few times a second."""
         if self._last_tick is not None:
-            self._credit = min(_BYTES_PER_SECOND, self._credit + (now - self._last_tick) * _BYTES_PER_SECOND)
+            rate = tuning.KEY_BYTES_PER_SECOND
+            self._credit = min(rate, self._credit + (now - self._last_tick) * rate)
         self._last_tick = now
         if now >= self._retry_at:
             self._next()
@@ -155,7 +141,7 @@ class KeyBuilding:
         return segment.checkpointed - covered > self._block_bytes
 
     def _next(self) -> None:
-        for _ in range(_LOOKED_AT):
+        for _ in range(tuning.KEY_LOGS_LOOKED_AT):
             if self._busy or self._closed or not self._waiting or self._credit < 0:
                 return
             log = next(iter(self._waiting))
@@ -210,7 +196,7 @@ class KeyBuilding:
         segment.keys = result
         covered = before[-1].end if before else segment.first_offset
         fresh = result[-1].end - covered if result else 0
-        self._credit -= max(_LEAST_COST_BYTES, fresh if before is not None else min(fresh, self._block_bytes))
+        self._credit -= max(tuning.KEY_LEAST_COST_BYTES, fresh if before is not None else min(fresh, self._block_bytes))
         if result == before:
             _log.warning("%s has no records behind %d to be found by key", segment.path, covered)
             self._given_up.add(segment)
@@ -227,7 +213,7 @@ class KeyBuilding:
         if segment in log.segments:  # other segments may lack something
             self._waiting[log] = None
             if not given_up and segment.index is index:
-                self._retry_at = (self._last_tick or 0.0) + _RETRY_SECONDS
+                self._retry_at = (self._last_tick or 0.0) + tuning.REBUILD_RETRY_SECONDS
                 return
         self._next()
 
@@ -240,4 +226,4 @@ class KeyBuilding:
                 return
         _log.error("%s cannot be written, searches for keys read the segment instead: %s", segment.keys_path, error)
         self._waiting[log] = None  # behind the others
-        self._retry_at = (self._last_tick or 0.0) + _RETRY_SECONDS
+        self._retry_at = (self._last_tick or 0.0) + tuning.REBUILD_RETRY_SECONDS

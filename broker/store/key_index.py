@@ -47,6 +47,7 @@ from metaq.protocol.record import (
     key_hashes,
 )
 
+from . import tuning
 from .files import Files, read_exactly, write_all
 from .index import UnitArray
 
@@ -72,14 +73,8 @@ _MAGIC, _VERSION = b"metaqkey", 1
 _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record begins behind it
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
-_WINDOW_BYTES = 4 << 20
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
 """Of a larger record, which only a Java producer can have sent, so much is looked at."""
-_SLICE_RECORDS = 512
-_SLICE_PAUSE_SECONDS = 0.00005
-"""Between slices other threads get the interpreter: half a millisecond is the longest that one has to wait for it."""
-_PAGE_ENTRIES = 512
-_MAX_PAGES = 64
 
 
 class KeyBlock(NamedTuple):
@@ -115,7 +110,7 @@ def scan_keys(
     number = 0
     while number < len(units):
         start = int(positions[number])
-        stop = max(number + 1, int(np.searchsorted(ends, start + _WINDOW_BYTES, "right")))
+        stop = max(number + 1, int(np.searchsorted(ends, start + tuning.KEY_WINDOW_BYTES, "right")))
         size = min(int(ends[stop - 1]) - start, _LARGEST_BYTES)
         data = read_exactly(files, fd, size, start)
         found.append(_entries_in(data, positions[number:stop] - start, ends[number:stop] - start, start, pause))
@@ -136,14 +131,14 @@ def _entries_in(
     starts = starts[np.flatnonzero((flags & wanted) == wanted)]
     starts, properties, stops = _property_lists(data, starts, ends)
     entries: list[int] = []
-    for first in range(0, len(starts), _SLICE_RECORDS):
-        chosen = slice(first, first + _SLICE_RECORDS)
+    for first in range(0, len(starts), tuning.KEY_SLICE_RECORDS):
+        chosen = slice(first, first + tuning.KEY_SLICE_RECORDS)
         places = (base + starts[chosen]).tolist(), properties[chosen].tolist(), stops[chosen].tolist()
         for position, start, stop in zip(*places, strict=True):
             for hashed in key_hashes(data, start, stop):
                 entries.append(hashed << _POSITION_BITS | position)
-        if len(properties[chosen]) == _SLICE_RECORDS:
-            pause(_SLICE_PAUSE_SECONDS)
+        if len(properties[chosen]) == tuning.KEY_SLICE_RECORDS:
+            pause(tuning.KEY_SLICE_PAUSE_SECONDS)
     return np.array(entries, np.uint64)
 
 
@@ -181,16 +176,16 @@ class BlockEntries(Sequence[int]):
         return self._block.entries
 
     def __getitem__(self, number: Any) -> Any:
-        page, place = divmod(number, _PAGE_ENTRIES)
+        page, place = divmod(number, tuning.KEY_PAGE_ENTRIES)
         if page not in self._pages:
             self._pages[page] = self._read(page)
         return self._pages[page][place]
 
     def _read(self, page: int) -> list[int]:
-        if len(self._pages) >= _MAX_PAGES:
+        if len(self._pages) >= tuning.KEY_MAX_PAGES:
             self._pages.clear()
-        size = min(_PAGE_ENTRIES, self._block.entries - page * _PAGE_ENTRIES) * ENTRY_BYTES
-        position = self._block.position + page * _PAGE_ENTRIES * ENTRY_BYTES
+        size = min(tuning.KEY_PAGE_ENTRIES, self._block.entries - page * tuning.KEY_PAGE_ENTRIES) * ENTRY_BYTES
+        position = self._block.position + page * tuning.KEY_PAGE_ENTRIES * ENTRY_BYTES
         data = read_exactly(self._files, self._fd, size, position)
         if len(data) < size:
             raise OSError(f"the key file ends before byte {position + size}")
@@ -202,7 +197,7 @@ class BlockEntries(Sequence[int]):
         lower, upper = hash_bounds(key, low, high)
         guess, width = len(self) * key >> 32, 64 + 2 * isqrt(len(self))  # four standard deviations
         first = self._place(lower, 0, guess - width, guess + width)
-        return range(first, self._place(upper, first, first, first + _PAGE_ENTRIES))
+        return range(first, self._place(upper, first, first, first + tuning.KEY_PAGE_ENTRIES))
 
     def _place(self, wanted: int, least: int, low: int, high: int) -> int:
         """Number of the entries below `wanted`, at least `least`; looked for in [low, high) first."""

@@ -12,6 +12,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
+from . import tuning
 from .damage import Damaged, Sound, Soundness, place_by_units, place_by_walking
 from .index import UNIT_DTYPE, Index, IndexDamaged, UnitArray
 from .scan import scan_units
@@ -20,13 +21,7 @@ from .segments import Segments
 
 __all__ = ["Lookup"]
 
-_EXAMINED_UNITS = 1 << 12
-"""Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
 
-_WALKED_BYTES = 4 << 20
-"""Of records without an index that are checked at once on the owning thread."""
-
-_MAX_WALKED = 256
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -120,7 +115,7 @@ class Lookup:
         found = self._unit_at(segment, index, offset)
         if isinstance(found, Damaged):
             return partial(Damaged, *found)
-        units = index.units(found[0], min(len(index), found[0] + _EXAMINED_UNITS))
+        units = index.units(found[0], min(len(index), found[0] + tuning.EXAMINED_UNITS))
         units = units[units["offset"] < self._segments.visible_end]
         return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
@@ -234,7 +229,7 @@ class Lookup:
 
     def _walked_units(self, segment: Segment, offset: int, length: int, max_count: int) -> UnitArray:
         start = offset - segment.first_offset
-        length = min(length, _WALKED_BYTES)
+        length = min(length, tuning.WALKED_BYTES)
         segment.data.require(length, start)
         files, fd = self._segments.files, segment.data.use()
         found = scan_units(files, fd, start, start + length, segment.first_offset)
@@ -243,7 +238,7 @@ class Lookup:
             end = min(end, start + HEADER_BYTES + MAX_BODY_BYTES)
             found = scan_units(files, fd, start, end, segment.first_offset, max_records=1)
         if len(found.units):
-            known = self._walked if len(self._walked) < _MAX_WALKED else frozenset[int]()
+            known = self._walked if len(self._walked) < tuning.MAX_WALKED else frozenset[int]()
             self._walked = known | {segment.first_offset + found.end}
         return found.units[:max_count]
 

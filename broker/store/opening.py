@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from metaq.protocol.errors import StoreError
 
+from . import tuning
 from .file_systems import FileSystems
 from .files import Files, naming, unused_name
 from .journal_format import DAMAGED_SUFFIX, JournalContents, read_journal
@@ -17,9 +18,6 @@ from .replay import Gap
 __all__ = ["drop_journal", "read_entries", "report_gaps", "report_lost", "sync_recovered"]
 
 _log = logging.getLogger(__name__)
-
-_SYNCED_ONE_BY_ONE = 64
-"""Recovered segments and directories above which whole file systems are synced, with what others wrote to them."""
 
 
 def read_entries(files: Files, data_path: str) -> JournalContents:
@@ -86,7 +84,7 @@ def sync_recovered(
     ]
     directories = dict.fromkeys(path for log in logs for path in log.unsynced_directories)
     try:
-        if len(segments) + len(directories) > _SYNCED_ONE_BY_ONE:
+        if len(segments) + len(directories) > tuning.SYNCED_ONE_BY_ONE:
             file_systems.sync([*dict.fromkeys(os.path.dirname(segment.path) for segment in segments), *directories])
         else:
             for segment in segments:

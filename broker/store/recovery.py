@@ -24,6 +24,7 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
+from . import tuning
 from .files import Files, OpenFiles, naming, read_exactly, unused_name
 from .index import (
     UNIT_DTYPE,
@@ -57,16 +58,12 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_COPY_BYTES = 4 << 20
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
 """A segment without any checkpoint that was changed so long before the newest one of its partition has been on the
 disk for long: the kernel writes after 30 seconds, and a broker of ours checkpoints as often. So only a Java broker's
 directory has such segments, and its first start with ours need not read all of them.
 """
-
-_UNITS_IN_MEMORY = 128
-"""Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
 
 
 class PartitionDamage(NamedTuple):
@@ -383,7 +380,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
         known = None
     stored, max_id, crc = (0, 0, 0) if known is None else (known.units, known.max_id, known.crc or 0)
     handle = open_files.file(file.index_path)
-    if len(units) > _UNITS_IN_MEMORY:
+    if len(units) > tuning.UNITS_IN_MEMORY:
         data = units.tobytes()
         try:
             crc = write_units(open_files.files, file.index_path, stored, data, crc, vouched)
@@ -426,7 +423,7 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
     try:
         position = start
         while position < end:
-            data = read_exactly(files, source, min(_COPY_BYTES, end - position), position)
+            data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
             with naming(path):
                 position += files.pwritev(target, [data], position - start)
         with naming(path):

@@ -11,6 +11,7 @@ from functools import partial
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import EPOCH_MS
 
+from . import tuning
 from .discard import Discarded, discard
 from .files import Files
 from .index import IndexDamaged
@@ -22,8 +23,6 @@ from .topic_config import TopicStoreConfig
 
 __all__ = ["RemovedSegment", "RetentionRuns"]
 
-_MAX_DISCARDING = 2
-"""Logs whose files are deleted or zipped at once, in turn by topic: syncs must not wait for a thread behind them."""
 
 _SKEW_MS = 24 * 3600 * 1000
 """A file changed no more than this ahead of our clock was changed just now: clocks of file servers differ."""
@@ -59,7 +58,7 @@ class RetentionRuns:
         self._on_restored = on_restored
         self._files = files
         self._config_for = config_for
-        self._turns = Turns(run_in_thread, _MAX_DISCARDING)
+        self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
         """Logs whose files are being removed; further segments wait, so that none is missing in front of them."""

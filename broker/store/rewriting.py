@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .file_systems import FileSystems
 from .files import Files, naming, read_exactly, write_all
 
 __all__ = ["PageCacheSync", "Rewriter", "secure_file"]
 
 _log = logging.getLogger(__name__)
-
-_CHUNK_BYTES = 4 << 20
 
 
 class PageCacheSync:
@@ -108,8 +107,8 @@ def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
         with naming(path):
             rewriter = Rewriter(files, path, fd, sync)
             size = files.status(path).size
-            for position in range(0, size, _CHUNK_BYTES):
-                rewriter.secure(position, rewriter.pread(fd, min(_CHUNK_BYTES, size - position), position))
+            for position in range(0, size, tuning.COPY_BYTES):
+                rewriter.secure(position, rewriter.pread(fd, min(tuning.COPY_BYTES, size - position), position))
             if rewriter.wrote:
                 files.fdatasync(fd)
             return rewriter.rewritten_bytes

@@ -30,6 +30,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.resync import next_record
 
+from . import tuning
 from .files import Files, Readable, read_exactly
 from .index import UNIT_DTYPE, UnitArray, order_times
 
@@ -43,12 +44,7 @@ __all__ = [
     "time_id",
 ]
 
-_CHUNK_BYTES = 4 << 20
 _LENGTH = Struct(">i")  # the first field of a record's header
-_MIN_RUN = 16
-"""Neighbours of one size that are worth a look at once."""
-_MIXED_RECORDS = 256
-"""Records that are walked one by one before the next such look."""
 
 
 def time_id(time_ms: int) -> int:
@@ -85,7 +81,7 @@ def scan_units(
     About 0.2 µs a record where neighbours have one size, else 0.4 µs, and 0.1 µs a KiB from the page cache.
     """
     blocks = []
-    position, want = start, _CHUNK_BYTES
+    position, want = start, tuning.SCAN_CHUNK_BYTES
     while position < size:
         data = read_exactly(files, fd, min(want, size - position), position)
         scan = scan_bytes(data, first_offset + position, max_records=max_records)
@@ -93,7 +89,7 @@ def scan_units(
             blocks.append(scan.units)
             if checked is not None:
                 checked(position, memoryview(data)[: scan.end])
-            position, want = position + scan.end, _CHUNK_BYTES
+            position, want = position + scan.end, tuning.SCAN_CHUNK_BYTES
             if max_records is not None:
                 break
             continue
@@ -131,10 +127,10 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
     while left:
         size = _announced_size(data[position : position + HEADER_BYTES])
         count = _same_sizes(data, position, size, left) if size > HEADER_BYTES else 0
-        if count >= _MIN_RUN:
+        if count >= tuning.SCAN_RUN_FROM:
             run = _Run(range(position, position + count * size, size), position + count * size, size)
         else:
-            run = _mixed(data, position, min(left, _MIXED_RECORDS))
+            run = _mixed(data, position, min(left, tuning.SCAN_MIXED_RECORDS))
         if not run.starts:
             break
         yield run
@@ -145,7 +141,7 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
     """How many records of `size` bytes begin at `position`: looks at few first, so that mixed sizes cost little."""
     available = min(limit, (len(data) - position) // size)
-    for count in (min(available, _MIN_RUN), available):
+    for count in (min(available, tuning.SCAN_RUN_FROM), available):
         lengths = np.ndarray((count,), ">i4", data, position, (size,))
         other = lengths != size - HEADER_BYTES
         if other.any():
@@ -229,8 +225,8 @@ def bound_java_times(units: UnitArray, modified_ms: int) -> None:
 
 def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
     """Whether all bytes in [start, size) are zero."""
-    for position in range(start, size, _CHUNK_BYTES):
-        if any(read_exactly(files, fd, min(_CHUNK_BYTES, size - position), position)):
+    for position in range(start, size, tuning.SCAN_CHUNK_BYTES):
+        if any(read_exactly(files, fd, min(tuning.SCAN_CHUNK_BYTES, size - position), position)):
             return False
     return True
 

@@ -20,6 +20,7 @@ from metaq.protocol.record import (
     keys_of_attribute,
 )
 
+from . import tuning
 from .files import Files, read_exactly
 from .index import UNIT_BYTES, IndexDamaged, UnitArray
 from .key_index import BlockEntries, KeyBlock, hash_bounds, position_of, read_blocks, scan_keys
@@ -29,9 +30,6 @@ from .unit_reader import UnitReader
 __all__ = ["SearchedSegment"]
 
 _log = logging.getLogger(__name__)
-
-_CANDIDATE_BYTES = 4096
-"""Read of a record to see its keys; more only if its attribute is longer."""
 
 
 class SearchedSegment:
@@ -194,10 +192,10 @@ class SearchedSegment:
 
     def has_key(self, position: int, key: str) -> bool | None:
         """Whether the record at `position` of the segment has `key`; None if the budget does not allow to look."""
-        if self._budget.take(_CANDIDATE_BYTES) < _CANDIDATE_BYTES:
+        if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
             return None
         fd = self._fd(self.view.path)
-        data = read_exactly(self._files, fd, _CANDIDATE_BYTES, position)
+        data = read_exactly(self._files, fd, tuning.CANDIDATE_BYTES, position)
         if len(data) < HEADER_BYTES + 4:
             return False
         length, _, _, flag = HEADER.unpack_from(data)

@@ -7,24 +7,22 @@ from collections.abc import Sequence
 
 from metaq.protocol.errors import StoreError
 
+from . import tuning
 from .index import Index, IndexDamaged
 from .key_building import KeyBuilding
 from .partition_log import PartitionLog
 from .search_values import FoundMatches, LogView, Recent, SegmentView
 from .segment import Segment
 
-__all__ = ["MAX_RECENT_ENTRIES", "Searching"]
+__all__ = ["Searching"]
 
 _log = logging.getLogger(__name__)
-
-MAX_RECENT_ENTRIES = 2 << 20
-"""Entries kept of what no key file covers yet, of all partitions together: 16 MiB."""
 
 
 class Searching:
     """Makes the views that search.py works on, and takes in what it has learned. Owning thread."""
 
-    def __init__(self, building: KeyBuilding, max_recent_entries: int = MAX_RECENT_ENTRIES) -> None:
+    def __init__(self, building: KeyBuilding, max_recent_entries: int = tuning.MAX_RECENT_ENTRIES) -> None:
         self._building = building
         self._recent: dict[Segment, Recent] = {}  # the one used last at the end
         self._kept = 0

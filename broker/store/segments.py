@@ -10,6 +10,7 @@ from typing import overload
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .damage import Damaged, DamagedRanges
 from .files import Files
 from .index import Index, IndexDamaged
@@ -18,7 +19,6 @@ from .snapshot import Snapshot, find_segment
 
 __all__ = ["Segments"]
 
-_UNITS_READ = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -254,8 +254,8 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
         return index.max_id
     largest = 0
     try:
-        for start in range(0, len(index), _UNITS_READ):
-            ids = index.units(start, min(len(index), start + _UNITS_READ))["id"]
+        for start in range(0, len(index), tuning.UNITS_PER_READ):
+            ids = index.units(start, min(len(index), start + tuning.UNITS_PER_READ))["id"]
             largest = max(largest, int(ids[ids < limit].max(initial=0)))
     except IndexDamaged as damage:  # whoever reads there has it made again; a start must not fail for it
         _log.warning("%s: ids behind it do not count", damage)

@@ -12,23 +12,14 @@ from collections import deque
 from contextlib import suppress
 from typing import NamedTuple
 
+from . import tuning
 from .files import Files, read_exactly
 from .snapshot import SegmentName, Snapshot, find_segment
 
-__all__ = ["HOT_TAIL_BYTES", "MAX_WINDOW_BYTES", "SequentialReader"]
+__all__ = ["SequentialReader"]
 
-MAX_WINDOW_BYTES = 4 << 20
-"""How far data is fetched ahead of a reader, and how far behind it its pages are kept for others."""
-
-HOT_TAIL_BYTES = 64 << 20
-"""The last bytes of a partition, which are never dropped."""
-
-SPARE_MEMORY_PART = 0.1
-"""Part of the machine's memory that is in no use at all, not even as page cache: above it nothing is dropped."""
 
 _PAGE_BYTES = 4096
-_ADVICE_BYTES = 1 << 20
-"""Fetched by one call: the kernel cuts it to what the device takes at once, often 1,280 KiB."""
 
 
 class _Range(NamedTuple):
@@ -52,7 +43,7 @@ class SequentialReader:
         """Whether what was to be fetched last was there already: others read the same, or it was written just now."""
         self._brought: deque[_Range] = deque()
 
-    def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = MAX_WINDOW_BYTES) -> bytes:
+    def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
         """Like `Snapshot.read`; fetches up to `window` bytes behind the data and drops old pages.
 
         log: always of the same partition.
@@ -60,7 +51,7 @@ class SequentialReader:
         segment, length = log.extent(offset, max_bytes)
         if not length:
             return b""
-        hot = log.visible_end - HOT_TAIL_BYTES
+        hot = log.visible_end - tuning.HOT_TAIL_BYTES
         if segment is not self._segment:
             self._leave(hot)
             self._segment = segment
@@ -89,8 +80,8 @@ class SequentialReader:
         first, last = start - segment.first_offset, stop - segment.first_offset
         self.is_ahead_cached = self._is_cached(fd, first) and self._is_cached(fd, last - 1)
         if not self.is_ahead_cached:
-            for position in range(first, last, _ADVICE_BYTES):
-                self._files.advise(fd, position, min(_ADVICE_BYTES, last - position), os.POSIX_FADV_WILLNEED)
+            for position in range(first, last, tuning.ADVICE_BYTES):
+                self._files.advise(fd, position, min(tuning.ADVICE_BYTES, last - position), os.POSIX_FADV_WILLNEED)
             self._brought.append(_Range(start, stop))
         self._ahead = stop
         return True
@@ -103,7 +94,7 @@ class SequentialReader:
 
     def _drop(self, fd: int, segment: SegmentName, before: int) -> None:
         """Give back the pages that were brought and end before `before`."""
-        if self._brought and self._files.unused_memory_part() > SPARE_MEMORY_PART:
+        if self._brought and self._files.unused_memory_part() > tuning.SPARE_MEMORY_PART:
             self._brought.clear()
             return
         while self._brought and self._brought[0].stop <= before:

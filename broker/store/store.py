@@ -13,6 +13,7 @@ from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
 from .disk_space import DiskSpace
@@ -21,7 +22,7 @@ from .files import REAL_FILES, Files, OpenFiles, default_open_limit
 from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import JournalData, JournalEntry, journal_number
-from .key_building import BLOCK_BYTES, KeyBuilding
+from .key_building import KeyBuilding
 from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
 from .partition_log import PartitionLog, StoreServices
 from .recovery import RecoveredPartition, RecoveryReport, recover_partition
@@ -71,7 +72,7 @@ class Store:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         max_open_files: int | None = None,
-        key_block_bytes: int = BLOCK_BYTES,
+        key_block_bytes: int = tuning.KEY_BLOCK_BYTES,
         disk_reserve: int | None = None,
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.

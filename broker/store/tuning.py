@@ -49,3 +49,131 @@ JOURNAL_FILE_BYTES = 64 << 20
 
 JOURNAL_FULL_FILES = 4
 """Full files that are kept until their partitions are checkpointed, all at once: 256 MiB to replay at most."""
+
+JOURNAL_JOIN_BELOW_BYTES = 4096
+"""Data in buffers smaller than this on average is joined: one copy costs less than so many calls."""
+
+# --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
+
+SLICE_RECORDS = 1 << 13
+"""Records that are stamped at once, some milliseconds; other connections have their turn in between."""
+
+SLICE_BYTES = 4 << 20
+"""Bytes of them, for the same reason."""
+
+SLICE_ATTRIBUTES = 1 << 10
+"""Attributes that are decoded at once, likewise."""
+
+# --- reading what was stored: `consume`, `consume-arrow`, `python -m bench.backlog` -----------------------------------
+
+SCRATCH_BYTES = 16 << 10
+"""Up to here what was read is copied out of a buffer that is used again; more gets a buffer of its own."""
+
+SEARCH_FIRST_UNITS = 64
+"""Index units of the first read of a range; the next one is as large as these say."""
+
+MAX_BOUNDARIES = 256
+"""Record boundaries that an index remembers, so that a reader that goes on needs no search."""
+
+UNITS_PER_READ = 1 << 16
+"""Index units (2 MiB) that are read at once where all of a segment's are looked through."""
+
+LOAD_BYTES = 64 << 10
+"""Read around a missing piece of an index: searches come back to the neighbourhood."""
+
+EXAMINED_UNITS = 1 << 12
+"""Records in a row whose damage is found at once; what is damaged behind them is a range of its own."""
+
+WALKED_BYTES = 4 << 20
+"""Of records without an index that are checked at once on the owning thread."""
+
+MAX_WALKED = 256
+"""Ends of such walks that are remembered, so that a reader that goes on is not checked again."""
+
+MISSES_PER_STEP = 8
+"""Writes to files that are not open after which one that is may have to go: several times as many files as may be open,
+written in turn, leave those that are open alone. `partitions-10240`."""
+
+# --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
+
+MAX_WINDOW_BYTES = 4 << 20
+"""How far data is fetched ahead of a reader, and how far behind it its pages are kept for others."""
+
+HOT_TAIL_BYTES = 64 << 20
+"""The last bytes of a partition, which are never dropped."""
+
+SPARE_MEMORY_PART = 0.1
+"""Part of the machine's memory that is in no use at all, not even as page cache: above it nothing is dropped."""
+
+ADVICE_BYTES = 1 << 20
+"""Fetched by one call: the kernel cuts it to what the device takes at once, often 1,280 KiB."""
+
+# --- starting, and making indexes again: `python -m bench.startup` ----------------------------------------------------
+
+SCAN_CHUNK_BYTES = 4 << 20
+"""Read at once while records are checked."""
+
+SCAN_RUN_FROM = 16
+"""Neighbours of one size that are worth a look at once."""
+
+SCAN_MIXED_RECORDS = 256
+"""Records that are walked one by one before the next such look."""
+
+WALK_RECORDS = 1 << 20
+"""Records that are checked at once in search of damage: 32 MiB of units."""
+
+COPY_BYTES = 4 << 20
+"""Copied, or compared with the disk, at once."""
+
+UNITS_IN_MEMORY = 128
+"""Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
+
+SYNCED_ONE_BY_ONE = 64
+"""Recovered segments and directories above which whole file systems are synced, with what others wrote to them."""
+
+REBUILD_RETRY_SECONDS = 60.0
+"""Pause after an index or a key file could not be made; no benchmark depends on it."""
+
+# --- key files: no scenario sends keys; docs/decisions/008-search-by-id-and-key.md has what was weighed ---------------
+
+KEY_BLOCK_BYTES = 64 << 20
+"""Data that one block is for; so much at the end of a growing segment has none and is read by those who search."""
+
+KEY_BLOCK_RECORDS = 1 << 19
+"""Most records of a block: their units take 16 MiB while it is built."""
+
+KEY_BYTES_PER_SECOND = 256 << 20
+"""Data read for blocks at most, so that catching up after an upgrade leaves the disk to others."""
+
+KEY_LEAST_COST_BYTES = 1 << 20
+"""What a job counts as at least: it opens and syncs files."""
+
+KEY_LOGS_LOOKED_AT = 1024
+"""Logs that one tick, or the end of a job, looks at for something to do: a few milliseconds."""
+
+KEY_WINDOW_BYTES = 4 << 20
+"""Data read at once for a block."""
+
+KEY_SLICE_RECORDS = 512
+"""Records whose keys are hashed before other threads get the interpreter: half a millisecond, which is the longest that
+one has to wait for it."""
+
+KEY_SLICE_PAUSE_SECONDS = 0.00005
+"""The pause between such slices in which they get it."""
+
+KEY_PAGE_ENTRIES = 512
+"""Entries (4 KiB) of a block that a search reads at once."""
+
+KEY_MAX_PAGES = 64
+"""Such pages that a search keeps of one block."""
+
+MAX_RECENT_ENTRIES = 2 << 20
+"""Entries kept of what no key file covers yet, of all partitions together: 16 MiB."""
+
+CANDIDATE_BYTES = 4096
+"""Read of a record to see its keys; more only if its attribute is longer."""
+
+# --- removing segments: no benchmark does -----------------------------------------------------------------------------
+
+MAX_DISCARDING = 2
+"""Logs whose files are deleted or zipped at once, in turn by topic: syncs must not wait for a thread behind them."""

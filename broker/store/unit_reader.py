@@ -11,12 +11,11 @@ import numpy as np
 
 from metaq.protocol.record import Buffer
 
+from . import tuning
 from .files import Files, read_exactly
 from .index_blocks import UNIT_DTYPE, CheckedUnits, Unit, UnitArray, unreadable
 
 __all__ = ["UnitReader"]
-
-_CHUNK_UNITS = 1 << 16
 
 
 class UnitReader(CheckedUnits):
@@ -62,13 +61,13 @@ class UnitReader(CheckedUnits):
 
     def chunks(self, start: int, stop: int) -> Iterator[UnitArray]:
         """Units start … stop-1 in arrays of at most 2 MiB."""
-        for first in range(start, stop, _CHUNK_UNITS):
-            yield self.units(first, min(stop, first + _CHUNK_UNITS))
+        for first in range(start, stop, tuning.UNITS_PER_READ):
+            yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
         """The same, the last array first."""
-        for last in range(stop, start, -_CHUNK_UNITS):
-            yield self.units(max(start, last - _CHUNK_UNITS), last)
+        for last in range(stop, start, -tuning.UNITS_PER_READ):
+            yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
         """Number of the unit with this id among start … stop-1. ascending: their ids are known to be sorted."""

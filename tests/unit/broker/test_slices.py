@@ -7,7 +7,6 @@ import pytest
 
 from metaq.broker.network import session as session_module
 from metaq.broker.requests import send as send_module
-from metaq.broker.store import batch as batch_module
 from metaq.client.producer import queues as queues_module
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import encode_frame
@@ -27,8 +26,7 @@ def slices(monkeypatch):
     monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(send_module, "_SLICE_SECONDS", 0.0)
     monkeypatch.setattr(send_module, "_CHUNK_PARTS", 1)
-    monkeypatch.setattr(batch_module, "SLICE_RECORDS", 1)
-    monkeypatch.setattr(send_module, "SLICE_RECORDS", 1)
+    monkeypatch.setattr("metaq.broker.store.tuning.SLICE_RECORDS", 1)
 
 
 def stored(harness, partition, topic="t"):

@@ -600,7 +600,7 @@ def test_a_checkpoint_of_version_1_holds_whenever_its_index_is_made_again(
 ) -> None:
     """In the start itself, or in the first job that writes units, if so few wait that they stay in memory."""
     if in_memory:
-        monkeypatch.setattr("metaq.broker.store.recovery._UNITS_IN_MEMORY", 1 << 20)
+        monkeypatch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 1 << 20)
     for step in range(1, 100):
         harness = template.copy(tmp_path / str(step))
         harness.append(*BEHIND)

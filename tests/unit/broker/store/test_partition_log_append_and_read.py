@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from metaq.broker.store import damage, tuning
+from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.index import UNIT
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
@@ -208,7 +208,7 @@ def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarnes
 
 
 def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage, "_WALK_RECORDS", 2)
+    monkeypatch.setattr(tuning, "WALK_RECORDS", 2)
     for number in range(8):
         harness.append(ten(number))
     with open(harness.data_file(), "r+b") as file:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.broker.store import scan
+from metaq.broker.store import scan, tuning
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.record import HEADER_BYTES, encode_record
 
@@ -61,7 +61,7 @@ def test_zeros_behind_the_last_record_are_no_records(bodies: list[bytes], zeros:
 
 @pytest.mark.parametrize("chunk", [21, 64, 1000])
 def test_records_cut_by_the_reading_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(scan, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(tuning, "SCAN_CHUNK_BYTES", chunk)
     bodies = [b"x" * 30] * 40 + [bytes([size]) * size for size in range(1, 90)]
     raw = stored(bodies)
     path = tmp_path / "segment"

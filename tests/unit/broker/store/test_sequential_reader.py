@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from metaq.broker.store import sequential
+from metaq.broker.store import tuning
 from metaq.broker.store.sequential import SequentialReader
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from tests.doubles.store_harness import StoreHarness
@@ -18,7 +18,7 @@ RECORD = PAGE  # header included
 @pytest.fixture
 def advice(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """16 records of a page each in segments of 8 and 8, nothing cached; what was advised: what, start, size."""
-    monkeypatch.setattr(sequential, "HOT_TAIL_BYTES", 3 * PAGE)
+    monkeypatch.setattr(tuning, "HOT_TAIL_BYTES", 3 * PAGE)
     harness.max_segment_size = 8 * RECORD
     for number in range(16):
         harness.append(bytes([number]) * (RECORD - 20))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store import opening, tuning
+from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
@@ -367,7 +367,7 @@ def test_a_block_that_a_cut_has_torn_ends_the_journal(puts: Puts) -> None:
 
 
 def test_many_recovered_partitions_are_synced_in_one_call(puts: Puts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_SYNCED_ONE_BY_ONE", PARTITIONS - 1)
+    monkeypatch.setattr(tuning, "SYNCED_ONE_BY_ONE", PARTITIONS - 1)
     puts.round("a")
     puts.harness.threads.run_all()
     puts.harness.kill()
@@ -671,7 +671,7 @@ def test_a_journal_file_that_cannot_be_removed_does_not_stop_the_start(
 def test_recovered_partitions_behind_links_are_synced_on_their_own_disk(
     puts: Puts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(opening, "_SYNCED_ONE_BY_ONE", 1)
+    monkeypatch.setattr(tuning, "SYNCED_ONE_BY_ONE", 1)
     puts.round("a")
     puts.harness.threads.run_all()
     puts.harness.files.kill()

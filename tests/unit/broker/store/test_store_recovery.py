@@ -61,7 +61,7 @@ def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarnes
 def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, *, full_disk: bool
 ) -> None:
-    monkeypatch.setattr("metaq.broker.store.recovery._UNITS_IN_MEMORY", 2)
+    monkeypatch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 2)
     harness.append(*THREE)
     harness.log.checkpoint()
     harness.threads.run_all()
