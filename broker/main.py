@@ -21,6 +21,7 @@ from twisted.python.threadpool import ThreadPool
 
 from metaq.protocol.errors import MetaqError
 
+from . import tuning
 from .broker import Broker
 from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
 from .configuration.reload import Reloader
@@ -31,7 +32,6 @@ from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
 from .requests.admin import AdminFrom
-from .requests.cold_reads import MAX_COLD_READS
 from .runtime.heap import set_up_heap
 from .runtime.threads import DaemonThreads, DiskThread
 from .runtime.timers import ScheduledCalls, repeat
@@ -142,7 +142,7 @@ class BrokerProcess:
         self._hurried = False  # by a second signal
         self._hurry: Deferred[None] | None = None  # cancelled by it
         self._filter_threads = DaemonThreads("filters", FILTER_THREADS)
-        self._cold_threads = DaemonThreads("cold reads", MAX_COLD_READS)
+        self._cold_threads = DaemonThreads("cold reads", tuning.MAX_COLD_READS)
         self._registration: Registration | None = None
         self._serving = False
         self._opened = ""  # what the start has found

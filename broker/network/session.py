@@ -30,6 +30,7 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
+from .. import tuning
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
 from ..requests.pull import Loading, Pull, Step
@@ -51,12 +52,6 @@ MAX_PARKED_PULLS = 16_384
 
 MAX_ALL_PARKED_PULLS = 1 << 16
 """Pulls that all connections together may have waiting: some 2 KiB each."""
-
-_TURN_SECONDS = 0.005
-"""A connection whose requests have taken this long lets the others have their turn."""
-
-_WRITE_BYTES = 64 << 10
-"""Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 
 
 class SessionServices(Interface):
@@ -201,7 +196,7 @@ class Session(Protocol):
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
         find: Callable[[Any], Verb] = self._gate.verb
-        turn_end = self._seconds() + _TURN_SECONDS
+        turn_end = self._seconds() + tuning.TURN_SECONDS
         served_run = False
         requests = iter(requests)
         for request in requests:
@@ -218,7 +213,7 @@ class Session(Protocol):
             if group is not None:  # what follows must see the puts
                 self._commit(group)
                 group = None
-            if self._out_bytes >= _WRITE_BYTES:
+            if self._out_bytes >= tuning.WRITE_BYTES:
                 self._flush()
             if self._blocked or self._yielding:
                 self._queue.append(request)
@@ -281,7 +276,7 @@ class Session(Protocol):
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
-        turn_end = self._seconds() + _TURN_SECONDS
+        turn_end = self._seconds() + tuning.TURN_SECONDS
         while True:
             try:
                 next(work)
@@ -421,7 +416,7 @@ class Session(Protocol):
         if not size or self._lost:
             return
         self._out, self._out_bytes = [], 0
-        if size < _WRITE_BYTES:
+        if size < tuning.WRITE_BYTES:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:
             self._transport.writeSequence(out)

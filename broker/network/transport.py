@@ -27,6 +27,8 @@ from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
 from metaq.protocol.record import Buffer
 
+from .. import tuning
+
 if TYPE_CHECKING:
     from .session import Session
 
@@ -38,12 +40,6 @@ TESTED = ((24, 7), (26, 10))
 """The first and the last version of Twisted, (year, month), whose private parts are known to be as FastConnection needs
 them. `PlainConnection` serves with any other."""
 
-_SMALL_READ_BYTES = 64 * 1024  # malloc still serves it from its heap; beyond that each read maps fresh pages
-_LARGE_READ_BYTES = 512 * 1024
-_RECEIVE_BYTES = 4 << 20
-"""A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
-requests would not get into it, and the fewer are read together, the more each costs.
-"""
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 
 
@@ -68,7 +64,7 @@ class PlainConnection(tcp.Server):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if _may_receive():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         super().__init__(sock, *others)
 
     def write(self, data: Buffer) -> None:
@@ -84,7 +80,7 @@ class FastConnection(PlainConnection):
     """One accepted connection."""
 
     bufferSize = 64 * 1024  # what may be buffered before the session is paused  # noqa: N815
-    _read_bytes = _SMALL_READ_BYTES
+    _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         """Receive once and have it served."""
@@ -105,7 +101,7 @@ class FastConnection(PlainConnection):
         if space is not None:
             session.received(count)
         else:
-            self._read_bytes = _LARGE_READ_BYTES if count >= _SMALL_READ_BYTES else _SMALL_READ_BYTES
+            self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
             session.dataReceived(data)
         return None
 
@@ -170,8 +166,8 @@ class FastConnection(PlainConnection):
 def _may_receive() -> bool:
     """Whether the system allows that much (net.core.rmem_max). Else the kernel's own choice may be larger."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _RECEIVE_BYTES
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= tuning.RECEIVE_BYTES
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:

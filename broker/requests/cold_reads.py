@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, maybeDeferred, succeed
 
 from metaq.protocol.record import Buffer
 
+from .. import tuning
 from ..runtime.pace import Pace
 from ..runtime.reactor import ReactorTime
 from ..store import tuning as store_tuning
@@ -24,17 +25,8 @@ from ..store.partition_log import PartitionLog
 from ..store.sequential import SequentialReader
 from ..store.threads import RunInThread, Turns
 
-__all__ = ["MAX_COLD_READS", "ColdReads", "Examinations"]
+__all__ = ["ColdReads", "Examinations"]
 
-MAX_COLD_READS = 4
-"""Reads of cold data under way at once."""
-
-_MAX_READERS = 4096
-_PAGE_CACHE_BYTES = 256 << 20
-"""What all cold readers together may have fetched ahead, as far as the smallest window allows."""
-
-_MIN_WINDOW_BYTES = 512 << 10
-_MAX_LOADS = 3
 
 T = TypeVar("T")
 
@@ -68,7 +60,7 @@ class ColdReads:
         self._files = files
         self.cached_only = cached_only
         self._pace = pace
-        self._turns = Turns(run_in_thread, MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
+        self._turns = Turns(run_in_thread, tuning.MAX_COLD_READS, pause=pace.pause, call_later=reactor.callLater)
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
@@ -90,11 +82,12 @@ class ColdReads:
         if known is None or not known.continues(offset):
             known = _Reader(SequentialReader(self._files))
             self._readers[log, group] = known
-            if len(self._readers) > _MAX_READERS:
+            if len(self._readers) > tuning.MAX_COLD_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end((log, group))
         known.busy = True
-        window = max(_MIN_WINDOW_BYTES, min(store_tuning.MAX_WINDOW_BYTES, _PAGE_CACHE_BYTES // len(self._readers)))
+        share = tuning.COLD_WINDOWS_BYTES // len(self._readers)
+        window = max(tuning.MIN_COLD_WINDOW_BYTES, min(store_tuning.MAX_WINDOW_BYTES, share))
         read = partial(known.reader.read, log.segments.snapshot(), offset, max_bytes, window)
         return self.run(group, read, partial(_moved, known, offset))
 
@@ -127,7 +120,8 @@ class ColdReads:
 
         def ask(_: object = None) -> T | Deferred[T]:
             try:
-                if loaded and max(loaded.values()) > _MAX_LOADS:  # out of the cache again and again: there is no memory
+                # a piece that is out of the cache again and again: there is no memory
+                if loaded and max(loaded.values()) > tuning.LOOK_UP_MAX_LOADS:
                     return question()
                 with self.cached_only:
                     return question()

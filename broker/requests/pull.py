@@ -21,6 +21,7 @@ from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_run
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
+from .. import tuning
 from ..filters.judge import Judge
 from ..filters.table import Filter
 from ..store.damage import Damaged, Sound, Soundness
@@ -33,18 +34,8 @@ from .reading import Reading
 
 __all__ = ["Loading", "Pull", "Step"]
 
-_SCAN_BYTES = 64 << 20
-_SCAN_RECORDS = 1 << 16
-"""Records of one answer, or looked at in one step of a filtered pull: less than a millisecond."""
-_MAX_LOADS = 64
-"""Pieces of an index that one pull has loaded before it waits for the disk itself; a search takes a dozen."""
-_MAX_RUNS = 4096
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 """Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
-_TABLE_RECORDS = 16
-"""An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
-_SPAN_BYTES = 1 << 20
-"""Runs that lie this close together are read at once."""
 
 
 class Step(Enum):
@@ -105,7 +96,7 @@ class Pull:
                 return self._step()
         except NotCached as missing:
             self._loads += 1
-            if self._loads > _MAX_LOADS:  # out of the cache again and again: there is no memory
+            if self._loads > tuning.PULL_MAX_LOADS:  # out of the cache again and again: there is no memory
                 return self._step()
             return Loading(self._reading.cold_reads.run(self._request.group, missing.load))
 
@@ -195,7 +186,7 @@ class Pull:
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
         """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
-        units = log.lookup.units(self._offset, max_bytes, _SCAN_RECORDS)
+        units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return units[:0]
         return (
@@ -210,7 +201,7 @@ class Pull:
             return self._not_a_record(log)
         sizes = units["size"]
         span = _Span(self._offset, self._offset + int(sizes.sum()))
-        table = encode_sizes(sizes) if self._request.sizes and len(units) >= _TABLE_RECORDS else b""
+        table = encode_sizes(sizes) if self._request.sizes and len(units) >= tuning.TABLE_RECORDS else b""
         data = self._reading.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
         if isinstance(data, Deferred):
             return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
@@ -228,7 +219,7 @@ class Pull:
     # --- with a filter ------------------------------------------------------------------------------------------------
 
     def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
-        units = self._units(log, _SCAN_BYTES)
+        units = self._units(log, tuning.PULL_SCAN_BYTES)
         if not len(units):
             return self._not_a_record(log)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
@@ -321,9 +312,9 @@ def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[li
     ends = starts + found["size"]
     count = max(1, int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), max_bytes, "right")))
     breaks = np.flatnonzero(starts[1:count] != ends[: count - 1]) + 1
-    if len(breaks) >= _MAX_RUNS:
-        count = int(breaks[_MAX_RUNS - 1])
-        breaks = breaks[: _MAX_RUNS - 1]
+    if len(breaks) >= tuning.PULL_MAX_RUNS:
+        count = int(breaks[tuning.PULL_MAX_RUNS - 1])
+        breaks = breaks[: tuning.PULL_MAX_RUNS - 1]
     firsts = [0, *breaks.tolist()]
     lasts = [*(breaks - 1).tolist(), count - 1]
     runs = [_Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
@@ -335,7 +326,7 @@ def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[li
 def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
     """The bytes of the runs if all are in the page cache."""
     start, end = runs[0].start, runs[-1].end
-    if end - start <= _SPAN_BYTES:
+    if end - start <= tuning.SPAN_BYTES:
         data = log.segments.read(start, end - start)
         if data is None:
             return None

@@ -21,6 +21,7 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, checksums
 from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.text import NO_CHECKSUM, Put, TooLargePut, encode_put_result, encode_result
 
+from .. import tuning
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY
 from ..store.batch import StampedRecords, encode_puts, stamp_puts
@@ -30,12 +31,6 @@ from ..writing import Write, Writing
 from .answers import Answer, answer_frame, error_frame, error_result, put_failure
 
 __all__ = ["PutAnswers", "PutGroup", "answer_run"]
-
-_LEAST_COST = 100
-_PARTITION_COST = 4
-"""A run has 80 µs of its own, and spares 1 µs a put and 4 µs a partition."""
-_VIEW_BYTES = 1 << 10
-"""What goes to a partition is copied if it is smaller: that costs less than a view of it."""
 
 
 class _Send:
@@ -217,7 +212,7 @@ class PutGroup:
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun) -> Answer:
     """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
-    few = len(run.bodies) + _PARTITION_COST * len(set(run.partitions)) < _LEAST_COST
+    few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
     logs = None if few else _logs(writing, run)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
@@ -278,7 +273,7 @@ class _Run:
         stamped.units["offset"] += np.repeat(np.array([log.end_offset for log in logs]) - byte_starts, counts)
         self._offsets[order] = stamped.units["offset"]
         data: Buffer = stamped.data
-        if len(data) < _VIEW_BYTES * len(logs):
+        if len(data) < tuning.RUN_VIEW_BYTES * len(logs):
             data = bytes(data)
         units = stamped.units.tobytes()
         places = (byte_starts, byte_ends, starts * UNIT_BYTES, ends * UNIT_BYTES)

@@ -25,6 +25,7 @@ from metaq.protocol.searches import (
 )
 from metaq.protocol.statuses import ResponseCode
 
+from .. import tuning
 from ..partitions import Partitions
 from ..store.files import Files
 from ..store.partition_log import PartitionLog
@@ -41,8 +42,6 @@ MAX_RUNNING_SEARCHES = 2
 MAX_WAITING_SEARCHES = 64
 """Further ones are refused."""
 
-_LOGS_PER_STEP = 64
-"""So many partitions' views are made at once on the reactor thread."""
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
 """Records of one answer, whatever maxTransferSize says."""
@@ -130,8 +129,8 @@ class Searches:
         self, logs: Sequence[PartitionLog], search: Search, choice: _Choice, unsearched: int
     ) -> SearchResult:
         searching, budget = self._store.searching, Budget()
-        for start in range(0, len(logs), _LOGS_PER_STEP):
-            chosen = logs[start : start + _LOGS_PER_STEP]
+        for start in range(0, len(logs), tuning.SEARCH_LOGS_PER_STEP):
+            chosen = logs[start : start + tuning.SEARCH_LOGS_PER_STEP]
             views = [searching.view(log) for log in chosen]
             found: FoundMatches = await self._in_thread(partial(search, self._store.files, views, budget))
             searching.take_in(found, chosen)

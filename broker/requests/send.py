@@ -16,6 +16,7 @@ from metaq.protocol.send_many import Parts, SendManyReply, SendManyRequest, enco
 from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 from metaq.protocol.statuses import ResponseCode
 
+from .. import tuning
 from ..runtime.reactor import ReactorTime
 from ..store import tuning as store_tuning
 from ..store.batch import StampedRecords, stamp_in_slices
@@ -25,11 +26,6 @@ from ..writing import Write, Writing
 from .answers import Bytes, Work, answer_frame, reply_frame
 
 __all__ = ["answer_send_batch", "answer_send_many"]
-
-_CHUNK_PARTS = 64
-"""Parts that are prepared together."""
-_SLICE_SECONDS = 0.003
-"""Appending goes on for so long before others may be served: a part is a write of its own."""
 
 
 def answer_send_batch(writing: Writing, frame: Frame) -> Work:
@@ -106,7 +102,7 @@ class _ManyParts:
             if self._next:
                 yield
             # a slave gets its copies when all is appended, and nothing of others may come in between
-            until = seconds() + _SLICE_SECONDS if self._writing.slave is None else float("inf")
+            until = seconds() + tuning.SEND_SLICE_SECONDS if self._writing.slave is None else float("inf")
             waiting += self._writing.append(self._written(seconds, until))
         first_ids = self._stamped.units["id"][self._starts]
         del self._stamped  # an answer that waits for the disk needs no more
@@ -116,7 +112,7 @@ class _ManyParts:
         """What can be appended until then, and a chunk at least."""
         data = self._stamped.data
         while self._next < self._count:
-            first, last = self._next, min(self._next + _CHUNK_PARTS, self._count)
+            first, last = self._next, min(self._next + tuning.SEND_PARTS, self._count)
             starts, ends = self._starts[first:last].tolist(), self._ends[first:last].tolist()
             byte_starts, byte_ends = self._byte_starts[first:last], self._byte_ends[first:last]
             sizes = (byte_ends - byte_starts).tolist()

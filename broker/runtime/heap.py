@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 
+from .. import tuning
+
 __all__ = ["set_up_heap"]
 
 # malloc.h of glibc
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-
-_MMAP_BYTES = 32 << 20
-"""Larger than any buffer of the broker's, and the most that glibc takes."""
-_KEPT_BYTES = 64 << 20
 
 
 def set_up_heap() -> bool:
@@ -29,5 +27,5 @@ def set_up_heap() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: _MMAP_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
+    settings = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: tuning.HEAP_MMAP_BYTES, _M_TRIM_THRESHOLD: tuning.HEAP_KEPT_BYTES}
     return all(mallopt(name, value) for name, value in settings.items())

@@ -5,28 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from .. import tuning
 from .reactor import ReactorTime
 
-__all__ = ["MIN_BYTES_PER_SECOND", "Pace", "processor_wait_seconds"]
-
-MIN_BYTES_PER_SECOND = 32 << 20
-"""What cold readers together get in any case; or WRITTEN_FACTOR times what is being written, so that they keep up."""
-
-WRITTEN_FACTOR = 1.0
-
-MAX_LATENESS_SECONDS = 0.001
-"""Mean time by which the loop may come late to a timer; hot requests wait as long."""
-
-MAX_WAITING_PART = 0.05
-"""Part of the time that the reactor thread may be ready and have no processor: the machine has too few for its work."""
-
-_MAX_BYTES_PER_SECOND = float(8 << 30)
-_WINDOW_SECONDS = 0.1
-_TIMER_SECONDS = 0.01
-_SLOWER = 0.5
-_FASTER = 1.05
-_BURST_SECONDS = 0.01
-_MIN_BURST_BYTES = 1 << 20
+__all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
@@ -52,8 +34,8 @@ class Pace:
         self._due = 0.0
         self._late = 0.0
         self._timers = 0
-        self._credit = float(_MIN_BURST_BYTES)
-        self.bytes_per_second = _MAX_BYTES_PER_SECOND
+        self._credit = float(tuning.PACE_MIN_BURST_BYTES)
+        self.bytes_per_second = tuning.PACE_MAX_BYTES_PER_SECOND
 
     def spend(self, size: int) -> None:
         """So many bytes were read."""
@@ -66,7 +48,7 @@ class Pace:
         if not self._timer_runs:
             self._begin(now)
         rate = self.bytes_per_second
-        burst = max(_MIN_BURST_BYTES, rate * _BURST_SECONDS)
+        burst = max(tuning.PACE_MIN_BURST_BYTES, rate * tuning.PACE_BURST_SECONDS)
         self._credit = min(burst, self._credit + (now - self._refilled) * rate)
         self._refilled = now
         return max(0.0, -self._credit / rate)
@@ -80,15 +62,15 @@ class Pace:
         self._sleep(now)
 
     def _sleep(self, now: float) -> None:
-        self._due = now + _TIMER_SECONDS
-        self._reactor.callLater(_TIMER_SECONDS, self._wake)
+        self._due = now + tuning.PACE_TIMER_SECONDS
+        self._reactor.callLater(tuning.PACE_TIMER_SECONDS, self._wake)
 
     def _wake(self) -> None:
         now = self._reactor.seconds()
         self._late += max(0.0, now - self._due)
         self._timers += 1
         elapsed = now - self._since
-        if elapsed >= _WINDOW_SECONDS:
+        if elapsed >= tuning.PACE_WINDOW_SECONDS:
             if self._read == self._read_before:  # nobody reads any more
                 self._timer_runs = False
                 return
@@ -100,15 +82,15 @@ class Pace:
     def _adapt(self, elapsed: float) -> None:
         written = (self._written() - self._written_before) / elapsed
         if not written:
-            self.bytes_per_second = _MAX_BYTES_PER_SECOND
+            self.bytes_per_second = tuning.PACE_MAX_BYTES_PER_SECOND
             return
         waiting = (self._waited() - self._waited_before) / elapsed
-        if self._late / self._timers <= MAX_LATENESS_SECONDS and waiting <= MAX_WAITING_PART:
-            self.bytes_per_second = min(_MAX_BYTES_PER_SECOND, self.bytes_per_second * _FASTER)
+        if self._late / self._timers <= tuning.PACE_MAX_LATENESS_SECONDS and waiting <= tuning.PACE_MAX_WAITING_PART:
+            self.bytes_per_second = min(tuning.PACE_MAX_BYTES_PER_SECOND, self.bytes_per_second * tuning.PACE_FASTER)
             return
-        least = max(MIN_BYTES_PER_SECOND, WRITTEN_FACTOR * written)
+        least = max(tuning.PACE_MIN_BYTES_PER_SECOND, tuning.PACE_WRITTEN_FACTOR * written)
         read = (self._read - self._read_before) / elapsed
-        self.bytes_per_second = max(least, min(self.bytes_per_second, read) * _SLOWER)
+        self.bytes_per_second = max(least, min(self.bytes_per_second, read) * tuning.PACE_SLOWER)
 
 
 def processor_wait_seconds() -> float:

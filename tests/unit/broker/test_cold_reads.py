@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.requests import cold_reads as module
+from metaq.broker import tuning
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.remoting import MessageCountsRequest, SearchByTimeRequest
@@ -103,8 +103,8 @@ def test_groups_take_turns(harness, monkeypatch):
     greedy, modest = harness.connect(), harness.connect()
     greedy.send(b"".join(encode_get("t", "greedy", 0, number * RECORD, RECORD, number) for number in range(20)))
     modest.send(encode_get("t", "modest", 0, 0, RECORD, 99))
-    assert len(harness.threads.waiting) == module.MAX_COLD_READS
-    for _ in range(2 * module.MAX_COLD_READS):
+    assert len(harness.threads.waiting) == tuning.MAX_COLD_READS
+    for _ in range(2 * tuning.MAX_COLD_READS):
         function, done = harness.threads.waiting.pop(0)
         done(function())
     assert [answer.opaque for answer in modest.answers()] == [99]

@@ -3,7 +3,8 @@
 import pytest
 from twisted.internet.task import Clock
 
-from metaq.broker.runtime.pace import MIN_BYTES_PER_SECOND, WRITTEN_FACTOR, Pace, processor_wait_seconds
+from metaq.broker import tuning
+from metaq.broker.runtime.pace import Pace, processor_wait_seconds
 
 MIB = 1 << 20
 
@@ -44,7 +45,7 @@ def test_it_is_held_back_step_by_step_while_the_loop_is_late_and_let_go_afterwar
     rates = [loop.work(**harm, read=50 * MIB, written=MIB) for _ in range(10)]
     assert rates[0] < 400 * MIB
     assert rates == sorted(rates, reverse=True)
-    assert rates[-1] == MIN_BYTES_PER_SECOND
+    assert rates[-1] == tuning.PACE_MIN_BYTES_PER_SECOND
     for _ in range(120):
         loop.work(read=MIB, written=MIB)
     assert loop.pace.bytes_per_second > 1 << 32
@@ -65,14 +66,14 @@ def test_a_pause_is_as_long_as_the_rate_asks_for(loop):
         loop.work(late=0.005, read=50 * MIB, written=MIB)
     loop.advance(1000)
     loop.pace.pause()
-    loop.pace.spend(MIB + MIN_BYTES_PER_SECOND // 100)
+    loop.pace.spend(MIB + tuning.PACE_MIN_BYTES_PER_SECOND // 100)
     assert loop.pace.pause() == pytest.approx(0.01)
 
 
 def test_readers_get_at_least_as_much_as_is_written(loop):
     for _ in range(10):
         rate = loop.work(late=0.01, read=100 * MIB, written=100 * MIB)
-    assert rate == pytest.approx(WRITTEN_FACTOR * 500 * MIB, rel=0.1)
+    assert rate == pytest.approx(tuning.PACE_WRITTEN_FACTOR * 500 * MIB, rel=0.1)
 
 
 def test_it_costs_nothing_when_nobody_reads(loop):

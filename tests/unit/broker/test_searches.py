@@ -139,7 +139,7 @@ def test_a_bounded_number_runs_and_waits(peer: Peer, harness: Harness, monkeypat
 
 
 def test_many_partitions_are_searched_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_searches, "_LOGS_PER_STEP", 2)
+    monkeypatch.setattr("metaq.broker.tuning.SEARCH_LOGS_PER_STEP", 2)
     harness = Harness(tmp_path, topics="[topic=wide]\nnumPartitions=9\n")
     peer = harness.connect()
     sent = [keyed(peer, partition, "k", topic="wide") for partition in range(9)]

@@ -29,7 +29,7 @@ def reading(peer):
 
 
 def test_a_full_transport_stops_reading_and_goes_on_where_it_stopped(full, monkeypatch):
-    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     full.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(5)))
     assert len(full.transport.writes) == 1 + 1
     assert not reading(full)
@@ -43,7 +43,7 @@ def test_a_full_transport_stops_reading_and_goes_on_where_it_stopped(full, monke
 
 
 def test_puts_behind_a_full_transport_keep_their_place(full, monkeypatch):
-    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     full.send(encode_get("t", "g", 0, 0, 100, 1) + encode_get("t", "g", 0, 0, 100, 2) + put("t", 0, opaque=3))
     full.session.resumeProducing()
     full.session.resumeProducing()
@@ -64,7 +64,7 @@ def test_a_woken_pull_waits_until_the_transport_has_room(full, harness):
 
 
 def test_a_large_read_is_written_in_between(peer, monkeypatch):
-    monkeypatch.setattr(session_module, "_WRITE_BYTES", 100)
+    monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 100)
     peer.send(b"version 1\r\n" * 20)
     assert max(map(len, peer.transport.writes)) < 200
     assert len(peer.answers()) == 20
@@ -102,7 +102,7 @@ def test_bad_bytes_close_the_connection_behind_the_answers_that_are_due(peer, ha
 
 
 def test_bad_bytes_behind_a_full_transport_close_it_after_the_rest(full, monkeypatch):
-    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     full.send(encode_get("t", "g", 0, 0, 100, 1) + encode_get("t", "g", 0, 0, 100, 2) + b"foo\r\n")
     assert not full.transport.disconnecting
     full.session.resumeProducing()
@@ -153,7 +153,7 @@ def test_nothing_is_written_to_a_lost_connection(peer, harness):
 
 
 def test_a_connection_with_many_requests_lets_others_have_their_turn(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
     peer.ask(put("t", 0))
     peer.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(3)) + put("t", 1, opaque=3))
     assert [answer.opaque for answer in peer.answers()] == [0]
@@ -169,7 +169,7 @@ def test_a_connection_with_many_requests_lets_others_have_their_turn(peer, harne
 
 
 def test_what_comes_while_a_connection_waits_for_its_turn_stays_in_order(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
     peer.send(b"version 1\r\n")
     peer.send(b"version 2\r\n")
     peer.send(b"version 3\r\nquit\r\n")
@@ -182,7 +182,7 @@ def test_what_comes_while_a_connection_waits_for_its_turn_stays_in_order(peer, h
 def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full, harness, monkeypatch):
     monkeypatch.setattr(reading_module, "MAX_UNSENT_BYTES", 100)
     monkeypatch.setattr(reading_module, "SCARCE_ANSWER_BYTES", 30)
-    monkeypatch.setattr(session_module, "_WRITE_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     healthy = harness.connect()
     for _ in range(4):
         healthy.ask(put("t", 0))

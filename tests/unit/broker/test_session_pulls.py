@@ -3,7 +3,6 @@
 import pytest
 
 from metaq.broker.network.session import MAX_PARKED_PULLS
-from metaq.broker.requests import pull as pull_module
 from metaq.broker.requests import reading as reading_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, decode_runs
@@ -270,7 +269,7 @@ def test_without_a_match_the_deadline_tells_how_far_was_looked(tagged, harness):
 
 
 def test_a_long_way_without_a_match_is_gone_in_steps_with_others_served_between(peer, harness, monkeypatch):
-    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    monkeypatch.setattr("metaq.broker.tuning.PULL_SCAN_RECORDS", 10)
     peer.ask_frame(batch("t", 0, [b"x"] * 35, tag="a"))
     peer.ask_frame(batch("t", 0, [b"hit"], tag="b"))
     peer.send(pull("t", 0, 0, tags=("b",), wait_ms=500))
@@ -282,14 +281,14 @@ def test_a_long_way_without_a_match_is_gone_in_steps_with_others_served_between(
 
 
 def test_a_filter_without_a_wait_answers_after_one_step(peer, monkeypatch):
-    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    monkeypatch.setattr("metaq.broker.tuning.PULL_SCAN_RECORDS", 10)
     peer.ask_frame(batch("t", 0, [b"x"] * 35, tag="a"))
     frame = peer.ask_frame(pull("t", 0, 0, tags=("b",)))
     assert (frame.code, reply(frame).next_offset) == (NOTHING, 260)
 
 
 def test_a_reply_has_a_bounded_number_of_runs(peer, monkeypatch):
-    monkeypatch.setattr(pull_module, "_MAX_RUNS", 3)
+    monkeypatch.setattr("metaq.broker.tuning.PULL_MAX_RUNS", 3)
     for number in range(10):
         peer.ask_frame(batch("t", 0, [b"%d" % number], tag="ab"[number % 2]))
     frame = peer.ask_frame(pull("t", 0, 0, tags=("a",)))
@@ -298,7 +297,7 @@ def test_a_reply_has_a_bounded_number_of_runs(peer, monkeypatch):
 
 
 def test_runs_far_apart_are_read_one_by_one(tagged, monkeypatch):
-    monkeypatch.setattr(pull_module, "_SPAN_BYTES", 50)
+    monkeypatch.setattr("metaq.broker.tuning.SPAN_BYTES", 50)
     assert filtered(tagged.ask_frame(pull("t", 0, 0, tags=("b",)))) == {52: b"3", 125: b"6"}
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from metaq.broker.network import session as session_module
-from metaq.broker.requests import send as send_module
 from metaq.client.producer import queues as queues_module
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import encode_frame
@@ -23,9 +21,9 @@ from tests.unit.broker.test_send_many import many, record, rows
 @pytest.fixture
 def slices(monkeypatch):
     """A slice is one record or part, and a turn one slice."""
-    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
-    monkeypatch.setattr(send_module, "_SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(send_module, "_CHUNK_PARTS", 1)
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.tuning.SEND_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.tuning.SEND_PARTS", 1)
     monkeypatch.setattr("metaq.broker.store.tuning.SLICE_RECORDS", 1)
 
 
@@ -175,7 +173,7 @@ def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends)
         time += 0.001
         return time
 
-    monkeypatch.setattr(send_module, "_CHUNK_PARTS", 2)
+    monkeypatch.setattr("metaq.broker.tuning.SEND_PARTS", 2)
     monkeypatch.setattr(harness.reactor, "seconds", seconds)
     peer.session._seconds = seconds
     counts = []
@@ -216,7 +214,7 @@ def test_our_client_sends_no_more_parts_than_the_limit(monkeypatch):
 
 def test_puts_of_one_read_are_served_in_several_turns_if_they_are_very_many(peer, harness, monkeypatch):
     monkeypatch.setattr(put_run_module, "MOST_PUTS", 100)
-    monkeypatch.setattr(session_module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
     peer.send(b"".join(put("t", number % 3, b"%d" % number, number) for number in range(250)))
     assert turns(harness) >= 2
     answers = peer.answers()
@@ -226,10 +224,9 @@ def test_puts_of_one_read_are_served_in_several_turns_if_they_are_very_many(peer
 
 
 def test_an_answer_has_a_bounded_number_of_records(peer, harness, monkeypatch):
-    from metaq.broker.requests import pull as pull_module
     from tests.unit.broker.harness import pull
 
-    monkeypatch.setattr(pull_module, "_SCAN_RECORDS", 10)
+    monkeypatch.setattr("metaq.broker.tuning.PULL_SCAN_RECORDS", 10)
     peer.ask_frame(batch("t", 0, [b"hello"] * 25))
     offset, counts = 0, []
     for _ in range(3):

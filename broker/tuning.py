@@ -1,0 +1,123 @@
+"""The broker's constants that were tuned: unit, reason, and the benchmark to run when one is changed.
+
+The store has a file of its own (store/tuning.py). Limits that docs/broker.md promises stand beside what they limit.
+"""
+
+from __future__ import annotations
+
+# --- connections: `pipelined-128`, `produce-128`, and `latency` ------------------------------------------------------
+
+TURN_SECONDS = 0.005
+"""A connection whose requests have taken this long lets the others have their turn."""
+
+WRITE_BYTES = 64 << 10
+"""Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
+
+SMALL_READ_BYTES = 64 * 1024
+"""Read at once from a quiet connection: malloc serves it from its heap; beyond that each read maps fresh pages."""
+
+LARGE_READ_BYTES = 512 * 1024
+"""Read at once from one that has just filled a small read."""
+
+RECEIVE_BYTES = 4 << 20
+"""A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
+requests would not get into it, and the fewer are read together, the more each costs."""
+
+# --- puts and sends: `pipelined`, `pipelined-128`, `partitions-1024`, `partitions-10240` -----------------------------
+
+RUN_LEAST_COST = 100
+"""A run of puts is stored as one if it costs at least this much: 1 for each put, and RUN_PARTITION_COST for each
+partition. A run has 80 µs of its own, and spares 1 µs a put and 4 µs a partition."""
+
+RUN_PARTITION_COST = 4
+"""What each partition of a run counts there."""
+
+RUN_VIEW_BYTES = 1 << 10
+"""What goes to a partition is copied if it is smaller: that costs less than a view of it."""
+
+SEND_PARTS = 64
+"""Parts of a SEND_MANY that are prepared together."""
+
+SEND_SLICE_SECONDS = 0.003
+"""Appending goes on for so long before others may be served: a part is a write of its own."""
+
+# --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
+
+PULL_SCAN_BYTES = 64 << 20
+"""Bytes of records that one step of a filtered pull looks at, by their units only."""
+
+PULL_SCAN_RECORDS = 1 << 16
+"""Records of one answer, or looked at in one step of a filtered pull: less than a millisecond."""
+
+PULL_MAX_LOADS = 64
+"""Pieces of an index that one pull has loaded before it waits for the disk itself; a search takes a dozen."""
+
+PULL_MAX_RUNS = 4096
+"""Runs of neighbouring records that one answer of a filtered pull is put together from."""
+
+TABLE_RECORDS = 16
+"""An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
+
+SPAN_BYTES = 1 << 20
+"""Runs that lie this close together are read at once."""
+
+SEARCH_LOGS_PER_STEP = 64
+"""So many partitions' views are made at once on the reactor thread; no scenario searches."""
+
+# --- cold reads: `python -m bench.backlog` ---------------------------------------------------------------------------
+
+MAX_COLD_READS = 4
+"""Reads of cold data under way at once."""
+
+MAX_COLD_READERS = 4096
+"""Groups and partitions whose places in cold data are remembered; the one that was used longest ago goes first."""
+
+COLD_WINDOWS_BYTES = 256 << 20
+"""What all cold readers together may have fetched ahead, as far as the smallest window allows."""
+
+MIN_COLD_WINDOW_BYTES = 512 << 10
+"""The smallest window: what one reader fetches ahead in any case."""
+
+LOOK_UP_MAX_LOADS = 3
+"""Times that a question has the same piece of an index loaded before it waits for the disk itself."""
+
+PACE_MIN_BYTES_PER_SECOND = 32 << 20
+"""What cold readers together get in any case."""
+
+PACE_WRITTEN_FACTOR = 1.0
+"""They also get so many times what is being written in any case, so that they keep up."""
+
+PACE_MAX_LATENESS_SECONDS = 0.001
+"""Mean time by which the loop may come late to a timer; hot requests wait as long."""
+
+PACE_MAX_WAITING_PART = 0.05
+"""Part of the time that the reactor thread may be ready and have no processor: the machine has too few for its work."""
+
+PACE_MAX_BYTES_PER_SECOND = float(8 << 30)
+"""The rate of a broker with time to spare: as good as no limit."""
+
+PACE_WINDOW_SECONDS = 0.1
+"""The rate is looked at again after so long."""
+
+PACE_TIMER_SECONDS = 0.01
+"""The timer whose lateness is measured fires after so long."""
+
+PACE_SLOWER = 0.5
+"""The rate is multiplied by this if the loop is late."""
+
+PACE_FASTER = 1.05
+"""The rate is multiplied by this if the loop is in time."""
+
+PACE_BURST_SECONDS = 0.01
+"""What may be read at once, as time at the rate."""
+
+PACE_MIN_BURST_BYTES = 1 << 20
+"""What may be read at once in any case."""
+
+# --- memory: `python -m bench`, the broker's memory at `partitions-10240`; `consume` for large answers ----------------
+
+HEAP_MMAP_BYTES = 32 << 20
+"""Buffers from here on are mapped: larger than any of the broker's, and the most that glibc takes."""
+
+HEAP_KEPT_BYTES = 64 << 20
+"""Free memory that is kept (docs/decisions/009-one-heap-for-all-threads.md)."""
