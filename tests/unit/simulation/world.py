@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,15 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from metaq.protocol.client_stream import ClientStream, Opening, Reply
+from metaq.client.connection import Build, Endpoint, Exchange, OnDone
+from metaq.protocol.client_stream import ClientStream, Opening
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.record import Buffer
 from tests.unit.broker.harness import NOW, Harness, Transport
 
-__all__ = ["Client", "Faults", "World"]
+__all__ = ["BROKER", "Client", "Faults", "World"]
 
-Build = Callable[[int], Sequence[Buffer]]
-OnDone = Callable[[Reply | None, MetaqError | None], None]
+BROKER = Endpoint("broker", 8123)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class World:
     def __init__(self, directory: Path, seed: int, faults: Faults, text: bool = False) -> None:
         self.clock = Clock()
         self.rng = random.Random(seed)
-        random.seed(seed)  # pauses before tries again are drawn from the common source
         self.faults = faults
         self.text = text
         self.history: list[tuple[float, str]] = []
@@ -137,6 +137,7 @@ class _Direction:
         self._link = link
         self._take = take
         self._last = 0.0
+        self._under_way: deque[bytes] = deque()
 
     def send(self, data: bytes) -> None:
         world, rng, faults = self._world, self._world.rng, self._world.faults
@@ -145,9 +146,11 @@ class _Direction:
             if rng.random() < faults.stalls:
                 delay += faults.stall_seconds
             self._last = max(self._last, world.now + delay)
-            world.later(self._last - world.now, self._arrive, piece)
+            self._under_way.append(piece)
+            world.later(self._last - world.now, self._arrive)
 
-    def _arrive(self, piece: bytes) -> None:
+    def _arrive(self) -> None:
+        piece = self._under_way.popleft()  # two sums of seconds may differ by a rounding: the order is kept here
         if self._link.is_cut:
             return
         if self._world.rng.random() < self._world.faults.cuts:
@@ -185,40 +188,57 @@ class Link:
             self._world.later(0, self._lost, why)
 
 
-@dataclass(eq=False)
-class _Request:
-    """What the client enters into its stream."""
-
-    on_done: OnDone
-    deadline: float
-    has_ended: bool = False
-
-
 class Client:
-    """Drives a ClientStream by delayed calls, where client/connection.py has a socket and threads."""
+    """Drives a ClientStream by delayed calls, where client/connection.py has a socket and threads.
+
+    What a Sender uses of a pool and of a Connection is here, too.
+    """
+
+    endpoint = BROKER
+    down = frozenset[Endpoint]()
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.late: list[float] = []
         """For each request that ended without an answer on a connection that was open, how long after its deadline."""
         self._world = world
-        self._stream: ClientStream[_Request] | None = None
+        self._stream: ClientStream[Exchange] | None = None
         self._connect()
 
     @property
     def speaks_frames(self) -> bool:
         return self._stream is not None and self._stream.speaks_frames
 
+    @property
+    def takes_many(self) -> bool:
+        return self._stream is not None and self._stream.takes_many
+
+    def connection(self, _endpoint: Endpoint, _timeout: float) -> Client:
+        """Raises BrokerUnavailable."""
+        if self._stream is None:
+            raise BrokerUnavailable("no connection")
+        return self
+
+    def new_opaque(self) -> int:
+        return 0 if self._stream is None else self._stream.new_opaque()
+
     def ask(self, build: Build, on_done: OnDone, timeout: float) -> None:
         """Send a request; without a connection it ends at once with BrokerUnavailable."""
+        request = Exchange(self.new_opaque(), on_done, self._world.now + timeout)
+        self.send((request,), build(request.opaque))
+
+    def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
+        """As Connection.send, and as `ask` without a connection."""
         stream = self._stream
-        if stream is None:
-            self._world.later(0, on_done, None, BrokerUnavailable("no connection"))
-            return
-        opaque = stream.new_opaque()
-        stream.pending[opaque] = _Request(on_done, self._world.now + timeout)
-        self._link.to_broker.send(b"".join(build(opaque)))
-        self._world.later(timeout, self._expire, stream)
+        for request in requests:
+            if stream is None:
+                self._world.later(0, request.on_done, None, BrokerUnavailable("no connection"))
+            else:
+                stream.pending[request.opaque] = request
+        if stream is not None:
+            self._link.to_broker.send(b"".join(buffers))
+            deadline = requests[0].deadline
+            self._world.later(max(0.0, deadline - self._world.now), self._expire, stream, deadline)
 
     def _connect(self) -> None:
         opening = Opening()
@@ -232,8 +252,8 @@ class Client:
         elif (version := opening.receive(data)) is not None:
             self._stream = ClientStream("broker", version, text=self._world.text)
 
-    def _expire(self, stream: ClientStream[_Request]) -> None:
-        stream.expire(self._world.now)
+    def _expire(self, stream: ClientStream[Exchange], deadline: float) -> None:
+        stream.expire(max(self._world.now, deadline))  # a sum of seconds may be a rounding short of it
         self._settle(stream)
 
     def _lost(self, why: str) -> None:
@@ -243,14 +263,14 @@ class Client:
             self._settle(stream)
         self._world.later(self._world.rng.uniform(0, 0.5), self._connect)
 
-    def _settle(self, stream: ClientStream[_Request]) -> None:
+    def _settle(self, stream: ClientStream[Exchange]) -> None:
         while stream.outcomes:
             request, reply, error = stream.outcomes.popleft()
             if error is not None and self._stream is stream:
                 self.late.append(self._world.now - request.deadline)
             self._world.note(f"{self.name} {_summary(reply, error)}")
-            assert not request.has_ended
-            request.has_ended = True
+            assert not request.told
+            request.told = True
             request.on_done(reply, error)
 
 
