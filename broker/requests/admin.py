@@ -51,11 +51,13 @@ class Admin:
         self,
         partitions: Partitions,
         reload_config: Callable[[], Deferred[ReloadReport]],
+        status: Callable[[], ReplicationStatus],
         replication: Callable[[], Replication | None],
     ) -> None:
-        """replication: None for a plain master."""
+        """status: of replication. replication: None for a plain master."""
         self._partitions = partitions
         self._reload_config = reload_config
+        self._status = status
         self._replication = replication
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
@@ -77,8 +79,7 @@ class Admin:
 
     def replication_status(self) -> Any:
         """Of this moment."""
-        replication = self._replication()
-        return (ReplicationStatus("master") if replication is None else replication.status()).to_json()
+        return self._status().to_json()
 
     def restart_replication(self) -> Any:
         """Connect anew and check everything again; the answer is the status at that moment. Raises NotReplicating."""

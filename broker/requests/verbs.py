@@ -64,7 +64,7 @@ def make_gate(broker: Broker) -> Gate:
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
     searches = broker.searches
-    admin = Admin(broker.partitions, broker.reload_config, lambda: broker.replication)
+    admin = Admin(broker.partitions, broker.reload_config, broker.replication_status, lambda: broker.replication)
     transactions = TransactionVerbs(broker.transactions, writing)
     copies = Copies(writing, lambda: broker.url, broker.now_ms)
 

@@ -18,7 +18,7 @@ from ..values import TopicPartition
 from .outgoing import Outgoing, OutgoingBatch
 from .partitioner import key_bytes
 
-__all__ = ["build_batch", "build_body", "build_message"]
+__all__ = ["build_batch", "build_body", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -36,7 +36,19 @@ def build_message(
 ) -> Outgoing:
     """One message. Raises TypeError (no bytes, or attributes that are no texts), LocalProtocolError (too large, keys
     with blanks)."""
-    flag, body = build_body(payload, tag, keys, attribute, headers, key)
+    return with_body(topic, payload, *build_body(payload, tag, keys, attribute, headers, key), key, partition, deadline)
+
+
+def with_body(
+    topic: str,
+    payload: Buffer,
+    flag: int,
+    body: Buffer,
+    key: str | bytes | None,
+    partition: TopicPartition | None,
+    deadline: float,
+) -> Outgoing:
+    """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
     return outgoing

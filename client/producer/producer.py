@@ -19,7 +19,7 @@ from metaq.protocol.errors import (
     DeliveryFailed,
     RequestTimedOut,
 )
-from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.record import Buffer
 
 from ..config import ProducerConfig, check_protocol
 from ..local_store import LocalMessageStore, StoredMessage
@@ -29,11 +29,11 @@ from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .at_exit import AtExit
-from .building import build_batch, build_body, build_message
+from .building import build_batch, build_body, build_message, with_body
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback
 from .losses import Losses
-from .outgoing import ASKED, GatheredBatch, OnDelivery, Outgoing, call_back
+from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back
 from .partitioner import PartitionSelector
 from .routing import Router
 from .transaction import Transaction
@@ -451,8 +451,7 @@ class Producer:
             gathered.fixed = partition
             self._driver.begin(gathered)
             return SendFuture(gathered.outcome, 0)
-        outgoing = Outgoing(topic, flag, checksum(body), body, deadline)
-        outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
+        outgoing = with_body(topic, payload, flag, body, key, partition, deadline)
         future: SendFuture[SendResult] = SendFuture()
         if on_delivery is ASKED:
             outgoing.report = future.outcome.settle
