@@ -155,7 +155,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/protocol.md": ("topic `t` (3 partitions)",),
     "docs/client.md": (
-        "Measured with 64 threads on 2 cores: 67,300 messages/s on one core, 27,600 without",
         "the last 4,096 that it has processed",  # Java's
     ),
     "docs/compatibility.md": (
