@@ -24,6 +24,10 @@ PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # Component tests of one file need not stay together: one file takes half of their time.
 SPREAD := -n 4 --dist worksteal
 
+# Each worker of pytest and each process that a test starts would compile the tests and their assertions anew: half of the
+# processor time of the unit tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
