@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -18,79 +18,55 @@ from ..values import TopicPartition
 from .outgoing import Outgoing, OutgoingBatch
 from .partitioner import key_bytes
 
-__all__ = ["build_batch", "build_body", "build_message", "with_body"]
+__all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
 
-def build_message(
-    topic: str,
-    payload: Buffer,
-    tag: str | None,
-    keys: Sequence[str],
-    attribute: str | None,
-    headers: Mapping[str, str] | None,
-    key: str | bytes | None,
-    partition: TopicPartition | None,
-    deadline: float,
-) -> Outgoing:
-    """One message. Raises TypeError (no bytes, or attributes that are no texts), LocalProtocolError (too large, keys
-    with blanks)."""
-    return with_body(topic, payload, *build_body(payload, tag, keys, attribute, headers, key), key, partition, deadline)
+class SendOptions(TypedDict, total=False):
+    """What may be said of a message, or of all messages of a batch. Producer.send describes each."""
+
+    tag: str | None
+    keys: Sequence[str]
+    attribute: str | None
+    headers: Mapping[str, str] | None
+    key: str | bytes | None
+    partition: TopicPartition | None
 
 
-def with_body(
-    topic: str,
-    payload: Buffer,
-    flag: int,
-    body: Buffer,
-    key: str | bytes | None,
-    partition: TopicPartition | None,
-    deadline: float,
-) -> Outgoing:
+def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
+    """One message. Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
+    LocalProtocolError (too large, keys with blanks)."""
+    return with_body(topic, payload, *build_body(payload, options), deadline, options)
+
+
+def with_body(topic: str, payload: Buffer, flag: int, body: Buffer, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
-    outgoing.message, outgoing.key, outgoing.fixed = payload, key, partition
+    outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
     return outgoing
 
 
-def build_body(
-    payload: Buffer,
-    tag: str | None,
-    keys: Sequence[str],
-    attribute: str | None,
-    headers: Mapping[str, str] | None,
-    key: str | bytes | None,
-) -> tuple[int, Buffer]:
+def build_body(payload: Buffer, options: SendOptions) -> tuple[int, Buffer]:
     """Flag and body of a message's record. Raises as `build_message`."""
     if type(payload) is not bytes and not isinstance(payload, Buffer):
         raise _no_buffer(payload)
     flag = 0
     body = payload
-    if key is not None or tag is not None or keys or attribute is not None or headers:
-        flag, text = _encode(tag, keys, attribute, headers, key)
+    if options:
+        flag, text = _encode(**options)
         body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return flag, body
 
 
-def build_batch(
-    topic: str,
-    items: list[Buffer | Message],
-    tag: str | None,
-    keys: Sequence[str],
-    attribute: str | None,
-    headers: Mapping[str, str] | None,
-    key: str | bytes | None,
-    partition: TopicPartition | None,
-    deadline: float,
-) -> OutgoingBatch:
-    """Messages that stay together. tag, keys, attribute, headers and key: of every payload; a Message keeps its own.
+def build_batch(topic: str, items: list[Buffer | Message], deadline: float, options: SendOptions) -> OutgoingBatch:
+    """Messages that stay together. The options are those of every payload; a Message keeps its own.
 
     Raises as `build_message`, and LocalProtocolError for more than one frame can carry.
     """
-    flag, text = _encode(tag, keys, attribute, headers, key)
+    flag, text = _encode(**options)
     flags: list[int] | int = flag
     if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[Buffer], items)
@@ -113,25 +89,29 @@ def build_batch(
             f"a batch of {outgoing.count} messages, {outgoing.size} bytes, is above one frame's "
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
-    outgoing.message, outgoing.key, outgoing.fixed = items, key, partition
+    outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
     return outgoing
 
 
 def _encode(
-    tag: str | None,
-    keys: Sequence[str],
-    attribute: str | None,
-    headers: Mapping[str, str] | None,
-    key: str | bytes | None,
+    *,
+    tag: str | None = None,
+    keys: Sequence[str] = (),
+    attribute: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: str | bytes | None = None,
+    partition: TopicPartition | None = None,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
     if key is not None:
-        if not isinstance(key, str | bytes):
+        if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
         if tag is None and not keys and attribute is None and not headers:
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
+    elif type(tag) is str and not keys and attribute is None and not headers:
+        return encode_attributes(None, tag)
     _check_texts(tag, keys, attribute, headers)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]

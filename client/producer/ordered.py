@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
@@ -20,7 +20,7 @@ from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
-from .building import build_message
+from .building import SendOptions, build_body
 from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
 from .producer import Producer, zookeeper_metadata
 from .resender import Resender
@@ -95,13 +95,8 @@ class OrderedProducer:
         topic: str,
         payload: Buffer,
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> SendResult:
         """Send one message, or save it; the result is `pending` then, with message id 0. Arguments as Producer.send.
 
@@ -111,9 +106,10 @@ class OrderedProducer:
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
-        chosen = self._choose(topic, payload, key, partition)
-        message = StoredMessage(topic, bytes(outgoing.body), outgoing.flag, chosen, key)
+        flag, body = build_body(payload, options)
+        key = options.get("key")
+        chosen = self._choose(topic, payload, key, options.get("partition"))
+        message = StoredMessage(topic, bytes(body), flag, chosen, key)
         backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds)
         while self._may_send(chosen):
             try:

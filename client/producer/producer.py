@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
@@ -29,7 +29,7 @@ from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .at_exit import AtExit
-from .building import build_batch, build_body, build_message, with_body
+from .building import SendOptions, build_batch, build_body, build_message, with_body
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback
 from .losses import Losses
@@ -155,28 +155,22 @@ class Producer:
         topic: str,
         payload: Buffer,
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
 
-        tag: what consumers filter on. keys: for lookups, without blanks. attribute: metaq 1.x's. headers: any other
-        texts. key: messages with the same key go to the same partition; its words become keys for lookups, too, if it
-        is a text (bytes: UTF-8). partition: exactly there. timeout: seconds for everything, tries on other brokers
-        included (default delivery_timeout_seconds).
+        Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
+        `attribute` is metaq 1.x's. `headers` are any other texts. Messages with the same `key` go to the same
+        partition; its words become keys for lookups, too, if it is a text (bytes: UTF-8). `partition`: exactly there.
+        timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
         LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts).
         """
         self._guard.check()
-        deadline = self._deadline(timeout)
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
+        outgoing = build_message(topic, payload, self._deadline(timeout), options)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -184,13 +178,8 @@ class Producer:
         topic: str,
         payload: Buffer,
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
         """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
         deadline at the latest.
@@ -204,20 +193,12 @@ class Producer:
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
         self._guard.check()
-        is_plain = (
-            type(payload) is bytes
-            and tag is None
-            and key is None
-            and partition is None
-            and attribute is None
-            and not (keys or headers)
-        )
-        if is_plain:
-            deadline = self._clock() + (self._seconds if timeout is None else timeout)
+        deadline = self._clock() + (self._seconds if timeout is None else timeout)
+        if not options and type(payload) is bytes:
             joined = self._core.join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
                 return SendFuture(*joined)
-        return self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, ASKED, is_plain)
+        return self._take_over(topic, payload, deadline, ASKED, options)
 
     def produce(
         self,
@@ -225,13 +206,8 @@ class Producer:
         payload: Buffer,
         *,
         on_delivery: OnDelivery | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """As `send_async`, for loops of single sends: it makes no future, and costs least of all.
 
@@ -242,32 +218,17 @@ class Producer:
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
-        is_plain = (
-            type(payload) is bytes
-            and tag is None
-            and key is None
-            and partition is None
-            and attribute is None
-            and not (keys or headers)
-        )
-        if is_plain:
-            deadline = self._clock() + (self._seconds if timeout is None else timeout)
-            if self._core.join(topic, 0, payload, deadline, report) is not None:
-                return
-        self._take_over(topic, payload, tag, keys, attribute, headers, key, partition, timeout, report, is_plain)
+        deadline = self._clock() + (self._seconds if timeout is None else timeout)
+        if options or type(payload) is not bytes or self._core.join(topic, 0, payload, deadline, report) is None:
+            self._take_over(topic, payload, deadline, report, options)
 
     def send_batch(
         self,
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
@@ -279,8 +240,7 @@ class Producer:
         items = list(payloads)
         if not items:
             return []
-        deadline = self._deadline(timeout)
-        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -288,13 +248,8 @@ class Producer:
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> Future[Sequence[SendResult]]:
         """As `send_batch`, but return a future at once; it ends with what `send_batch` would return or raise.
 
@@ -307,8 +262,7 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        deadline = self._deadline(timeout)
-        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options)
         outgoing.report = future.outcome.settle
         outgoing.encode()
         self._driver.begin(outgoing)
@@ -425,33 +379,21 @@ class Producer:
         return self._clock() + (self._seconds if timeout is None else timeout)
 
     def _take_over(
-        self,
-        topic: str,
-        payload: Buffer,
-        tag: str | None,
-        keys: Sequence[str],
-        attribute: str | None,
-        headers: Mapping[str, str] | None,
-        key: str | bytes | None,
-        partition: TopicPartition | None,
-        timeout: float | None,
-        on_delivery: OnDelivery | Losses,
-        is_plain: bool,
+        self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
-        """A single message that no thread is blocked for; its future if on_delivery is ASKED. is_plain: the caller has
-        tried to `join` it."""
-        deadline = self._deadline(timeout)
-        flag, body = build_body(payload, tag, keys, attribute, headers, key)
-        if key is None and (self._gathers or partition is not None):
+        """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
+        flag, body = build_body(payload, options)
+        partition = options.get("partition")
+        if options.get("key") is None and (self._gathers or partition is not None):
             where = topic if partition is None else (topic, partition)
-            joined = None if is_plain else self._core.join(where, flag, body, deadline, on_delivery)
+            joined = self._core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
                 return SendFuture(*joined)
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
             gathered.fixed = partition
             self._driver.begin(gathered)
             return SendFuture(gathered.outcome, 0)
-        outgoing = with_body(topic, payload, flag, body, key, partition, deadline)
+        outgoing = with_body(topic, payload, flag, body, deadline, options)
         future: SendFuture[SendResult] = SendFuture()
         if on_delivery is ASKED:
             outgoing.report = future.outcome.settle

@@ -6,8 +6,9 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Unpack
 
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RemoteProtocolError, RequestRefused
@@ -28,7 +29,7 @@ from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..values import SendResult, TopicPartition
-from .building import build_batch, build_message
+from .building import SendOptions, build_batch, build_message
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch, encode_batch
 from .routing import Router
@@ -200,31 +201,19 @@ class TransactionSends(ABC):
         topic: str,
         payload: Buffer,
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
-        deadline = self._calls.deadline(timeout)
-        outgoing = build_message(topic, payload, tag, keys, attribute, headers, key, partition, deadline)
-        return self._put(outgoing)[0]
+        return self._put(build_message(topic, payload, self._calls.deadline(timeout), options))[0]
 
     def send_batch(
         self,
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        attribute: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        partition: TopicPartition | None = None,
         timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
         """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one by one).
 
@@ -233,9 +222,7 @@ class TransactionSends(ABC):
         items = list(payloads)
         if not items:
             return []
-        deadline = self._calls.deadline(timeout)
-        outgoing = build_batch(topic, items, tag, keys, attribute, headers, key, partition, deadline)
-        return self._put(outgoing)
+        return self._put(build_batch(topic, items, self._calls.deadline(timeout), options))
 
     @abstractmethod
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...

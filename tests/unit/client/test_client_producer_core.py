@@ -29,7 +29,7 @@ def message(body=b"x", deadline=100.0, key=None, future=False):
 
 
 def many(count):
-    return build_batch("t", [b"x"] * count, None, (), None, None, None, HERE, 100.0)
+    return build_batch("t", [b"x"] * count, 100.0, {"partition": HERE})
 
 
 REFUSED = RequestRefused(500, "no")
