@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from metaq.protocol.errors import ConfigError
@@ -73,22 +74,18 @@ def check_damage(damage: str) -> None:
         raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
-def _check_not_negative(config: object, name: str, remedy: str = "choose 0 or more") -> None:
-    if not getattr(config, name) >= 0:  # and so is NaN
-        raise ConfigError(name, getattr(config, name), remedy)
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value > 0:
-            raise ConfigError(name, value, "choose a number above 0")
-
-
-def _check_range(config: object, least: str, most: str) -> None:
-    """Of what grows from one to the other."""
-    if getattr(config, least) > getattr(config, most):
-        raise ConfigError(least, getattr(config, least), f"choose at most {most} ({getattr(config, most):g})")
+def _check_numbers(config: ConnectionConfig | ProducerConfig | ConsumerConfig, *may_be_0: str) -> None:
+    """Raises ConfigError unless each number is above 0, or at least 0, and what grows from a `min` or by a `step` up to
+    a `max` can grow."""
+    for each in fields(config):
+        name, value = each.name, getattr(config, each.name)
+        if str(each.type).split(" ")[0] not in ("int", "float") or value is None:
+            continue
+        if not (value >= 0 if name in may_be_0 else value > 0):  # and so is NaN
+            raise ConfigError(name, value, "choose 0 or more" if name in may_be_0 else "choose a number above 0")
+        most = re.sub("_(min|step)_", "_max_", name)
+        if value > getattr(config, most):
+            raise ConfigError(name, value, f"choose at most {most} ({getattr(config, most):g})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +109,7 @@ class ConnectionConfig:
     """A broken connection is tried again after a pause that doubles from min to max, with jitter."""
 
     def __post_init__(self) -> None:
-        _check_positive(
-            self,
-            "connect_timeout_seconds",
-            "request_timeout_seconds",
-            "heartbeat_idle_seconds",
-            "heartbeat_timeout_seconds",
-            "max_in_flight_requests",
-            "max_receive_bytes",
-            "reconnect_min_seconds",
-            "reconnect_max_seconds",
-        )
-        _check_range(self, "reconnect_min_seconds", "reconnect_max_seconds")
+        _check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +154,8 @@ class ProducerConfig:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
-        _check_positive(
-            self,
-            "max_batch_bytes",
-            "max_batch_records",
-            "max_requests_in_flight",
-            "max_buffered_bytes",
-            "max_buffered_messages",
-            "delivery_timeout_seconds",
-            "retry_min_seconds",
-            "retry_max_seconds",
-            "recover_interval_seconds",
-            "session_timeout_seconds",
-            "start_timeout_seconds",
-        )
-        _check_range(self, "retry_min_seconds", "retry_max_seconds")
-        for name in ("ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"):
-            _check_not_negative(self, name)
-        _check_not_negative(self, "transaction_timeout_seconds", "choose 0 (never) or more")
-        _check_not_negative(self, "linger_ms", "choose 0 or more milliseconds")
+        zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
+        _check_numbers(self, *zero, "transaction_timeout_seconds")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:
@@ -246,31 +215,7 @@ class ConsumerConfig:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
-        _check_positive(
-            self,
-            "retry_step_seconds",
-            "retry_max_seconds",
-            "stop_seconds",
-            "fetch_max_bytes",
-            "arrow_fetch_bytes",
-            "max_buffered_bytes",
-            "text_idle_step_ms",
-            "text_idle_max_ms",
-            "error_min_seconds",
-            "error_max_seconds",
-            "revoke_wait_seconds",
-            "rebalance_min_seconds",
-            "rebalance_max_seconds",
-            "session_timeout_seconds",
-            "start_timeout_seconds",
-        )
-        _check_range(self, "error_min_seconds", "error_max_seconds")
-        _check_range(self, "rebalance_min_seconds", "rebalance_max_seconds")
-        _check_range(self, "retry_step_seconds", "retry_max_seconds")
-        _check_range(self, "text_idle_step_ms", "text_idle_max_ms")
-        if self.max_poll_interval_seconds is not None:
-            _check_positive(self, "max_poll_interval_seconds")
+        _check_numbers(self, "auto_commit_seconds")
         check_damage(self.damage)
-        _check_not_negative(self, "auto_commit_seconds", "choose 0 (never) or more seconds")
-        if not 0 < self.long_poll_ms <= MAX_WAIT_MS:
+        if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
@@ -199,9 +198,7 @@ class LocalMessageStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- the file ---------------------------------------------------------------------------------------------------

@@ -70,17 +70,12 @@ class ConnectionPool:
         self._wake = Bell()
         self._closed = False
         self._housekeeper: BackgroundThread | None = None
-        self._listeners: list[Callable[[Endpoint], None]] = []
         self._guard = ForkGuard("client")
 
     @property
     def down(self) -> frozenset[Endpoint]:
         """Brokers that cannot be reached now; usually empty."""
         return self._down
-
-    def on_up(self, listener: Callable[[Endpoint], None]) -> None:
-        """Have `listener` called (housekeeping thread, must not block) whenever a broker is reachable again."""
-        self._listeners.append(listener)
 
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
         """The open connection to `endpoint`, made now if there was none, within `timeout` seconds.
@@ -249,5 +244,3 @@ class ConnectionPool:
         except MetaqError:
             return  # marked down again, with its cause logged
         log.info("%s can be reached again", link.endpoint)
-        for listener in self._listeners:
-            listener(link.endpoint)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Self
 
 from metaq.coordination.backoff import Backoff
@@ -97,9 +96,7 @@ class Transaction(TransactionSends):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._state not in (_State.NEW, _State.OPEN, _State.FAILED):
             return
         if kind is None:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from metaq.coordination.logs import get_log
@@ -247,9 +246,7 @@ class XaBranch(TransactionSends):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             self.end()
         except XaError as failure:
