@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from metaq.client.message import Message
-from metaq.client.producer.partitioner import partition_for_key
+from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
 from metaq.protocol.record import encode_attributes, encode_body

@@ -1,6 +1,6 @@
 """Sending: routing, natural batching, retries."""
 
-from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
 from .producer import Producer
+from .routing import PartitionSelector, RoundRobinSelector, partition_for_key
 
 __all__ = ["PartitionSelector", "Producer", "RoundRobinSelector", "partition_for_key"]

@@ -16,7 +16,7 @@ from ..config import MAX_BATCH_BODY_BYTES
 from ..message import Message
 from ..values import TopicPartition
 from .outgoing import Outgoing, OutgoingBatch
-from .partitioner import key_bytes
+from .routing import key_bytes
 
 __all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
 

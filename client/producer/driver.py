@@ -24,9 +24,9 @@ from .futures import refuse_in_callback
 from .losses import Losses
 from .outgoing import GatheredBatch, Outgoing
 from .queues import Flight, PartitionQueue, Turn
+from .resending import Undelivered
 from .routing import Router, no_partition
 from .sending import Sender
-from .undelivered import Undelivered
 
 __all__ = ["Driver"]
 

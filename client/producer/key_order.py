@@ -17,8 +17,8 @@ from itertools import chain
 
 from ..values import TopicPartition
 from .outgoing import Outgoing
-from .partitioner import key_bytes, partition_for_key
 from .queues import PartitionQueue
+from .routing import key_bytes, partition_for_key
 
 __all__ = ["KeyOrder", "PartitionsOf"]
 

@@ -20,9 +20,9 @@ from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_body
-from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
 from .producer import Producer, zookeeper_metadata
-from .resender import Resender
+from .resending import Resender
+from .routing import PartitionSelector, RoundRobinSelector, partition_for_key
 
 __all__ = ["OrderedProducer"]
 

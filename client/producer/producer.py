@@ -27,16 +27,13 @@ from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
-from .at_exit import AtExit
 from .building import SendOptions, build_batch, build_body, build_message, with_body
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback
-from .losses import Losses
+from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back
-from .partitioner import PartitionSelector
-from .routing import Router
-from .transaction import Transaction
-from .transactional import Transactional
+from .routing import PartitionSelector, Router
+from .transaction import Transaction, Transactional
 from .xa import XaResource
 
 if TYPE_CHECKING:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestTimedOut
 
@@ -11,9 +14,33 @@ from ..metadata import UNKNOWN, Metadata, TopicView
 from ..pool import ConnectionPool
 from ..values import TopicPartition
 from .outgoing import Outgoing
-from .partitioner import PartitionSelector, RoundRobinSelector, partition_for_key
 
-__all__ = ["Router", "no_partition"]
+__all__ = ["PartitionSelector", "RoundRobinSelector", "Router", "key_bytes", "no_partition", "partition_for_key"]
+
+
+class PartitionSelector(Protocol):
+    """Your own way to choose a partition, for messages sent without a key."""
+
+    def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
+        """Return one of `partitions`: never empty, ordered numerically by (broker, partition), without those that
+        cannot take messages now. Called on the sending thread, and on the producer's retry thread after a failure.
+
+        message: the payload of send(), or the list of payloads of send_batch().
+        """
+
+
+class RoundRobinSelector:
+    """Every partition in turn, counted per topic (1.x counts all topics together, so that two topics used alternately
+    hit only every second partition). Any thread."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, Iterator[int]] = {}
+
+    def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
+        counter = self._counters.get(topic)
+        if counter is None:
+            counter = self._counters.setdefault(topic, itertools.count())
+        return partitions[next(counter) % len(partitions)]
 
 
 class Router:
@@ -154,6 +181,19 @@ class Router:
             if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
         )
         return usable or view.partitions
+
+
+def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
+    """CRC-32 (IEEE) of the key's UTF-8 bytes modulo the number of partitions, as an index into the ordered list.
+
+    The same key goes to the same partition while the list is the same; when brokers come or go, keys may move.
+    """
+    return partitions[crc32(key_bytes(key)) % len(partitions)]
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """What a key is compared and hashed by: a text and its UTF-8 bytes are one key."""
+    return key.encode("utf-8") if isinstance(key, str) else key
 
 
 def no_partition(topic: str) -> NoPartition:

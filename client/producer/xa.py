@@ -27,7 +27,7 @@ from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_k
 from ..connection import Connection
 from ..values import SendResult
 from .outgoing import Outgoing
-from .transactional import Transactional, TransactionSends
+from .transaction import Transactional, TransactionSends
 
 __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 

@@ -45,7 +45,7 @@ from metaq.client.producer import futures as futures_module
 from metaq.client.producer import ordered as ordered_module
 from metaq.client.producer import outgoing as outgoing_module
 from metaq.client.producer import producer as producer_module
-from metaq.client.producer import resender as resender_module
+from metaq.client.producer import resending as resending_module
 from metaq.client.producer import sending as sending_module
 from metaq.client.producer import text_sending as text_sending_module
 from metaq.client.producer.futures import SendFuture
@@ -688,7 +688,14 @@ def test_a_waiter_that_never_ends_holds_up_no_other_future():
 def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(tmp_path, storm):
     files = frozenset(
         str(module.__file__)
-        for module in (ordered_module, resender_module, local_store_module, interrupts_module, timers_module, threading)
+        for module in (
+            ordered_module,
+            resending_module,
+            local_store_module,
+            interrupts_module,
+            timers_module,
+            threading,
+        )
     )
     config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=0.01, recover_interval_seconds=0.05)
     here = TopicPartition("t", 0, 0)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from metaq import LocalMessageStore, StoredMessage
-from metaq.client.producer.resender import Resender
+from metaq.client.producer.resending import Resender
 from metaq.protocol.errors import BrokerUnavailable
 from tests.waiting import DEADLINE, eventually
 

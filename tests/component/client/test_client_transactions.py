@@ -66,7 +66,7 @@ def test_all_messages_become_visible_at_the_end_of_the_block(broker, producer):
 
 
 def test_a_batch_above_a_frames_limit_goes_in_several(broker, producer, monkeypatch):
-    monkeypatch.setattr("metaq.client.producer.transactional.MAX_TX_BATCH_RECORDS", 2)
+    monkeypatch.setattr("metaq.client.producer.transaction.MAX_TX_BATCH_RECORDS", 2)
     bodies = [b"%d" % number for number in range(5)]
     with producer.transaction() as transaction:
         results = transaction.send_batch("t", bodies, partition=TopicPartition("t", 0, 1))

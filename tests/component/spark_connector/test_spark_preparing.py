@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from metaq import Producer
-from metaq.client.producer.partitioner import partition_for_key
+from metaq.client.producer import partition_for_key
 from metaq.protocol.errors import NoPartition, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode

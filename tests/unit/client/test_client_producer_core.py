@@ -13,8 +13,8 @@ from metaq.client.producer.building import build_batch
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing
-from metaq.client.producer.partitioner import partition_for_key
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
+from metaq.client.producer.routing import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RequestRefused, RequestTimedOut
 

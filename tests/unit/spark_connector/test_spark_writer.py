@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
-from metaq.client.producer.partitioner import partition_for_key
+from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError
 from metaq.spark_connector import writer
