@@ -23,7 +23,7 @@ from .records import (
 )
 from .registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from .session import ZkSession
-from .watches import ChildrenWatcher
+from .watches import ChildrenWatchers
 from .znodes import Znode
 
 __all__ = ["BrokerAddress", "BrokerNodes", "BrokerRegistration", "ClusterView", "TopicRegistration", "TopicReplica"]
@@ -61,7 +61,7 @@ class ClusterView:
         self._session = session
         self._paths = session.paths
         self._nodes = session.nodes
-        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._watchers = ChildrenWatchers(session)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,8 @@ class ClusterView:
         paths = [self._paths.master_config_checksum(each) for each in broker_ids]
         nodes = self._nodes.get_many(paths)
         return [
-            _read(parse_checksum, path, node.data) if node else None for path, node in zip(paths, nodes, strict=True)
+            read_entry(parse_checksum, path, node.data) if node else None
+            for path, node in zip(paths, nodes, strict=True)
         ]
 
     # --- topics -----------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class ClusterView:
         names = self._nodes.children(self._paths.owners(group, topic))
         paths = [self._paths.owner(group, topic, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
-        owners = {name: _read(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
+        owners = {name: read_entry(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
         return {name: owner for name, owner in owners.items() if owner}
 
     def owned_partitions(self, group: str, topics: Sequence[str]) -> dict[str, list[str]]:
@@ -187,13 +188,9 @@ class ClusterView:
 
         Creates the topic's node below topics-pub as 1.x producers do, so that it can be watched. One watch per topic.
         """
-        if topic in self._watchers:
-            return
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])
-        watcher = ChildrenWatcher(self._session, path, lambda _path, _children: callback(topic))
-        self._watchers[topic] = watcher
-        watcher.start()
+        self._watchers.watch(path, lambda _path, _children: callback(topic))
 
 
 def is_process(name: str) -> bool:
@@ -203,13 +200,13 @@ def is_process(name: str) -> bool:
 
 def process_address(broker_id: int, name: str, path: str, node: Znode) -> BrokerAddress | None:
     """Where the process listens that registered `node` as `name`; None for a damaged entry."""
-    url = _read(parse_broker_url, path, node.data)
+    url = read_entry(parse_broker_url, path, node.data)
     return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
 
 
 def consumer_topics(path: str, node: Znode) -> list[str]:
     """What the consumer that registered `node` subscribes; nothing for a damaged entry."""
-    return _read(parse_topics, path, node.data) or []
+    return read_entry(parse_topics, path, node.data) or []
 
 
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
@@ -241,8 +238,8 @@ def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]])
     """What the nodes below a topic's node say, given as (path, node) by name, ordered as ClusterView.replicas()."""
     found = []
     for name, (path, node) in entries.items():
-        identity = _read(parse_replica_name, parent, name)
-        partitions = _read(parse_partition_count, path, node.data) if node else None
+        identity = read_entry(parse_replica_name, parent, name)
+        partitions = read_entry(parse_partition_count, path, node.data) if node else None
         if identity and partitions is not None:
             found.append(TopicReplica(*identity, partitions))
     return sorted(found, key=lambda each: (each.broker_id, each.slave_id is not None, each.slave_id or 0))
@@ -251,7 +248,7 @@ def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]])
 _A = TypeVar("_A")
 
 
-def _read(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
+def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
     """What `parse` makes of it; None, with a line in the log, for a damaged entry."""
     try:
         return parse(path, data)
@@ -261,5 +258,5 @@ def _read(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
 
 
 def _readable(parse: Callable[[str, str], _T], entries: Iterable[tuple[str, str]]) -> list[_T]:
-    parsed = (_read(parse, path, name) for path, name in entries)
+    parsed = (read_entry(parse, path, name) for path, name in entries)
     return [each for each in parsed if each is not None]

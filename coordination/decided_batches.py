@@ -56,20 +56,15 @@ class DecidedBatches:
             )
         if found.version is None:
             self._nodes.ensure([self._paths.spark_writes()])
-            return Versioned(decided, 0) if self._write(path, create_persistent(path, data)) else None
-        written = self._write(path, set_data(path, data, found.version))
+            return Versioned(decided, 0) if self._write(create_persistent(path, data)) else None
+        written = self._write(set_data(path, data, found.version))
         return Versioned(decided, found.version + 1) if written else None
 
     def remove(self, query_id: str) -> None:
         """Forget the query."""
-        path = self._paths.spark_write(query_id)
-        self._write(path, delete(path))
+        self._write(delete(self._paths.spark_write(query_id)))
 
-    def _write(self, path: str, write: FencedWrite) -> bool:
+    def _write(self, write: FencedWrite) -> bool:
         """Whether it was done; not if the node is another one than expected."""
-        failure = self._nodes.write_atomically(self._session.session_id, [write])
-        if isinstance(failure, (BadVersionError, NodeExistsError, NoNodeError)):
-            return False
-        if failure is not None:
-            raise CoordinationError(f"cannot write {path}: {type(failure).__name__} {failure}") from failure
-        return True
+        (failure,) = self._nodes.write(self._session.session_id, [write], BadVersionError, NodeExistsError, NoNodeError)
+        return failure is None

@@ -15,32 +15,24 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError
 from kazoo.protocol.states import EventType, WatchedEvent
 
-from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 from metaq.protocol.limits import check_group, check_topic
 
 from .backoff import Backoff
-from .events import PersistentTask
 from .group_view import GroupSnapshot, GroupView
 from .local_address import address_in_java, local_address
 from .logs import get_log
+from .presence import Presence
 from .records import format_consumer_id, format_topics, parse_consumer_id
-from .session import SessionEvent, ZkSession
-from .znodes import ATOMIC_WRITES, create_ephemeral, delete
+from .session import ZkSession
+from .znodes import create_ephemeral
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
 
 log = get_log(__name__)
-
-_STALE_MARGIN = 2.0
-"""Seconds that the server may take beyond the session timeout to remove the node of a dead session."""
-
-_LEAVE_TIMEOUT = 5.0
-"""Seconds that leave() gives to a rejoining under way."""
-
-_POLL = 0.2
 
 _counter = itertools.count(1)
 
@@ -95,9 +87,8 @@ class GroupMembership:
         self._is_registered = False
         self._is_out = False
         self._held: set[Partition] = set()
-        self._leaving = threading.Event()
         self._awaited: set[str] = set()  # owner nodes of others whose end is waited for
-        self._again = PersistentTask(f"joining group {group} as {self.consumer_id}", self._join_again, backoff)
+        self._presence = Presence(session, f"consumer {self.consumer_id}", self._join_again, backoff, self._expired)
 
     # --- membership -------------------------------------------------------------------------------------------------
 
@@ -109,38 +100,27 @@ class GroupMembership:
         then ConfigError says that it is in use. (1.x goes on with the other's node, and two own the same partitions.)
         Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
-        self._session.on_session(self._session_changed)
         self._is_out = False
-        try:
+        with self._presence.begun():
             self._register()
             self._view.start()
             if not self._view.wait(self._session.session_timeout):
                 raise CoordinationUnavailable(
                     f"ZooKeeper does not show group {self.group}: check that it can be reached"
                 )
-        except BaseException:
-            self._session.off_session(self._session_changed)
-            raise
 
     def leave(self) -> None:
         """Give up all claims and the membership, which goes last. Idempotent.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
-        self._session.off_session(self._session_changed)
-        self._leaving.set()
-        self._again.close(_LEAVE_TIMEOUT)
+        self._presence.stop()
         self._view.close()
         with self._lock:
             session_id, self._joined = self._joined, None
-            held, self._held = sorted(self._held), set()
-        if session_id is None:
-            return
-        try:
-            self._session.require_connection()
-            self._remove(session_id, held)
-        except CoordinationError as error:
-            log.warning("%s could not leave, its nodes end with its session: %s", self.consumer_id, error)
+            held, self._held = self._held, set()
+        if session_id is not None:
+            self._presence.leave(partial(self._remove, session_id, held))
 
     @property
     def session_id(self) -> int:
@@ -164,7 +144,7 @@ class GroupMembership:
         """
         self._is_out = True
         with self._lock:
-            session_id, held = self._joined, sorted(self._held)
+            session_id, held = self._joined, set(self._held)
         if session_id is not None:
             try:
                 self._remove(session_id, held)
@@ -183,36 +163,24 @@ class GroupMembership:
                 *(self._paths.owners(self.group, topic) for topic in self.topics),
             ]
         )
-        deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
-        while not self._create_own_node(session_id):
-            if time.monotonic() >= deadline:
-                raise ConfigError(
-                    "consumer_id", self.consumer_id, "in use by another live consumer: stop it or choose another id"
-                )
-            if self._leaving.wait(_POLL):
-                raise CoordinationError(f"consumer {self.consumer_id} left while it waited to join")
+        self._presence.take_over(partial(self._create_own_node, session_id))
         with self._lock:
             self._is_registered = True
             if self._joined != session_id:
                 self._joined, self._held = session_id, set()
 
-    def _create_own_node(self, session_id: int) -> bool:
-        (failure,) = self._nodes.write(session_id, [create_ephemeral(self._path, self._data)])
-        if failure is None:
-            return True
-        if not isinstance(failure, NodeExistsError):
-            raise _unexpected(self._path, failure)
-        node = self._nodes.get(self._path)
-        return node is not None and node.owner == session_id
+    def _create_own_node(self, session_id: int) -> ConfigError | None:
+        (failure,) = self._nodes.write(session_id, [create_ephemeral(self._path, self._data)], NodeExistsError)
+        if failure is None or self._nodes.owned(session_id, [self._path]):
+            return None
+        return ConfigError(
+            "consumer_id", self.consumer_id, "in use by another live consumer: stop it or choose another id"
+        )
 
-    def _remove(self, session_id: int, held: Sequence[Partition]) -> None:
-        paths = [self._paths.owner(self.group, *each) for each in held]
-        mine = self._mine(session_id, [*paths, self._path])
-        while len(mine) > ATOMIC_WRITES:  # the membership goes last: without it others would claim what is still owned
-            self._nodes.write(session_id, [delete(path) for path in mine[:ATOMIC_WRITES]])
-            del mine[:ATOMIC_WRITES]
-        if mine and self._nodes.write_atomically(session_id, [delete(path) for path in mine]) is not None:
-            self._nodes.write(session_id, [delete(path) for path in mine])
+    def _remove(self, session_id: int, held: Iterable[Partition]) -> None:
+        paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
+        # the membership goes last: without it others would claim what is still owned
+        self._nodes.delete_owned(session_id, [*paths, self._path])
 
     # --- what the group looks like ----------------------------------------------------------------------------------
 
@@ -229,7 +197,7 @@ class GroupMembership:
         if self._is_in(snapshot):
             return snapshot
         self._is_registered = False  # somebody has removed its node; what it owns is still its own
-        self._again.trigger()
+        self._presence.again()
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
     def _is_in(self, snapshot: GroupSnapshot) -> bool:
@@ -271,12 +239,9 @@ class GroupMembership:
     def _create_owners(self, session_id: int, paths: Sequence[str]) -> set[str]:
         """Create the owner nodes; return those that are ours."""
         data = format_consumer_id(self.consumer_id)
-        failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths])
-        for path, failure in zip(paths, failures, strict=True):
-            if failure is not None and not isinstance(failure, NodeExistsError):
-                raise _unexpected(path, failure)
+        failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths], NodeExistsError)
         existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
-        return set(paths).difference(existing).union(self._mine(session_id, existing))
+        return set(paths).difference(existing).union(self._nodes.owned(session_id, existing))
 
     def _await_end(self, paths: Iterable[str]) -> None:
         """Have on_change called when one of these owner nodes goes. After a reconnection it is called anyway."""
@@ -294,11 +259,7 @@ class GroupMembership:
     def release_many(self, partitions: Iterable[Partition]) -> None:
         """As release(), pipelined."""
         given_up = list(partitions)
-        session_id = self._fence()
-        mine = self._mine(session_id, [self._paths.owner(self.group, *each) for each in given_up])
-        for path, failure in zip(mine, self._nodes.write(session_id, [delete(path) for path in mine]), strict=True):
-            if failure is not None and not isinstance(failure, NoNodeError):
-                raise _unexpected(path, failure)
+        self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
         with self._lock:
             self._held -= set(given_up)
 
@@ -314,7 +275,7 @@ class GroupMembership:
         Raises SessionLost if not, CoordinationUnavailable.
         """
         paths = [self._paths.owner(self.group, *each) for each in partitions]
-        lost = set(paths).difference(self._mine(session_id, paths))
+        lost = set(paths).difference(self._nodes.owned(session_id, paths))
         if lost or not self._session.is_current(session_id):
             raise SessionLost(f"consumer {self.consumer_id} does not own {len(lost) or len(paths)} partitions any more")
 
@@ -323,30 +284,19 @@ class GroupMembership:
             return session_id
         raise SessionLost(f"consumer {self.consumer_id} is not registered on a ZooKeeper session now")
 
-    def _mine(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Those of `paths` whose node belongs to the session."""
-        nodes = self._nodes.get_many(paths)
-        return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
-
     # --- event thread -----------------------------------------------------------------------------------------------
 
-    def _session_changed(self, event: SessionEvent) -> None:
-        if event is SessionEvent.EXPIRED:
-            self._forget_lost_session()
-            self._notify_later()
-        elif event is SessionEvent.CONNECTED:
-            self._again.trigger()
-
-    def _forget_lost_session(self) -> None:
+    def _expired(self) -> None:
         with self._lock:
             if self._joined is not None and not self._session.is_current(self._joined):
                 self._joined, self._held = None, set()
+        self._notify_later()
 
     def _notify_later(self) -> None:
         self._session.events.post_once(self._notify)
 
     def _notify(self) -> None:
-        if not self._leaving.is_set():
+        if not self._presence.stopped:
             self._on_change()
 
     # --- kazoo's callback thread ------------------------------------------------------------------------------------
@@ -369,10 +319,10 @@ class GroupMembership:
     # --- rejoining --------------------------------------------------------------------------------------------------
 
     def _join_again(self) -> None:
-        if self._leaving.is_set() or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
+        if self._presence.stopped or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
             return
         self._register()
-        if self._leaving.is_set():  # it began before leave(), which did not wait for its end
+        if self._presence.stopped:  # it began before leave(), which did not wait for its end
             self._remove(self.session_id, [])
             return
         if self._is_out:  # it began before step_out()
@@ -386,7 +336,3 @@ def _check_subscribed(topic: str) -> str:
     if "," in check_topic(topic):
         raise ConfigError("topics", topic, "a consumer cannot subscribe to names with ',', which separates the topics")
     return topic
-
-
-def _unexpected(path: str, failure: Exception) -> CoordinationError:
-    return CoordinationError(f"cannot write ZooKeeper node {path}: {type(failure).__name__} {failure}")

@@ -25,7 +25,7 @@ from .brokers import (
 from .paths import child_of
 from .registration import BrokerAddress
 from .session import ZkSession
-from .watches import ChildrenWatcher
+from .watches import ChildrenWatchers
 from .znodes import Znode
 
 __all__ = ["GroupSnapshot", "GroupView", "settle_seconds"]
@@ -88,65 +88,45 @@ class GroupView:
     """
 
     def __init__(self, session: ZkSession, group: str, topics: Sequence[str], on_change: Callable[[], None]) -> None:
-        self._session = session
         self._nodes = session.nodes
         self._paths = session.paths
         self._group = group
         self._topics = topics
         self._on_change = on_change
+        self._ids, self._broker_ids = session.paths.group_ids(group), session.paths.broker_ids()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
-        self._closed = False
-        self._watchers: dict[str, ChildrenWatcher] = {}
-        self._awaited: set[str] = set()  # watched nodes that have not been seen yet
+        self._watchers = ChildrenWatchers(session)
         self._all_seen = threading.Event()
         self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; as `_subscriptions` is of
         self._subscriptions: dict[str, list[str]] = {}
         self._consumers: dict[str, tuple[str, ...]] = {}
         self._topics_at = {self._paths.topic_sub(topic): topic for topic in topics}
         self._brokers_at: dict[str, int] = {}
+        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched nodes that have not been seen yet
         self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
         self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
         self._addresses: dict[int, list[BrokerAddress]] = {}
 
     def start(self) -> None:
         """Begin to watch. Idempotent."""
-        if self._watchers:
-            return
-        ids, brokers = self._paths.group_ids(self._group), self._paths.broker_ids()
-        self._awaited |= {ids, brokers, *self._topics_at}
-        self._watch(ids, self._members_changed, settle_seconds)
+        self._watchers.watch(self._ids, self._members_changed, settle_seconds)
         for path in self._topics_at:
-            self._watch(path, self._data_changed)
-        self._watch(brokers, self._brokers_changed)
+            self._watchers.watch(path, self._data_changed)
+        self._watchers.watch(self._broker_ids, self._brokers_changed)
 
     def wait(self, seconds: float) -> bool:
         """Until everything has been seen once; False if that takes longer."""
         return self._all_seen.wait(seconds)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            watchers, self._watchers = list(self._watchers.values()), {}
-        for watcher in watchers:
-            watcher.close()
+        self._watchers.close()
 
     # --- event thread -------------------------------------------------------------------------------------------------
 
-    def _watch(
-        self, path: str, on_change: Callable[[str, list[str]], None], settle: Callable[[int], float] | None = None
-    ) -> None:
-        with self._lock:
-            if path in self._watchers or self._closed:
-                return
-            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change, settle)
-        watcher.start()
-
     def _members_changed(self, path: str, names: list[str]) -> None:
         with self._lock:
-            watcher = self._watchers.get(path)
-            if watcher is not None:
-                self._listing = _Listing.of(names, watcher.stat)
+            self._listing = _Listing.of(names, self._watchers.stat(path))
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
@@ -160,10 +140,10 @@ class GroupView:
         for name in names:
             if name.isdecimal():
                 broker = self._paths.broker(int(name))
-                self._brokers_at[broker] = int(name)
-                if not self._all_seen.is_set() and broker not in self._watchers:
+                if not self._all_seen.is_set() and broker not in self._brokers_at:
                     self._awaited.add(broker)
-                self._watch(broker, self._data_changed)
+                self._brokers_at[broker] = int(name)
+                self._watchers.watch(broker, self._data_changed)
         self._seen(path)
 
     def _seen(self, path: str) -> None:
@@ -183,7 +163,7 @@ class GroupView:
 
     def look_again(self) -> None:
         """Read the members of the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
-        names, stat = self._nodes.children_and_stat(self._paths.group_ids(self._group))
+        names, stat = self._nodes.children_and_stat(self._ids)
         with self._lock:
             self._listing = _Listing.of(names, stat)
 

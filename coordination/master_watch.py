@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from metaq.protocol.errors import CoordinationError
-
 from .backoff import Backoff
-from .events import PersistentTask
+from .brokers import read_entry
 from .group import new_consumer_id
-from .logs import get_log
 from .paths import replica_name
+from .presence import Presence
 from .records import format_topics, parse_broker_url, parse_partition_count
 from .registration import BrokerAddress
-from .session import SessionEvent, ZkSession
-from .watches import ChildrenWatcher
+from .session import ZkSession
+from .watches import ChildrenWatchers
 from .znodes import create_ephemeral, delete
 
 __all__ = ["MasterView", "MasterWatch"]
-
-log = get_log(__name__)
-
-_CLOSE_TIMEOUT = 5.0
 
 CHECKSUM_POLL_SECONDS = 10.0
 """How often the checksum of the master's server.ini is looked at: its data changes without any node coming or going."""
@@ -68,73 +61,48 @@ class MasterWatch:
         self._paths = session.paths
         self._on_view = on_view
         self._view: MasterView | None = None
-        self._watchers: dict[str, ChildrenWatcher] = {}
-        self._lock = threading.Lock()  # of _watchers and _closed
-        self._closed = False
-        self._task = PersistentTask(f"watch of the master of broker {broker_id}", self._look, backoff)
+        self._watchers = ChildrenWatchers(session)
+        self._presence = Presence(session, f"consumer {self.consumer_id}", self._look, backoff)
 
     def start(self) -> None:
         """Begin to watch; on_view follows."""
-        self._session.on_session(self._session_changed)
-        self._watch([self._paths.broker(self.broker_id), self._paths.topics_sub()])
-        self._task.trigger()
-        self._poll()
+        with self._presence.begun():
+            for path in (self._paths.broker(self.broker_id), self._paths.topics_sub()):
+                self._watchers.watch(path, self._changed)
+            self._poll()
 
     def close(self) -> None:
         """Watch nothing any more, and take back the consumer's node."""
-        self._session.off_session(self._session_changed)
-        with self._lock:
-            self._closed = True
-            watchers, self._watchers = list(self._watchers.values()), {}
-        for watcher in watchers:
-            watcher.close()
-        self._task.close(_CLOSE_TIMEOUT)
-        try:
-            self._session.require_connection()
-            path = self._paths.consumer(self.group, self.consumer_id)
-            self._nodes.write(self._session.session_id, [delete(path)])
-        except CoordinationError as error:
-            log.warning("consumer %s could not leave, its node ends with its session: %s", self.consumer_id, error)
+        self._watchers.close()
+        self._presence.stop()
+        path = self._paths.consumer(self.group, self.consumer_id)
+        self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [path]))
 
     def again(self) -> None:
         """Look once more, and call on_view even if nothing has changed."""
         self._view = None
-        self._task.trigger()
+        self._presence.again()
 
     # --- event thread -------------------------------------------------------------------------------------------------
 
-    def _session_changed(self, event: SessionEvent) -> None:
-        if event is SessionEvent.CONNECTED:
-            self._task.trigger()
-
     def _changed(self, path: str, children: list[str]) -> None:
-        self._task.trigger()
+        self._presence.again()
 
     def _poll(self) -> None:
-        if not self._closed:
-            self._task.trigger()
+        if not self._presence.stopped:
+            self._presence.again()
             self._session.events.post_later(CHECKSUM_POLL_SECONDS, self._poll)
-
-    def _watch(self, paths: Iterable[str]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            added = [
-                ChildrenWatcher(self._session, path, self._changed) for path in paths if path not in self._watchers
-            ]
-            self._watchers.update({watcher.path: watcher for watcher in added})
-        for watcher in added:
-            watcher.start()
 
     # --- the task's thread --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         names = sorted(self._nodes.children(self._paths.topics_sub()))
-        self._watch([self._paths.topic_sub(name) for name in names])
+        for name in names:
+            self._watchers.watch(self._paths.topic_sub(name), self._changed)
         view = self._read(names)
         if view.topics:
             self._present(view.topics)
-        if view != self._view and not self._closed:
+        if view != self._view and not self._presence.stopped:
             self._view = view
             self._on_view(view)
 
@@ -144,21 +112,12 @@ class MasterWatch:
         master, checksum, *nodes = self._nodes.get_many([*own, *offered])
         topics = {}
         for name, path, node in zip(names, offered, nodes, strict=True):
-            count = self._count(path, node.data) if node else None
+            count = read_entry(parse_partition_count, path, node.data) if node else None
             if count is not None:
                 topics[name] = count
         url = parse_broker_url(own[0], master.data) if master else None
         address = BrokerAddress(self.broker_id, None, *url) if url else None
-        known = checksum is not None and checksum.data is not None
-        return MasterView(address, topics, checksum.data.decode() if checksum and checksum.data and known else None)
-
-    @staticmethod
-    def _count(path: str, data: bytes | None) -> int | None:
-        try:
-            return parse_partition_count(path, data)
-        except CoordinationError as error:
-            log.error("left out: %s", error)
-            return None
+        return MasterView(address, topics, checksum.data.decode() if checksum and checksum.data else None)
 
     def _present(self, topics: Iterable[str]) -> None:
         """Be a consumer of `topics`, under the current session."""
@@ -169,8 +128,5 @@ class MasterWatch:
             return
         self._nodes.ensure([self._paths.group_ids(self.group)])
         writes = [create_ephemeral(path, data)] if node is None else [delete(path), create_ephemeral(path, data)]
-        failure = self._nodes.write_atomically(session_id, writes)
-        if failure is not None and not isinstance(failure, (NodeExistsError, NoNodeError)):
-            raise CoordinationError(f"cannot register consumer {path}: {type(failure).__name__} {failure}")
-        if failure is not None:
-            self._task.trigger()  # the old session's node went, or came to its end, in this moment
+        if any(self._nodes.write(session_id, writes, NodeExistsError, NoNodeError)):
+            self._presence.again()  # the old session's node went, or came to its end, in this moment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from metaq.protocol.topic_partition import TopicPartition
 from .paths import partition_name
 from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset
 from .session import ZkSession
-from .znodes import create_persistent, set_data
+from .znodes import FencedWrite, create_persistent, set_data
 
 __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "ZooKeeperOffsetStore"]
 
@@ -92,34 +92,26 @@ class ZooKeeperOffsetStore:
             there = {path: data for path, data in wanted.items() if path in self._known}
         else:
             there = wanted
-        missing = {path: data for path, data in wanted.items() if path not in there} | self._set(session_id, there)
+        missing = {path: data for path, data in wanted.items() if path not in there}
+        missing |= self._failing(session_id, set_data, there, NoNodeError)
         if missing:
             self._nodes.ensure({self._paths.offsets(group, topic) for topic, _ in offsets})
-            self._create(session_id, missing)
+            existing = self._failing(session_id, create_persistent, missing, NodeExistsError)  # a tool was faster
+            if vanished := self._failing(session_id, set_data, existing, NoNodeError):
+                names = ", ".join(sorted(vanished))
+                raise CoordinationError(f"cannot commit offsets, their nodes come and go: {names}")
         self._known |= wanted.keys()
 
-    def _set(self, session_id: int, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Set the nodes; return those that do not exist."""
-        failures = self._nodes.write(session_id, [set_data(path, data) for path, data in wanted.items()])
-        return _failed(wanted, failures, NoNodeError)
-
-    def _create(self, session_id: int, wanted: Mapping[str, bytes]) -> None:
-        failures = self._nodes.write(session_id, [create_persistent(path, data) for path, data in wanted.items()])
-        existing = _failed(wanted, failures, NodeExistsError)  # a tool was faster
-        if existing and (vanished := self._set(session_id, existing)):
-            raise CoordinationError(f"cannot commit offsets, their nodes come and go: {', '.join(sorted(vanished))}")
-
-
-def _failed(
-    wanted: Mapping[str, bytes], failures: Sequence[KazooException | None], expected: type[KazooException]
-) -> dict[str, bytes]:
-    failed = {}
-    for (path, data), failure in zip(wanted.items(), failures, strict=True):
-        if isinstance(failure, expected):
-            failed[path] = data
-        elif failure is not None:
-            raise CoordinationError(f"cannot commit {path}: {type(failure).__name__} {failure}") from failure
-    return failed
+    def _failing(
+        self,
+        session_id: int,
+        write: Callable[[str, bytes], FencedWrite],
+        wanted: Mapping[str, bytes],
+        expected: type[KazooException],
+    ) -> dict[str, bytes]:
+        """Write the data; return what failed as `expected`."""
+        failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
+        return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
 
 
 class LocalOffsetStore:

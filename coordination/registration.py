@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 
 from metaq.protocol.errors import ConfigError, CoordinationError
 
 from .backoff import Backoff
-from .events import PersistentTask
 from .logs import get_log
 from .paths import replica_name
+from .presence import Presence
 from .records import format_broker_url, format_checksum, format_partition_count, format_plain_count, parse_broker_url
-from .session import SessionEvent, ZkSession
-from .znodes import FencedWrite, create_ephemeral, delete, set_data
+from .session import ZkSession
+from .znodes import Znode, create_ephemeral, delete, set_data
 
 __all__ = ["BrokerAddress", "BrokerRegistration", "TopicRegistration"]
 
 log = get_log(__name__)
-
-_STALE_MARGIN = 2.0
-"""Seconds that the server may take beyond the session timeout to remove the nodes of a dead session."""
-
-_STOP_TIMEOUT = 5.0
-"""Seconds that unregister() gives to a registration under way."""
-
-_POLL = 0.2
-
-_ATOMIC_NODES = 2_000
-"""Nodes created or deleted in one transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +68,7 @@ class BrokerRegistration:
     ) -> None:
         self.address = address
         self._session = session
+        self._nodes = session.nodes
         self._paths = session.paths
         self._url = format_broker_url(address.host, address.port)
         self._checksum = config_checksum
@@ -85,9 +76,8 @@ class BrokerRegistration:
         self._registered = False
         self._session_id = 0  # of the session that holds the nodes
         self._behind = False  # a change could not be registered
-        self._stopping = threading.Event()
         self._lock = threading.RLock()
-        self._again = PersistentTask(f"registration of broker {address.replica}", self._register_again, backoff)
+        self._presence = Presence(session, f"broker {address.replica}", self._register_again, backoff)
 
     # --- public -----------------------------------------------------------------------------------------------------
 
@@ -103,13 +93,8 @@ class BrokerRegistration:
             self._topics |= {each.name: each for each in topics}
             if self._registered:
                 return
-            # listening begins before: a session that expires meanwhile is seen by one of the two
-            self._session.on_session(self._session_changed)
-            try:
+            with self._presence.begun():  # before: a session that expires meanwhile is seen by one of the two
                 self._register_all()
-            except BaseException:
-                self._session.off_session(self._session_changed)
-                raise
             self._registered = True
 
     def add_topic(self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True) -> None:
@@ -121,14 +106,8 @@ class BrokerRegistration:
         with self._lock:
             known, self._topics[topic] = self._topics.get(topic), added
             if self._registered and known != added:
-                self._register_topic(added)
-
-    def _register_topic(self, added: TopicRegistration) -> None:
-        try:
-            self._register_topics(self._session_id, [added])
-        except CoordinationError:
-            self._register_later()
-            raise
+                with self._made_good():
+                    self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
         """Publish the checksum of a server.ini that was loaded again, which slaves watch, and then what it changed.
@@ -141,33 +120,23 @@ class BrokerRegistration:
             self._topics |= {each.name: each for each in changed}
             if not self._registered:
                 return
-            try:
+            with self._made_good():
                 if self.address.slave_id is None:
                     path = self._paths.master_config_checksum(self.address.broker_id)
-                    self._write(self._session_id, [set_data(path, format_checksum(config_checksum))])
+                    self._nodes.write(self._session_id, [set_data(path, format_checksum(config_checksum))])
                 if changed:
                     self._register_topics(self._session_id, changed)
-            except CoordinationError:
-                self._register_later()
-                raise
 
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
-        self._session.off_session(self._session_changed)
-        self._stopping.set()  # ends the wait for another broker's node
-        self._again.close(_STOP_TIMEOUT)
+        self._presence.stop()  # it also ends the wait for another broker's node
         with self._lock:
-            if not self._registered:
-                return
-            self._registered = False
-            try:
-                self._session.require_connection()
-                self._unregister_all(self._session.session_id)
-            except CoordinationError as error:
-                log.warning("broker %s could not unregister, its nodes end with its session: %s", self._name, error)
+            if self._registered:
+                self._registered = False
+                self._presence.leave(self._unregister_all)
 
     @property
     def _name(self) -> str:
@@ -175,13 +144,15 @@ class BrokerRegistration:
 
     # --- staying registered -----------------------------------------------------------------------------------------
 
-    def _session_changed(self, event: SessionEvent) -> None:
-        if event is SessionEvent.CONNECTED:
-            self._again.trigger()
-
-    def _register_later(self) -> None:
-        self._behind = True
-        self._again.trigger()
+    @contextmanager
+    def _made_good(self) -> Iterator[None]:
+        """A change that cannot be registered now is registered in the background."""
+        try:
+            yield
+        except CoordinationError:
+            self._behind = True
+            self._presence.again()
+            raise
 
     def _register_again(self) -> None:
         with self._lock:
@@ -195,10 +166,10 @@ class BrokerRegistration:
 
     def _register_all(self) -> None:
         session_id = self._session.session_id
-        self._session.nodes.ensure([self._paths.broker(self.address.broker_id)])
-        self._take_own_node(session_id)
+        self._nodes.ensure([self._paths.broker(self.address.broker_id)])
+        self._presence.take_over(partial(self._take_own_node, session_id, self._own_path()))
         if self.address.slave_id is None:
-            self._write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
+            self._nodes.write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
             checksum = self._paths.master_config_checksum(self.address.broker_id)
             self._replace(session_id, {checksum: format_checksum(self._checksum)})
         self._register_topics(session_id, list(self._topics.values()))
@@ -210,41 +181,25 @@ class BrokerRegistration:
         broker_id, slave_id = self.address.broker_id, self.address.slave_id
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
 
-    def _take_own_node(self, session_id: int) -> None:
-        path = self._own_path()
-        deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
-        waiting = False
-        while not self._try_own_node(session_id, path):
-            other = self._other_user(path)
-            if time.monotonic() >= deadline:
-                raise other or CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
-            if other is not None and not waiting:
-                log.warning("%s: waiting until its session ends", other)
-                waiting = True
-            if self._stopping.wait(_POLL):
-                raise CoordinationError(f"broker {self._name} was stopped while it waited to register")
-
-    def _try_own_node(self, session_id: int, path: str) -> bool:
-        """Whether the node is now ours. One of our URL and another session is an earlier life of ours: replaced."""
+    def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
+        """None if the node is now ours. One of our URL and another session is an earlier life of ours: replaced."""
         creation = create_ephemeral(path, self._url)
-        if self._write(session_id, [creation], NodeExistsError):
-            return True
-        node = self._session.nodes.get(path)
-        if node is None:
-            return False
-        if node.owner == session_id and node.data == self._url:
-            return True
-        if node.data != self._url and node.owner != session_id:
-            return False
-        log.info("broker %s replaces a node of its former process (%s)", self._name, path)
-        self._write(session_id, [delete(path)], NoNodeError)
-        return self._write(session_id, [creation], NodeExistsError)
-
-    def _other_user(self, path: str) -> ConfigError | None:
-        """An error that names the other owner of our node; None if it has gone meanwhile, or is our own."""
-        node = self._session.nodes.get(path)
-        if node is None or node.data == self._url:
+        if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
+        node = self._nodes.get(path)
+        if node is not None:
+            if node == (self._url, session_id):
+                return None
+            if node.data != self._url and node.owner != session_id:
+                return self._other_user(path, node)
+            log.info("broker %s replaces a node of its former process (%s)", self._name, path)
+            self._nodes.write(session_id, [delete(path)], NoNodeError)
+            if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
+                return None
+        return CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
+
+    def _other_user(self, path: str, node: Znode) -> ConfigError:
+        """An error that names the other owner of our node."""
         url = parse_broker_url(path, node.data)
         user = f"{url[0]}:{url[1]}" if url else "another process"
         remedy = "stop that broker or choose another id"
@@ -267,11 +222,9 @@ class BrokerRegistration:
         """Some round trips altogether, however many topics there are."""
         self._ensure_parents(topics)
         wanted = {path: data for topic in topics for path, data in self._topic_nodes(topic).items()}
-        unwanted = [path for path, data in wanted.items() if data is None]
-        self._write(session_id, [delete(path) for path in unwanted], NoNodeError)
-        created = [(path, data) for path, data in wanted.items() if data is not None]
-        for start in range(0, len(created), _ATOMIC_NODES):
-            self._replace(session_id, dict(created[start : start + _ATOMIC_NODES]))
+        unwanted = [delete(path) for path, data in wanted.items() if data is None]
+        self._nodes.write(session_id, unwanted, NoNodeError)
+        self._replace(session_id, {path: data for path, data in wanted.items() if data is not None})
 
     def _ensure_parents(self, topics: Sequence[TopicRegistration]) -> None:
         kinds = (
@@ -279,85 +232,43 @@ class BrokerRegistration:
             (self._paths.topics_pub(), self._paths.topic_pub),
             (self._paths.topics_sub(), self._paths.topic_sub),
         )
-        known = self._session.nodes.children_many([parent for parent, _ in kinds])
+        known = self._nodes.children_many([parent for parent, _ in kinds])
         missing = [
             path(topic.name)
             for (_, path), names in zip(kinds, map(set, known), strict=True)
             for topic in topics
             if topic.name not in names
         ]
-        self._session.nodes.ensure(missing)
+        self._nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create the nodes, at once if none exists; one of another payload or session is made anew.
+        """Create the nodes; one of another payload or session is made anew.
 
-        Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5). That
-        is one transaction, so that no client sees the topic without its broker in between.
+        Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5). Both
+        are in one transaction, so that no client sees the topic without its broker in between.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
-        if not creations or self._session.nodes.write_atomically(session_id, creations) is None:
-            return
-        failures = self._session.nodes.write(session_id, creations)
-        existing = [path for path, failure in zip(wanted, failures, strict=True) if _is(failure, NodeExistsError)]
-        nodes = zip(existing, self._session.nodes.get_many(existing), strict=True)
+        failures = self._nodes.write(session_id, creations, NodeExistsError)
+        existing = [path for path, failure in zip(wanted, failures, strict=True) if failure is not None]
+        nodes = zip(existing, self._nodes.get_many(existing), strict=True)
         stale = [path for path, node in nodes if not node or node.owner != session_id or node.data != wanted[path]]
-        for start in range(0, len(stale), _ATOMIC_NODES // 2):
-            self._make_anew(session_id, {path: wanted[path] for path in stale[start : start + _ATOMIC_NODES // 2]})
-
-    def _make_anew(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        anew = [write for path, data in wanted.items() for write in (delete(path), create_ephemeral(path, data))]
-        if self._session.nodes.write_atomically(session_id, anew) is not None:
-            self._write(session_id, anew, NoNodeError)  # one of them ended with its session in this moment
+        anew = [write for path in stale for write in (delete(path), create_ephemeral(path, wanted[path]))]
+        self._nodes.write(session_id, anew, NoNodeError)  # one may end with its session in this moment
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 
-    def _unregister_all(self, session_id: int) -> None:
-        """In 1.x's order within one transaction, so that no client sees a topic without its broker in between.
-
-        Too many topics for one transaction go first, for the same reason.
-        """
-        checksum = self._paths.master_config_checksum(self.address.broker_id)
-        paths = [self._own_path(), checksum, *self._topic_paths()]
-        while len(paths) > _ATOMIC_NODES:
-            self._delete(session_id, paths[-_ATOMIC_NODES:])
-            del paths[-_ATOMIC_NODES:]
-        deleted = self._delete(session_id, paths)
-        if self._paths.master(self.address.broker_id) in deleted:
-            self._remove_legacy_node(session_id)
-
-    def _topic_paths(self) -> list[str]:
+    def _unregister_all(self) -> None:
+        """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
+        session_id, own = self._session.session_id, self._own_path()
         topics = self._topics.values()
-        return [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
-
-    def _delete(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Delete and return those that are ours: after an expiry another broker may have taken our place."""
-        nodes = zip(paths, self._session.nodes.get_many(paths), strict=True)
-        mine = [path for path, node in nodes if node and node.owner == session_id]
-        deletions = [delete(path) for path in mine]
-        if deletions and self._session.nodes.write_atomically(session_id, deletions) is not None:
-            self._write(session_id, deletions[::-1], NoNodeError)  # somebody removed one of them in this moment
-        return mine
+        paths = [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
+        checksum = self._paths.master_config_checksum(self.address.broker_id)
+        deleted = self._nodes.delete_owned(session_id, [*paths, checksum, own])
+        if own == self._paths.master(self.address.broker_id) and own in deleted:
+            self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
         """The persistent node of the broker id: deleted, or emptied while slaves are registered below it."""
         path = self._paths.broker(self.address.broker_id)
-        if not self._write(session_id, [delete(path)], NoNodeError, NotEmptyError):
-            self._write(session_id, [set_data(path, b"")], NoNodeError)
-
-    # --- writing ----------------------------------------------------------------------------------------------------
-
-    def _write(self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]) -> bool:
-        """Whether all succeeded; an `expected` failure is False, any other one raises CoordinationError."""
-        failures = [each for each in self._session.nodes.write(session_id, writes) if each is not None]
-        for failure in failures:
-            if not isinstance(failure, expected):
-                raise CoordinationError(
-                    f"broker {self._name} cannot write its ZooKeeper nodes: {type(failure).__name__} {failure}"
-                ) from failure
-        return not failures
-
-
-def _is(failure: KazooException | None, kind: type[KazooException]) -> bool:
-    if failure is not None and not isinstance(failure, kind):
-        raise CoordinationError(f"cannot create ZooKeeper nodes: {type(failure).__name__} {failure}") from failure
-    return failure is not None
+        if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
+            self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from metaq.protocol.errors import CoordinationError
 from .logs import get_log
 from .session import SessionEvent, ZkSession
 
-__all__ = ["ChildrenWatcher"]
+__all__ = ["ChildrenWatcher", "ChildrenWatchers"]
 
 log = get_log(__name__)
 
@@ -186,3 +187,33 @@ class ChildrenWatcher:
     def _fired(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
             self._session.events.post_once(self._change)
+
+
+class ChildrenWatchers:
+    """The nodes that somebody watches, each once. Any thread."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def watch(
+        self, path: str, on_change: Callable[[str, list[str]], None], settle: Callable[[int], float] | None = None
+    ) -> None:
+        """As a started ChildrenWatcher, unless the node is watched already or close() was called."""
+        with self._lock:
+            if path in self._watchers or self._closed:
+                return
+            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change, settle)
+        watcher.start()
+
+    def stat(self, path: str) -> ZnodeStat | None:
+        """ZooKeeper's of a watched node, see ChildrenWatcher."""
+        return self._watchers[path].stat
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for watcher in self._watchers.values():
+            watcher.close()

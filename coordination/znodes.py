@@ -52,7 +52,8 @@ _WINDOW = 1_000
 """Requests under way at once: bounds kazoo's queue and the answer that is lost with a connection."""
 
 ATOMIC_WRITES = 1_000
-"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB."""
+"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that a
+node that is deleted and made anew is so in one transaction."""
 
 _READS = 500
 """Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
@@ -73,25 +74,28 @@ class Znode(NamedTuple):
     owner: int
 
 
-FencedWrite = Callable[[TransactionRequest], None]
-"""One operation of a fenced write."""
+class FencedWrite(NamedTuple):
+    """One operation of a fenced write: `add` puts it into a transaction."""
+
+    path: str
+    add: Callable[[TransactionRequest], None]
 
 
 def create_ephemeral(path: str, data: bytes) -> FencedWrite:
-    return lambda operations: operations.create(path, data, ephemeral=True)
+    return FencedWrite(path, lambda operations: operations.create(path, data, ephemeral=True))
 
 
 def create_persistent(path: str, data: bytes) -> FencedWrite:
-    return lambda operations: operations.create(path, data)
+    return FencedWrite(path, lambda operations: operations.create(path, data))
 
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
     """version: of the data that is replaced; fails with BadVersionError if it is another one by then."""
-    return lambda operations: operations.set_data(path, data, version)
+    return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
 
 
 def delete(path: str) -> FencedWrite:
-    return lambda operations: operations.delete(path)
+    return FencedWrite(path, lambda operations: operations.delete(path))
 
 
 class Znodes:
@@ -158,15 +162,35 @@ class Znodes:
 
     # --- fenced writes ----------------------------------------------------------------------------------------------
 
-    def write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
+    def write(
+        self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]
+    ) -> list[KazooException | None]:
         """Carry out each of `writes` by itself, in order, on session `session_id` only.
 
-        Returns for each None or kazoo's exception (NodeExistsError, NoNodeError, …). Raises SessionLost if one of them
-        found another session (the server has refused it), CoordinationUnavailable if the outcome of one is unknown.
-        Many are sent as transactions, which cost a tenth; one of those that fails is sent again write by write.
+        Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other one raises
+        CoordinationError when all have been tried. Raises SessionLost if one of them found another session (the server
+        has refused it), CoordinationUnavailable if the outcome of one is unknown.
+        Each ATOMIC_WRITES are sent as a transaction, which costs a tenth; one that fails is sent again write by write.
         """
         self._guard.check()
-        return self._aside.do(self._write, session_id, writes)
+        failures = self._aside.do(self._write, session_id, writes)
+        for write, failure in zip(writes, failures, strict=True):
+            if failure is not None and not isinstance(failure, expected):
+                raise CoordinationError(
+                    f"cannot write ZooKeeper node {write.path}: {type(failure).__name__} {failure}"
+                ) from failure
+        return failures
+
+    def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Those of `paths` whose node is an ephemeral one of the session."""
+        nodes = self.get_many(paths)
+        return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
+
+    def delete_owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Delete and return those of `paths` that are the session's: after an expiry others may have made the rest."""
+        owned = self.owned(session_id, paths)
+        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may be removed in this moment
+        return owned
 
     def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
         failures: list[KazooException | None] = []
@@ -193,7 +217,7 @@ class Znodes:
     def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
-            write(transaction.operations)
+            write.add(transaction.operations)
         return transaction, transaction.send()
 
     def _outcome(self, transaction: FencedTransaction, result: Any) -> KazooException | None:

@@ -329,8 +329,8 @@ def test_a_restarted_broker_blames_nobody_for_the_node_that_was_its_own(session:
 def test_a_first_registration_is_told_as_such(session: ZkSession, caplog):
     broker = registration(session)
     broker.register([ORDERS])
-    broker._session_changed(SessionEvent.CONNECTED)  # late news of the session on which it is registered
-    broker._again.close(DEADLINE)
+    broker._presence._session_changed(SessionEvent.CONNECTED)  # late news of the session on which it is registered
+    broker._presence._task.close(DEADLINE)
     assert caplog.text == ""
 
 
@@ -368,7 +368,7 @@ def test_a_stop_ends_the_wait_for_another_brokers_node(session: ZkSession, other
     broker.unregister()
     waiting.join(DEADLINE)
     assert time.monotonic() - started < session.session_timeout / 2
-    assert "was stopped" in str(failed[0])
+    assert "left while it waited" in str(failed[0])
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

@@ -223,8 +223,8 @@ def test_a_member_whose_node_was_removed_says_so_and_joins_again(sessions, view)
 
 def test_late_news_of_the_session_on_which_it_joined_is_no_reason_to_join_again(sessions, caplog):
     member = Member(sessions[0], "c1").joined().membership
-    member._session_changed(SessionEvent.CONNECTED)
-    member._again.close(DEADLINE)
+    member._presence._session_changed(SessionEvent.CONNECTED)
+    member._presence._task.close(DEADLINE)
     assert caplog.text == ""
 
 
@@ -352,7 +352,7 @@ def test_a_member_that_stepped_out_owns_nothing_and_is_not_in_the_group_until_it
     done = threading.Event()
     first.session.events.post(done.set)  # behind the news of the new session, on which a member joins again by itself
     assert done.wait(DEADLINE)
-    first.membership._again.close(DEADLINE)
+    first.membership._presence._task.close(DEADLINE)
     assert list(view.consumers("g")) == ["g_c2"]
     first.membership.rejoin()
     assert sorted(view.consumers("g")) == ["g_c1", "g_c2"]

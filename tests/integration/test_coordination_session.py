@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from metaq.cli import app
 from metaq.coordination import kazoo_client
@@ -19,7 +20,7 @@ from metaq.coordination.registration import BrokerAddress, BrokerRegistration, T
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.watches import ChildrenWatcher
 from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
-from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import running_brokers
 from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, make_chroot, session_at, wait_for
 from tests.integration.gate import Gate
@@ -265,7 +266,7 @@ def test_leaving_does_not_wait_for_a_zookeeper_that_is_away(own_server: Embedded
             broker.unregister()
             took = time.monotonic() - started
             assert f"{member.consumer_id} could not leave" in caplog.text
-            assert "broker 0-m could not unregister" in caplog.text
+            assert "broker 0-m could not leave" in caplog.text
             session.close(timeout=2.0)
         own_server.start()
         return took
@@ -460,6 +461,8 @@ def test_each_write_of_a_batch_succeeds_or_fails_by_itself(session: ZkSession):
     failures = session.nodes.write(
         session.session_id,
         [set_data("/there", b"1"), set_data("/missing", b"1"), create_persistent("/there", b"2"), delete("/missing")],
+        NodeExistsError,
+        NoNodeError,
     )
     assert [type(failure).__name__ for failure in failures] == [
         "NoneType",
@@ -468,6 +471,9 @@ def test_each_write_of_a_batch_succeeds_or_fails_by_itself(session: ZkSession):
         "NoNodeError",
     ]
     assert session.nodes.get("/there") == (b"1", 0)
+    with pytest.raises(CoordinationError, match="cannot write ZooKeeper node /missing: NoNodeError"):
+        session.nodes.write(session.session_id, [set_data("/there", b"3"), delete("/missing")], NodeExistsError)
+    assert session.nodes.get("/there") == (b"3", 0)
 
 
 def test_an_atomic_write_happens_as_a_whole_or_not_at_all(session: ZkSession):

@@ -14,7 +14,7 @@ from metaq.client.producer import futures
 from metaq.client.producer.futures import SendFuture
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.session import ZkSession
-from metaq.coordination.znodes import Znodes
+from metaq.coordination.znodes import Znodes, delete
 from metaq.protocol.errors import MetaqError
 from metaq.testing import FakeCluster
 from tests.child import in_child, refusal
@@ -158,7 +158,7 @@ def test_zookeeper_is_not_asked_and_no_session_is_closed():
     calls: list[Any] = []
     session.zk.stop = lambda: calls.append("stop")
     nodes = Znodes(session.zk, "127.0.0.1:1", 1.0)
-    said = refusals(lambda: nodes.get("/a"), lambda: nodes.write(1, [lambda operations: operations.delete("/a")]))
+    said = refusals(lambda: nodes.get("/a"), lambda: nodes.write(1, [delete("/a")]))
     assert [text for text in said if "this ZooKeeper session belongs to" not in text] == []
 
     def close():
