@@ -15,22 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError
+from kazoo.exceptions import NodeExistsError, NotEmptyError
 from kazoo.protocol.states import EventType, WatchedEvent
 
-from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import ClientError, ConfigError, CoordinationUnavailable, SessionLost
 from metaq.protocol.limits import check_group, check_topic
 
 from .backoff import Backoff
 from .group_view import GroupSnapshot, GroupView
 from .local_address import address_in_java, local_address
 from .logs import get_log
+from .paths import child_of, parent_of
 from .presence import Presence
 from .records import format_consumer_id, format_topics, parse_consumer_id
 from .session import ZkSession
-from .znodes import create_ephemeral
+from .znodes import ATOMIC_WRITES, create_ephemeral, delete
 
-__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id"]
+__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group"]
 
 log = get_log(__name__)
 
@@ -336,3 +337,37 @@ def _check_subscribed(topic: str) -> str:
     if "," in check_topic(topic):
         raise ConfigError("topics", topic, "a consumer cannot subscribe to names with ',', which separates the topics")
     return topic
+
+
+def remove_group(session: ZkSession, group: str) -> None:
+    """Delete the group's node and all below it, which 1.x keeps for ever. Blocks; any thread but kazoo's.
+
+    Up to a thousand nodes go together or not at all. Above, a member that joins meanwhile may find some of the offsets.
+    Raises ClientError if the group has members or owners, SessionLost, CoordinationUnavailable.
+    """
+    nodes, paths = session.nodes, session.paths
+    levels = [[child_of(paths.groups(), group)]]
+    while below := [
+        child_of(parent, name)
+        for parent, names in zip(levels[-1], nodes.children_many(levels[-1]), strict=True)
+        for name in names
+    ]:
+        levels.append(below)
+    everything = [path for level in reversed(levels) for path in level]
+    ids, owners = paths.group_ids(group), paths.group_owners(group)
+    if any(parent_of(path) == ids or parent_of(parent_of(path)) == owners for path in everything):
+        raise _in_use(group)  # members, and owned partitions
+    if ids in everything:  # first: with a member that has come meanwhile it cannot be deleted, and nothing else is
+        everything.remove(ids)
+        everything.insert(0, ids)
+    for start in range(0, len(everything), ATOMIC_WRITES):
+        chunk = everything[start : start + ATOMIC_WRITES]
+        failure = nodes.write_atomically(session.session_id, [delete(path) for path in chunk])
+        if isinstance(failure, NotEmptyError):
+            raise _in_use(group)
+        if failure is not None:
+            raise ClientError(f"group {group!r} has changed meanwhile, try again: {failure!r}")
+
+
+def _in_use(group: str) -> ClientError:
+    return ClientError(f"group {group!r} has live members, or partitions that one of them owns: stop them first")

@@ -15,12 +15,13 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from metaq.protocol.errors import CoordinationError
 from metaq.protocol.topic_partition import TopicPartition
 
+from .group import GroupMembership
 from .paths import partition_name
 from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset
 from .session import ZkSession
 from .znodes import FencedWrite, create_persistent, set_data
 
-__all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "ZooKeeperOffsetStore"]
+__all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "ZooKeeperOffsetStore"]
 
 _LISTED_FROM = 64
 """Nodes above which it is cheaper to ask once which of them exist."""
@@ -203,3 +204,28 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
     name = partition_name(int(place["brokerId"]), int(place["partition"]))
     message_id = entry.get("messageId", UNKNOWN_MESSAGE_ID)
     return (str(entry["topic"]), name), Offset(int(message_id), int(entry["offset"]))
+
+
+class OwnerCheckedStore:
+    """Implements OffsetStore around one that knows nothing of ZooKeeper (a file, a database). Any thread.
+
+    Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
+    round trip. The check and the write are two steps, where ZooKeeperOffsetStore has one: a member whose session ends
+    just between them can still overwrite what the next owner commits at that moment. That may repeat messages and loses
+    none: whatever offset it writes, everything in front of it was consumed.
+    """
+
+    def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:
+        self._store = store
+        self._membership = membership
+
+    def load(self, group: str, topic: str, partition: str) -> Offset | None:
+        return self._store.load(group, topic, partition)
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        return self._store.load_many(group, partitions)
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if fence is not None:
+            self._membership.require_owned(offsets, fence)
+        self._store.commit(group, offsets, fence)

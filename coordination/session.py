@@ -8,6 +8,7 @@ takes one for a closed connection): what may change its state is done aside (int
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Self
 
 from kazoo.exceptions import KazooException
 from kazoo.hosts import collect_hosts
+from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import KazooState, KeeperState
 
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
@@ -29,11 +31,10 @@ from .forks import ForkGuard
 from .interrupts import Aside, Ending, begin_elsewhere
 from .kazoo_client import Client
 from .logs import get_log
-from .paths import DEFAULT_ROOT, Paths, split_connect_string
-from .session_clock import session_clock
+from .paths import DEFAULT_ROOT, ROOT, Paths, split_connect_string
 from .znodes import Znodes
 
-__all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "ZkSession", "check_connect"]
+__all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "SessionProof", "ZkSession", "check_connect", "session_clock"]
 
 log = get_log(__name__)
 
@@ -59,6 +60,16 @@ a server that could open one it gives up: a server that is restarted has come ba
 
 _LOOK_SECONDS = 1.0
 """Seconds that a server gets to identify itself."""
+
+
+if sys.platform == "linux":
+
+    def session_clock() -> float:
+        """Seconds since some moment, those included in which the machine was suspended: the servers count them too."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    session_clock = time.monotonic
 
 
 class SessionEvent(Enum):
@@ -358,3 +369,35 @@ class ZkSession:
             raise CoordinationUnavailable(
                 f"cannot create the chroot {self._chroot} of {self.connect}: {type(error).__name__} {error}"
             ) from error
+
+
+class SessionProof:
+    """How sure it is that a session lives: the age of the last question that the server answered in it.
+
+    kazoo tells of a lost session only once its thread has run. A process that hung meanwhile (a stopped machine, a long
+    pause of the whole system) may run other threads first, which would go on with what another member owns by now. The
+    age is right at once, because it needs nobody to notice anything. It counts from the moment of asking: the server
+    has kept the session for its whole timeout from then on.
+
+    Thread-safe: renew() on any thread, the answers come on kazoo's.
+    """
+
+    def __init__(self, session: ZkSession, clock: Callable[[], float] = session_clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._asked_at = clock()
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the last question that was answered was asked; before the first one, since this object was made."""
+        return self._clock() - self._asked_at
+
+    def renew(self) -> None:
+        """Ask, without waiting. Nothing happens while no server is connected."""
+        if self._session.connected:
+            asked_at = self._clock()
+            self._session.zk.exists_async(ROOT).rawlink(lambda answer: self._answered(asked_at, answer))
+
+    def _answered(self, asked_at: float, answer: IAsyncResult) -> None:
+        if answer.successful():
+            self._asked_at = max(self._asked_at, asked_at)

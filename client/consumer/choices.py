@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from metaq.coordination.assignment import Strategy, consistent_hash_assignment, range_assignment
 from metaq.coordination.group import GroupMembership
-from metaq.coordination.offset_store import LocalOffsetStore, OffsetStore, ZooKeeperOffsetStore
-from metaq.coordination.owner_check import OwnerCheckedStore
+from metaq.coordination.offset_store import LocalOffsetStore, OffsetStore, OwnerCheckedStore, ZooKeeperOffsetStore
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import check_topic

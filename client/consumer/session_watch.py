@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from metaq.coordination.logs import get_log
-from metaq.coordination.proof import SessionProof
-from metaq.coordination.session import ZkSession
-from metaq.coordination.session_clock import session_clock
+from metaq.coordination.session import SessionProof, ZkSession, session_clock
 
 from ..timers import Timers
 from .tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
-from metaq.coordination.group_removal import remove_group
+from metaq.coordination.group import remove_group
 from metaq.coordination.interrupts import Aside
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records import UNKNOWN_MESSAGE_ID

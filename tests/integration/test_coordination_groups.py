@@ -11,8 +11,7 @@ import pytest
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.group_removal import remove_group
+from metaq.coordination.group import GroupMembership, remove_group
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession

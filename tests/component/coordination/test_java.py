@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination import java
+from metaq.coordination import embedded
 from metaq.protocol.errors import ConfigError
 
 
@@ -22,12 +22,12 @@ def make_java(home: Path, release: str | None = None, says: str = "") -> Path:
 
 def test_no_java_on_the_path_names_the_remedy(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"java=none in PATH: .*openjdk-17-jre-headless"):
-        java.find_java({"PATH": str(tmp_path)})
+        embedded.find_java({"PATH": str(tmp_path)})
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=f"java=none in JAVA_HOME={tmp_path}"):
-        java.find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
+        embedded.find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_java_home_without_java_is_named(tmp_path: Path):
 )
 def test_java_17_or_newer_is_taken(tmp_path: Path, release: str | None, says: str):
     program = make_java(tmp_path / "jdk", release, says)
-    assert java.find_java({"PATH": str(program.parent)}) == str(program)
+    assert embedded.find_java({"PATH": str(program.parent)}) == str(program)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_an_older_java_is_refused_with_its_path_and_version(
 ):
     program = make_java(tmp_path / "jdk", release, says)
     with pytest.raises(ConfigError, match=rf"java={program} \(version {version}\): Java 17 or newer is needed"):
-        java.find_java({"PATH": str(program.parent)})
+        embedded.find_java({"PATH": str(program.parent)})
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path):
     wanted = make_java(tmp_path / "a", 'JAVA_VERSION="17.0.1"')
     other = make_java(tmp_path / "b", 'JAVA_VERSION="21.0.1"')
-    assert java.find_java({"JAVA_HOME": str(tmp_path / "a"), "PATH": str(other.parent)}) == str(wanted)
+    assert embedded.find_java({"JAVA_HOME": str(tmp_path / "a"), "PATH": str(other.parent)}) == str(wanted)
 
 
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(java, "find_spec", lambda _name: None)
+    monkeypatch.setattr(embedded, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install 'metaq\[spark\]'"):
-        java.find_jars(["zookeeper-*.jar"])
+        embedded.find_jars(["zookeeper-*.jar"])
 
 
 def test_a_missing_jar_is_named_with_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,7 +77,7 @@ def test_a_missing_jar_is_named_with_the_directory(tmp_path: Path, monkeypatch: 
     (tmp_path / "jars" / "a-1.jar").touch()
     spec = ModuleSpec("pyspark", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(java, "find_spec", lambda _name: spec)
-    assert java.find_jars(["a-*.jar"]) == [tmp_path / "jars" / "a-1.jar"]
+    monkeypatch.setattr(embedded, "find_spec", lambda _name: spec)
+    assert embedded.find_jars(["a-*.jar"]) == [tmp_path / "jars" / "a-1.jar"]
     with pytest.raises(ConfigError, match=rf"{tmp_path}.*no zookeeper-\*\.jar"):
-        java.find_jars(["a-*.jar", "zookeeper-*.jar"])
+        embedded.find_jars(["a-*.jar", "zookeeper-*.jar"])

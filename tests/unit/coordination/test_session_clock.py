@@ -7,9 +7,7 @@ import time
 import pytest
 
 from metaq.client.consumer.session_watch import SessionWatch
-from metaq.coordination.proof import SessionProof
-from metaq.coordination.session import ZkSession
-from metaq.coordination.session_clock import session_clock
+from metaq.coordination.session import SessionProof, ZkSession, session_clock
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock that does")

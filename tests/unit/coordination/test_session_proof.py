@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from metaq.coordination.proof import SessionProof
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session import SessionProof, ZkSession
 
 
 class Answer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaq.coordination.owner_check import OwnerCheckedStore
+from metaq.coordination.offset_store import OwnerCheckedStore
 from metaq.coordination.records import Offset
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
