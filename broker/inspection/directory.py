@@ -11,7 +11,7 @@ from pathlib import Path
 from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
 from ..store.segment import DATA_SUFFIX
-from ..transactions.redo import DIRECTORY
+from ..transactions.directory import DIRECTORY
 from .findings import Finding, Level
 from .journal import JournalReport, inspect_journal
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition

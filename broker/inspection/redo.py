@@ -14,16 +14,9 @@ from metaq.protocol.record import checksum
 from ..store.files import Files, read_exactly
 from ..store.segment import SegmentFile
 from ..transactions.checkpoints import parse_checkpoint, read_state
+from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, RedoPosition, numbered_files
 from ..transactions.following import Ended, Following, Logged, LoggedBlock
-from ..transactions.redo import (
-    CHECKPOINT_PREFIX,
-    DAMAGED_PREFIX,
-    REDO_PREFIX,
-    Location,
-    RedoEntry,
-    numbered_files,
-)
-from ..transactions.redo_file import RedoPosition
+from ..transactions.redo import Location, RedoEntry
 from ..transactions.redo_reader import RedoDamage, RedoReader
 from .findings import Finding, Level
 

@@ -15,7 +15,7 @@ from metaq.protocol.limits import INT32_MAX
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES
 from ..store.journal_format import read_journal
-from ..transactions.redo import DIRECTORY, REDO_PREFIX, numbered_files
+from ..transactions.directory import DIRECTORY, REDO_PREFIX, numbered_files
 from ..transactions.redo_reader import RedoReader
 from .directory import is_in_use
 

@@ -23,9 +23,7 @@ from metaq.protocol.record import checksum
 from metaq.protocol.transactions import is_xa, parse_key
 
 from ..store.files import Files, replace_file
-from .quarantine import read_file
-from .redo import CHECKPOINT_PREFIX, numbered_files
-from .redo_file import RedoPosition
+from .directory import CHECKPOINT_PREFIX, RedoPosition, numbered_files, read_file
 
 __all__ = [
     "STATE_NAME",

@@ -172,7 +172,7 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def command_end(data: Buffer) -> int:
-    """Where the fields of 1.x end in the bytes of a TxCommand; what follows is ours (seals.py).
+    """Where the fields of 1.x end in the bytes of a TxCommand; what follows is ours (redo.py).
 
     Raises RemoteProtocolError unless they begin as both brokers write them: in the order of their numbers, none twice.
     """

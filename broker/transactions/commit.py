@@ -12,25 +12,23 @@ records then, so that a crash leaves messages of a transaction that nobody commi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.record import Buffer
 
 from ..store.batch import encode_puts
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
 from .commands import Operation, OperationType
-from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
+from .redo import Location, attachment_patch, block_checksum, encode_locations, sealed_operation_record
 from .transaction import Block, OpenTransaction
 from .writer import RedoWriter
 
-__all__ = ["Committer", "EncodedBlock", "block_checksum"]
+__all__ = ["Committer", "EncodedBlock"]
 
 _MAX_MISSES = 256
 
@@ -61,14 +59,6 @@ class EncodedBlock(Write):
         self.units = units.tobytes()
         self.base = base
         self.end = base + self.size
-
-
-def block_checksum(data: Iterable[Buffer]) -> int:
-    """CRC-32 of all bytes, 31 bits of it (storage.md §7)."""
-    crc = 0
-    for buffer in data:
-        crc = crc32(buffer, crc)
-    return crc & 0x7FFFFFFF
 
 
 class Committer:

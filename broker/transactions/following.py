@@ -1,6 +1,6 @@
 """What the records of the transaction log say, one after the other, and how much of it is proven.
 
-A commit of ours proves all of its messages at once: it counts them and has a checksum of their records (seals.py). One
+A commit of ours proves all of its messages at once: it counts them and has a checksum of their records (redo.py). One
 of a Java broker proves them by partition: size and checksum of the bytes that they make there. A preparation of ours
 proves its messages as a commit does; Java's proves nothing, so there what can be told is told: bodies that do not match
 their producers' checksums, impossible ids, damage before it that may have been one of its messages.
@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from isal.isal_zlib import crc32
-
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, checksum
 from metaq.protocol.text import NO_CHECKSUM
 
 from ..store.batch import encode_puts
 from .commands import Operation, OperationType, StoredPut
-from .redo import Location, RedoEntry
+from .redo import Location, RedoEntry, Seal, add_content, block_checksum
 from .redo_reader import RedoDamage
-from .seals import Seal, add_content
+from .transaction import OpenTransaction, TransactionState
 
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 
@@ -33,22 +31,28 @@ _FUTURE_MS = 10 * 365 * 86_400_000
 class Logged:
     """A transaction as the log tells it. Places are bytes in its file, which is number `file`."""
 
-    key: str
+    transaction: OpenTransaction
+    """Its key, the content of its messages' records, and whether it is prepared."""
     file: int
     start: int
     """Where its first record begins."""
     end: int
     """Where its last record so far ends."""
     puts: list[StoredPut] = field(default_factory=list)
-    content: int = 0
-    """See seals.add_content."""
-    prepared: bool = False
     damage: str | None = None
     """Why a prepared one cannot be committed."""
     suspect: str | None = None
     """What may be wrong with its messages, unless something proves them."""
     may_have_ended: bool = False
     """There is damage behind its first message that may have been its end, or its preparation."""
+
+    @property
+    def key(self) -> str:
+        return self.transaction.key
+
+    @property
+    def prepared(self) -> bool:
+        return self.transaction.state is TransactionState.PREPARED
 
     def by_partition(self) -> dict[tuple[str, int], list[StoredPut]]:
         """Its messages by topic and partition."""
@@ -137,12 +141,12 @@ class Following:
     def _put(self, entry: RedoEntry, put: StoredPut) -> None:
         transaction = self.open.get(put.tx_key)
         if transaction is None:
-            transaction = self.open[put.tx_key] = Logged(put.tx_key, self._file, entry.offset, entry.end)
+            transaction = self._begin(entry)
         if transaction.prepared:
             self.late += 1
             return
         transaction.puts.append(put)
-        transaction.content = add_content(transaction.content, entry.crc)
+        transaction.transaction.content = add_content(transaction.transaction.content, entry.crc)
         transaction.end = entry.end
         if entry.seal is not None:
             self.max_message_id = max(self.max_message_id, put.message_id)
@@ -158,11 +162,10 @@ class Following:
         return None
 
     def _prepare(self, entry: RedoEntry, transaction: Logged | None) -> None:
-        key = entry.command.tx_key
         if transaction is None:
-            transaction = self.open[key] = Logged(key, self._file, entry.offset, entry.end)
+            transaction = self._begin(entry)
             transaction.suspect = "no message of it"
-        transaction.prepared = True
+        transaction.transaction.state = TransactionState.PREPARED
         transaction.may_have_ended = False
         transaction.end = entry.end
         if entry.seal is not None:
@@ -174,12 +177,17 @@ class Following:
         if transaction.damage is None:
             self._believe(transaction.puts)
 
+    def _begin(self, entry: RedoEntry) -> Logged:
+        begun = OpenTransaction(entry.command.tx_key)
+        logged = self.open[begun.key] = Logged(begun, self._file, entry.offset, entry.end)
+        return logged
+
     def _believe(self, puts: Sequence[StoredPut]) -> None:
         self.max_message_id = max([self.max_message_id, *(put.message_id for put in puts)])
 
 
 def _is_whole(transaction: Logged, seal: Seal) -> bool:
-    return (len(transaction.puts), transaction.content) == (seal.messages, seal.content)
+    return (len(transaction.puts), transaction.transaction.content) == (seal.messages, seal.content)
 
 
 def _missing(transaction: Logged, seal: Seal) -> str:
@@ -214,7 +222,4 @@ def _makes(puts: Sequence[StoredPut], location: Location) -> bool:
         return False
     records = [(put.flag, checksum(put.body), put.body) for put in puts]
     data, _ = encode_puts(records, 0, [put.message_id for put in puts], 0)
-    crc = 0
-    for buffer in data:
-        crc = crc32(buffer, crc)
-    return crc & 0x7FFFFFFF == location.checksum
+    return block_checksum(data) == location.checksum

@@ -20,11 +20,9 @@ from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_st
 from .commands import Operation, StoredPut
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
-from .quarantine import keep_copy, read_file
+from .directory import DAMAGED_PREFIX, DIRECTORY, RedoPosition, keep_copy, read_file
 from .recovery import Logs, Replayed, replay
-from .redo import DAMAGED_PREFIX, DIRECTORY, sealed_operation_record, sealed_put_record
-from .redo_file import RedoPosition
-from .seals import add_content
+from .redo import add_content, sealed_operation_record, sealed_put_record
 from .transaction import OpenTransaction
 from .writer import OnWritten, RedoWriter
 

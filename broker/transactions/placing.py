@@ -18,8 +18,8 @@ from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.record import HEADER_BYTES
 
 from ..store.partition_log import PartitionLog
-from .commit import EncodedBlock, block_checksum
-from .redo import Location
+from .commit import EncodedBlock
+from .redo import Location, block_checksum
 from .transaction import Block
 
 __all__ = ["Placed", "PlacedBlock", "complete", "find_block", "is_at", "present"]

@@ -32,23 +32,13 @@ from ..store.partition_log import PartitionLog
 from ..store.rewriting import PageCacheSync, secure_file
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
+from .directory import DAMAGED_PREFIX, REDO_PREFIX, RedoPosition, keep_copy, numbered_files
 from .following import Ended, Following, Logged, LoggedBlock
 from .placing import PlacedBlock, complete, find_block, is_at, present
-from .quarantine import keep_copy
-from .redo import (
-    DAMAGED_PREFIX,
-    REDO_PREFIX,
-    Location,
-    RedoEntry,
-    encode_filler,
-    encode_locations,
-    numbered_files,
-    sealed_operation_record,
-)
-from .redo_file import RedoFile, RedoPosition
+from .redo import MIN_FILLER_BYTES, Location, RedoEntry, encode_filler, encode_locations, sealed_operation_record
 from .redo_reader import RedoDamage, RedoReader
-from .seals import MIN_FILLER_BYTES
-from .transaction import Block, OpenTransaction, TransactionState
+from .transaction import Block, OpenTransaction
+from .writer import RedoFile
 
 __all__ = ["Logs", "Replayed", "replay"]
 
@@ -193,28 +183,25 @@ class _Replay:
 
     def _take(self, old: _OldFile, entry: RedoEntry) -> None:
         ended = self._following.take(entry)
-        key = entry.command.tx_key
         if ended is None:
-            if key not in self.result.transactions:
-                transaction = self.result.transactions[key] = OpenTransaction(key)
+            transaction = self._following.open[entry.command.tx_key].transaction
+            if transaction.file is None:
                 transaction.file = old.file
                 old.file.size = entry.offset
                 old.file.hold(transaction)
-            return
-        ending = self.result.transactions.pop(key, None)
-        if ended.operation.type.is_commit:
-            self._commit(old, ended, ending)
-        elif ending is not None:
-            _holder(ending).unsettled.pop(ending)
+        elif ended.operation.type.is_commit:
+            self._commit(old, ended)
+        elif ended.transaction is not None:
+            self._settle(ended.transaction.transaction, ())
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _commit(self, old: _OldFile, ended: Ended, transaction: OpenTransaction | None) -> None:
+    def _commit(self, old: _OldFile, ended: Ended) -> None:
         entry = ended.entry
         found = {block.store: self._place(old, ended, block) for block in ended.blocks}
         placed = {store: each for store, each in found.items() if each is not None}
-        if transaction is not None:
-            self._settle(transaction, placed.values())
+        if ended.transaction is not None:
+            self._settle(ended.transaction.transaction, placed.values())
         right = tuple(placed[each.store].location if each.store in placed else each for each in entry.locations)
         if entry.attachment_problem is not None:
             right = self._whole_attachment(old, ended, right, [each.location for each in placed.values()])
@@ -243,7 +230,8 @@ class _Replay:
     def _settle(self, transaction: OpenTransaction, placed: Iterable[PlacedBlock]) -> None:
         ends = [(each.log, each.end) for each in placed]
         if all(log.synced_end >= end for log, end in ends):
-            _holder(transaction).unsettled.pop(transaction)
+            assert transaction.file is not None
+            transaction.file.unsettled.pop(transaction)
         else:
             self.result.committed[transaction] = ends
 
@@ -298,18 +286,15 @@ class _Replay:
     def _judge_open(self) -> dict[str, Heuristic]:
         """Give the prepared ones their messages; what is decided of those that cannot be committed."""
         decisions = {}
-        for logged in list(self._following.open.values()):
+        for logged in self._following.open.values():
             old = self._old[logged.file]
-            transaction = self.result.transactions[logged.key]
             there = self._present(logged) if logged.may_have_ended else 0
             if there and logged.damage is None and logged.suspect is None:
-                del self.result.transactions[logged.key]
-                self._complete_commit(old, logged, transaction)
+                self._complete_commit(old, logged)
                 continue
-            if logged.prepared:
-                transaction.state = TransactionState.PREPARED
+            self.result.transactions[logged.key] = logged.transaction
             if logged.prepared and logged.damage is None:
-                self._load(logged, transaction)
+                self._load(logged)
             elif logged.prepared:
                 decisions[logged.key] = "complete" if there else "rollback"
                 self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
@@ -324,7 +309,7 @@ class _Replay:
             if (log := self._logs.stored(topic, partition)) is not None
         )
 
-    def _complete_commit(self, old: _OldFile, logged: Logged, transaction: OpenTransaction) -> None:
+    def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
         """Its commit was damaged, but messages are in a partition, which they never are before a commit."""
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
@@ -333,21 +318,22 @@ class _Replay:
         kind = OperationType.XA_COMMIT if is_xa(logged.key) else OperationType.LOCAL_COMMIT
         attachment = encode_locations([each.location for each in placed])
         operation = Operation(logged.key, kind, logged.prepared)
-        record = sealed_operation_record(operation, old.file.size, len(logged.puts), logged.content, attachment)
+        record = sealed_operation_record(
+            operation, old.file.size, len(logged.puts), logged.transaction.content, attachment
+        )
         old.ends += record
         old.file.size += sum(map(len, record))
-        self._settle(transaction, placed)
+        self._settle(logged.transaction, placed)
         _log.error(
             "%s: the end of %s is damaged; messages of it are in the partitions, so it was committed: it is complete",
             old.file.path,
             logged.key,
         )
 
-    def _load(self, logged: Logged, transaction: OpenTransaction) -> None:
-        transaction.content = logged.content
+    def _load(self, logged: Logged) -> None:
         for put in logged.puts:
             log = self._logs.for_replay(put.topic, put.partition)
-            transaction.add(log, put.message_id, put.flag, checksum(put.body), put.body)
+            logged.transaction.add(log, put.message_id, put.flag, checksum(put.body), put.body)
 
     def _report(self, old: _OldFile, logged: Logged, text: str, there: int) -> None:
         old.lost.append((logged.start, logged.end))
@@ -401,11 +387,6 @@ class _Replay:
             _log.error("%s: %d bytes cut at byte %d: %s; they are kept in %s", path, end - start, start, cause, copy)
         if not old.gaps and old.tail is None:
             _log.error("%s: a copy of the damaged bytes is kept in %s", path, copy)
-
-
-def _holder(transaction: OpenTransaction) -> RedoFile:
-    assert transaction.file is not None
-    return transaction.file
 
 
 def _block(log: PartitionLog, puts: Sequence[StoredPut]) -> Block:

@@ -1,58 +1,98 @@
-"""Records of 1.x's transaction log, `<dataLogPath>/transactions/redo.<n>` (storage.md §7).
+"""Records of 1.x's transaction log, `redo.<n>` (storage.md §7), with the checksums that metaq adds to them.
 
     record     length n u32 | n bytes TxCommand | attachment of a commit          big-endian, back to back
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
-The attachment says where the commit's messages lie in the partition logs. TxCommand has our checksums behind 1.x's
-fields (seals.py); redo_reader.py reads.
+The attachment says where the commit's messages lie in the partition logs. Behind 1.x's fields TxCommand has some of
+ours, which 1.x passes over:
+
+    seal         field 14, bytes     of a put: crc u32 · of an operation: messages u32 | content u32 | crc u32
+    attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
+    padding      field 13, bytes     zeros, in a record that stands where damaged bytes were (`encode_filler`)
+
+crc: CRC-32 of where the record begins in its file, u64, of 1.x's fields, and of the two numbers before it. The place is
+in it so that a message whose body looks like a record is never taken for one. messages: how many the transaction has;
+content: CRC-32 of their records' CRC-32s, in order, so that a lost one is missed. Numbers are big-endian, but the
+fixed32, which protobuf makes little-endian. Java's records, and those of our first releases, have none of this.
+redo_reader.py reads files.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
+
+from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.record import Buffer
 
-from ..store.files import Files
-from .commands import Operation, StoredPut, encode_operation, encode_put
-from .seals import ATTACHMENT_SEAL_BYTES, Seal, attachment_seal, filler_command, seal_operation, seal_put
+from .commands import Operation, OperationType, StoredPut, command_end, encode_operation, encode_put
 
 __all__ = [
-    "CHECKPOINT_PREFIX",
-    "DAMAGED_PREFIX",
-    "DIRECTORY",
-    "REDO_PREFIX",
+    "LENGTH",
+    "MIN_FILLER_BYTES",
     "Location",
     "RedoEntry",
+    "Seal",
+    "Sealed",
+    "add_content",
     "attachment_patch",
+    "attachment_seal",
+    "block_checksum",
     "decode_locations",
     "encode_filler",
     "encode_locations",
-    "encode_operation_record",
-    "encode_put_record",
-    "numbered_files",
+    "is_filler",
+    "open_seal",
     "sealed_operation_record",
     "sealed_put_record",
 ]
-
-DIRECTORY = "transactions"
-"""Below dataLogPath."""
-REDO_PREFIX = "redo."
-CHECKPOINT_PREFIX = "checkpoint."
-DAMAGED_PREFIX = "damaged-"
-"""Of copies of what a start could not read."""
 
 LENGTH = Struct(">i")
 """In front of each record."""
 _LOCATION = Struct(">qiii")
 
+_PLACE = Struct(">Q")
+_PUT = Struct(">BBI")
+_COUNTS = Struct(">II")
+_OPERATION = Struct(">BB8sI")
+_ATTACHMENT = Struct("<BI")
+_CRC = Struct(">I")
+_SEAL_TAG, _ATTACHMENT_TAG, _PADDING_TAG = 14 << 3 | 2, 15 << 3 | 5, 13 << 3 | 2
+
+_ATTACHMENT_CRC_BYTES = 4
+"""The attachment's checksum, the last bytes before it."""
+
+_FILLER_KEY = "TX:{}:0"
+_FILLER = re.compile("TX:-*:0")
+_PADDING_BYTES = 6  # tag, and a size that always has five bytes
+MIN_FILLER_BYTES = LENGTH.size + len(
+    encode_operation(Operation(_FILLER_KEY.format(""), OperationType.LOCAL_ROLLBACK, was_prepared=False))
+)
+"""No whole record is shorter."""
+
+
+class Seal(NamedTuple):
+    """What a record says of itself. messages, content, attachment: of an operation; attachment only of a commit."""
+
+    messages: int = 0
+    content: int = 0
+    attachment: int | None = None
+
+
+class Sealed(NamedTuple):
+    """The bytes of 1.x's fields, their CRC-32 with the record's place, and the seal; None for a record without one."""
+
+    command: bytes
+    crc: int
+    seal: Seal | None
+
 
 class Location(NamedTuple):
-    """Where a commit's messages of one partition lie: byte offset in the partition, bytes, CRC-32 (31 bits) of them."""
+    """Where a commit's messages of one partition lie: byte offset in the partition, bytes, their block_checksum."""
 
     store: str
     """`<topic>-<partition>`."""
@@ -62,7 +102,7 @@ class Location(NamedTuple):
 
 
 class RedoEntry(NamedTuple):
-    """One record. `offset` and `size`: bytes in the file, attachment included. crc: see seals.record_crc."""
+    """One record. `offset` and `size`: bytes in the file, attachment included. crc: of the record without its seal."""
 
     offset: int
     size: int
@@ -85,32 +125,32 @@ class RedoEntry(NamedTuple):
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
 
-def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Where in the file to write what, for a commit record that ends at `end` to have another attachment."""
-    data = attachment_seal(attachment)[-ATTACHMENT_SEAL_BYTES:] + attachment if sealed else attachment
-    return end - len(data), data
+def _record_crc(command: Buffer, offset: int) -> int:
+    """CRC-32 of a record's place (byte in its file) and 1.x's fields."""
+    return crc32(command, crc32(_PLACE.pack(offset)))
+
+
+def add_content(content: int, crc: int) -> int:
+    """The content of a transaction with one message more; 0 for none."""
+    return crc32(_CRC.pack(crc), content)
+
+
+def block_checksum(data: Iterable[Buffer]) -> int:
+    """CRC-32 of all bytes, 31 bits of it (storage.md §7)."""
+    crc = 0
+    for buffer in data:
+        crc = crc32(buffer, crc)
+    return crc & 0x7FFFFFFF
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def encode_put_record(put: StoredPut) -> list[Buffer]:
-    """The bytes of a message's record as a Java broker writes it, in buffers."""
-    command = encode_put(put)
-    return [LENGTH.pack(len(command)), command]
-
-
-def encode_operation_record(operation: Operation, attachment: bytes = b"") -> list[Buffer]:
-    """The bytes of a Java broker's record that tells what became of a transaction; the attachment is the last one."""
-    command = encode_operation(operation._replace(attachment_bytes=len(attachment)))
-    return [LENGTH.pack(len(command)), command, attachment]
-
-
 def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
     """The bytes of a message's record that is to lie at `offset` of its file, in buffers, and its crc."""
     command = encode_put(put)
-    seal, crc = seal_put(command, offset)
-    return [LENGTH.pack(len(command) + len(seal)), command, seal], crc
+    crc = _record_crc(command, offset)
+    return [LENGTH.pack(len(command) + _PUT.size), command, _PUT.pack(_SEAL_TAG, _CRC.size, crc)], crc
 
 
 def sealed_operation_record(
@@ -118,19 +158,23 @@ def sealed_operation_record(
 ) -> list[Buffer]:
     """The bytes of a record at `offset` that tells what became of a transaction; the attachment is the last one.
 
-    messages, content: of the transaction, see seals.py.
+    messages, content: of the transaction.
     """
     command = encode_operation(operation._replace(attachment_bytes=len(attachment)))
-    seal = seal_operation(command, offset, messages, content)
+    seal = _operation_seal(command, offset, messages, content)
     if attachment:
         seal += attachment_seal(attachment)
     return [LENGTH.pack(len(command) + len(seal)), command, seal, attachment]
 
 
-def encode_filler(size: int) -> bytes:
-    """A record of `size` bytes, at least seals.MIN_FILLER_BYTES, that means nothing to either broker."""
-    command = filler_command(size)
-    return LENGTH.pack(len(command)) + command
+def _operation_seal(command: bytes, offset: int, messages: int, content: int) -> bytes:
+    counts = _COUNTS.pack(messages, content)
+    return _OPERATION.pack(_SEAL_TAG, _COUNTS.size + _CRC.size, counts, crc32(counts, _record_crc(command, offset)))
+
+
+def attachment_seal(attachment: bytes) -> bytes:
+    """The field in front of an attachment."""
+    return _ATTACHMENT.pack(_ATTACHMENT_TAG, crc32(attachment))
 
 
 def encode_locations(locations: Sequence[Location]) -> bytes:
@@ -142,7 +186,60 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
     return b"".join(parts)
 
 
+def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
+    """Where in the file to write what, for a commit record that ends at `end` to have another attachment."""
+    data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
+    return end - len(data), data
+
+
+def encode_filler(size: int) -> bytes:
+    """A record of `size` bytes, at least MIN_FILLER_BYTES, that means nothing to either broker."""
+    extra = size - MIN_FILLER_BYTES
+    key = _FILLER_KEY.format("" if extra >= _PADDING_BYTES else "-" * extra)
+    command = encode_operation(Operation(key, OperationType.LOCAL_ROLLBACK, was_prepared=False))
+    if extra >= _PADDING_BYTES:
+        command += _padding(extra - _PADDING_BYTES)
+    return LENGTH.pack(len(command)) + command
+
+
+def _padding(size: int) -> bytes:
+    length = bytes((size >> shift & 0x7F) | 0x80 for shift in (0, 7, 14, 21)) + bytes([size >> 28])
+    return bytes([_PADDING_TAG]) + length + bytes(size)
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def is_filler(operation: Operation) -> bool:
+    """Whether an operation that has no seal only stands where damaged bytes were."""
+    return _FILLER.fullmatch(operation.tx_key) is not None
+
+
+def open_seal(data: bytes, offset: int) -> Sealed:
+    """Check the bytes of a TxCommand whose record begins at `offset`. Raises RemoteProtocolError for damage."""
+    end = command_end(data)
+    command, rest = data[:end], data[end:]
+    crc = _record_crc(command, offset)
+    if not rest:
+        return Sealed(command, crc, None)
+    if rest[0] == _PADDING_TAG and rest == _padding(len(rest) - _PADDING_BYTES):
+        return Sealed(command, crc, None)
+    if len(rest) == _PUT.size:
+        seal, expected = Seal(), _PUT.pack(_SEAL_TAG, _CRC.size, crc)
+    elif len(rest) in (_OPERATION.size, _OPERATION.size + _ATTACHMENT.size):
+        messages, content = _COUNTS.unpack_from(rest, 2)
+        expected = _operation_seal(command, offset, messages, content)
+        seal = Seal(messages, content)
+        if len(rest) > _OPERATION.size:
+            tag, attachment = _ATTACHMENT.unpack_from(rest, _OPERATION.size)
+            if tag != _ATTACHMENT_TAG:
+                raise RemoteProtocolError("a record with a wrong checksum")
+            seal = seal._replace(attachment=attachment)
+    else:
+        raise RemoteProtocolError(f"{len(rest)} bytes behind a command that are not a checksum")
+    if rest[: len(expected)] != expected:
+        raise RemoteProtocolError("a record with a wrong checksum")
+    return Sealed(command, crc, seal)
 
 
 def decode_locations(data: bytes) -> tuple[Location, ...]:
@@ -162,13 +259,3 @@ def decode_locations(data: bytes) -> tuple[Location, ...]:
         found.append(Location(name.decode("utf-8", "surrogateescape"), offset, size, checksum))
         position += length
     return tuple(found)
-
-
-def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
-    """Paths of `<prefix><n>` in a directory by n, ascending; other files are left out. Raises OSError."""
-    found = {}
-    for name in files.list_directory(directory):
-        number = name.removeprefix(prefix)
-        if name.startswith(prefix) and number.isascii() and number.isdecimal() and str(int(number)) == number:
-            found[int(number)] = os.path.join(directory, name)
-    return dict(sorted(found.items()))

@@ -21,10 +21,9 @@ from metaq.protocol.errors import RemoteProtocolError
 from ..store.files import Files, naming, read_exactly
 from ..store.scan import is_zero
 from .commands import Operation, content_end, decode_command
-from .redo import LENGTH, RedoEntry, decode_locations
-from .seals import attachment_seal, is_filler, open_seal
+from .redo import LENGTH, RedoEntry, attachment_seal, decode_locations, is_filler, open_seal
 
-__all__ = ["RedoContents", "RedoDamage", "RedoReader", "read_redo"]
+__all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
@@ -43,20 +42,6 @@ class RedoDamage(NamedTuple):
     torn: bool = False
 
 
-class RedoContents(NamedTuple):
-    """A whole file: its records, where the last good one ends, its size in bytes, and what is damaged."""
-
-    entries: list[RedoEntry]
-    end: int
-    size: int
-    damages: list[RedoDamage]
-
-    @property
-    def problem(self) -> str | None:
-        """None if everything could be read."""
-        return self.damages[0].cause if self.damages else None
-
-
 class _Incomplete(RemoteProtocolError):
     """The file ends before the record does."""
 
@@ -65,13 +50,12 @@ class RedoReader:
     """Reads one file from `start` on. Raises OSError.
 
     Iterate once, over the records or, by `parts`, over records and damage in their order; then `end` is where the last
-    good record ends, `size` the file's size, and `damages` all damage.
+    good record ends, and `size` the file's size.
     """
 
     def __init__(self, files: Files, path: str, start: int = 0) -> None:
         self.end = start
         self.size = 0
-        self.damages: list[RedoDamage] = []
         self._files = files
         self._path = path
         self._fd = -1
@@ -92,9 +76,7 @@ class RedoReader:
                 while position < self.size:
                     part = self._part(position)
                     position = part.end
-                    if isinstance(part, RedoDamage):
-                        self.damages.append(part)
-                    else:
+                    if isinstance(part, RedoEntry):
                         self.end = position
                         if part.seal is None and isinstance(part.command, Operation) and is_filler(part.command):
                             continue
@@ -206,10 +188,3 @@ class RedoReader:
         except RemoteProtocolError:
             return len(head) < LENGTH.size + 8  # cut in the size of the content
         return bool(content <= length <= content + _MOST_BEHIND_CONTENT)
-
-
-def read_redo(files: Files, path: str) -> RedoContents:
-    """All records of one file. Any thread; blocks. Raises OSError if it cannot be read."""
-    reader = RedoReader(files, path)
-    entries = list(reader)
-    return RedoContents(entries, reader.end, reader.size, reader.damages)

@@ -14,7 +14,7 @@ from ..runtime.reactor import Timer
 from ..store.partition_log import PartitionLog
 
 if TYPE_CHECKING:
-    from .redo_file import RedoFile
+    from .writer import RedoFile
 
 __all__ = ["Block", "OpenTransaction", "TransactionState"]
 
@@ -65,7 +65,7 @@ class OpenTransaction:
         """Where its records go; None until the first message."""
         self.messages = 0
         self.content = 0
-        """Of its messages' records in the log: see seals.add_content."""
+        """Of its messages' records in the log: see redo.add_content."""
         self.size = 0
         """Bytes of all its records."""
         self.prepared_at_ms: int | None = None

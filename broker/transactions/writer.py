@@ -17,10 +17,9 @@ from metaq.protocol.record import Buffer
 
 from ..store.files import Files, write_all
 from ..store.threads import RunInThread, call_safely
-from .redo import REDO_PREFIX
-from .redo_file import RedoFile, RedoPosition
+from .directory import REDO_PREFIX, RedoPosition
 
-__all__ = ["MAX_REDO_BYTES", "RedoWriter"]
+__all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +31,31 @@ _MAX_QUEUED_BYTES = 1 << 20
 
 OnWritten = Callable[[str | None], None]
 """Called with None, or with why the log takes no more writes."""
+
+
+class RedoFile:
+    """One `redo.<n>`. Lives on the reactor thread, but for `fd`, which belongs to the job under way."""
+
+    def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
+        self.number = number
+        self.path = path
+        self.size = size
+        """Bytes, with those that are still queued."""
+        self.unsettled: dict[Hashable, None] = {}
+        """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
+        self.busy_from = size
+        """A place with no transaction open across it, and none unsettled before it: where a replay may begin."""
+        self.queued: list[Buffer] = []
+        self.patches: list[tuple[int, bytes]] = []
+        self.dirty = exists  # what an earlier life wrote may not be on the disk
+        self.new = not exists
+        self.fd: int | None = None
+
+    def hold(self, transaction: Hashable) -> None:
+        """The next record is the first one of a transaction."""
+        if not self.unsettled:
+            self.busy_from = self.size
+        self.unsettled[transaction] = None
 
 
 class _Part:

@@ -8,8 +8,8 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo_reader import read_redo
 from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.doubles.redo import read_redo
 from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put

@@ -21,7 +21,6 @@ from metaq.broker.inspection import Options, inspect_directory
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import read_checkpoint
 from metaq.broker.store.journal_format import read_journal
-from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, PullRequest
@@ -39,6 +38,7 @@ from metaq.protocol.record import (
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put
+from tests.doubles.redo import read_redo
 from tests.unit.broker.transactions.conversation import tx, tx_put
 
 from .broker_life import PARTITIONS, BrokerLife, BrokerWork

@@ -13,15 +13,11 @@ from metaq.broker.store.index import replace_index
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
 from metaq.broker.transactions.checkpoints import SavedState, write_state
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
-from metaq.broker.transactions.redo import (
-    Location,
-    encode_locations,
-    encode_operation_record,
-    encode_put_record,
-)
-from metaq.broker.transactions.redo_file import RedoPosition
+from metaq.broker.transactions.directory import RedoPosition
+from metaq.broker.transactions.redo import Location, encode_locations
 from metaq.cli.app import run
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record
+from tests.doubles.redo import encode_operation_record, encode_put_record
 from tests.doubles.store_harness import StoreHarness
 
 SEGMENT = "00000000000000000000.meta"

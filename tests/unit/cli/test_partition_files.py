@@ -8,9 +8,10 @@ from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.commands import Operation, OperationType
-from metaq.broker.transactions.redo import Location, encode_locations, encode_operation_record
+from metaq.broker.transactions.redo import Location, encode_locations
 from metaq.cli.app import run
 from metaq.protocol.record import checksum
+from tests.doubles.redo import encode_operation_record
 from tests.doubles.store_harness import StoreHarness
 
 

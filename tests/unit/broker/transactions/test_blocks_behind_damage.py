@@ -13,11 +13,11 @@ from metaq.broker.store.segment import SegmentFile
 from metaq.broker.transactions.commands import StoredPut
 from metaq.broker.transactions.placing import complete, is_at
 from metaq.broker.transactions.redo import Location
-from metaq.broker.transactions.redo_reader import read_redo
 from metaq.broker.transactions.transaction import Block
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, checksum, encode_record
 from metaq.protocol.statuses import ResponseCode
+from tests.doubles.redo import read_redo
 from tests.unit.broker.harness import NOW, Harness, pull
 from tests.unit.broker.transactions.killed import BEFORE, MESSAGES, data_file, killed_after_a_commit, records, stop
 

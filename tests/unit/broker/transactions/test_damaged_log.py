@@ -12,7 +12,7 @@ import pytest
 from metaq.broker.inspection.directory import Options, inspect_directory
 from metaq.broker.inspection.findings import Level
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo_reader import read_redo
+from tests.doubles.redo import read_redo
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put

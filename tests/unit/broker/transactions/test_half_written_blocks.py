@@ -3,8 +3,8 @@
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.record import HEADER_BYTES, encode_record
+from tests.doubles.redo import read_redo
 from tests.unit.broker.transactions.killed import (
     BEFORE,
     BLOCK,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut
-from metaq.broker.transactions.redo_reader import read_redo
+from tests.doubles.redo import read_redo
 from tests.unit.broker.harness import Harness
 from tests.unit.broker.transactions.conversation import bodies
 

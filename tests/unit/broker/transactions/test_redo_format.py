@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.commands import Operation, OperationType, StoredPut, decode_command
-from metaq.broker.transactions.redo import (
-    REDO_PREFIX,
-    encode_locations,
-    encode_operation_record,
-    encode_put_record,
-    numbered_files,
-)
-from metaq.broker.transactions.redo_reader import read_redo
+from metaq.broker.transactions.directory import REDO_PREFIX, numbered_files
+from metaq.broker.transactions.redo import encode_locations
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.record import checksum
 from metaq.protocol.transactions import is_xa
+from tests.doubles.redo import encode_operation_record, encode_put_record, read_redo
 
 GOLDEN = Path(__file__).resolve().parents[3] / "data" / "golden" / "store"
 RECORDS = json.loads((GOLDEN / "redo.json").read_text())["records"]

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.transactions.redo_reader import read_redo
 from metaq.protocol.errors import ConfigError, StoreError
 from metaq.protocol.record import checksum
+from tests.doubles.redo import read_redo
 from tests.doubles.store import BadSector, FaultyFiles
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put

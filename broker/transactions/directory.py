@@ -1,0 +1,72 @@
+"""The folder of 1.x's transaction log: its files by name, and copies of what a start found damaged."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ..store.files import Files, naming, read_exactly, replace_file
+
+__all__ = [
+    "CHECKPOINT_PREFIX",
+    "DAMAGED_PREFIX",
+    "DIRECTORY",
+    "REDO_PREFIX",
+    "RedoPosition",
+    "keep_copy",
+    "numbered_files",
+    "read_file",
+]
+
+DIRECTORY = "transactions"
+"""Below dataLogPath."""
+REDO_PREFIX = "redo."
+CHECKPOINT_PREFIX = "checkpoint."
+DAMAGED_PREFIX = "damaged-"
+"""Of copies of what a start could not read."""
+
+
+class RedoPosition(NamedTuple):
+    """A place in the log: number of the redo file, byte in it."""
+
+    number: int
+    offset: int
+
+
+def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
+    """Paths of `<prefix><n>` in a directory by n, ascending; other files are left out. Raises OSError."""
+    found = {}
+    for name in files.list_directory(directory):
+        number = name.removeprefix(prefix)
+        if name.startswith(prefix) and number.isascii() and number.isdecimal() and str(int(number)) == number:
+            found[int(number)] = os.path.join(directory, name)
+    return dict(sorted(found.items()))
+
+
+def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
+    """Write a copy, unless there is one with these bytes already; its path. A copy of something else is left alone.
+
+    Blocks until it is on the disk. Raises OSError.
+    """
+    path = os.path.join(directory, name)
+    number = 1
+    while (found := read_file(files, path)) is not None:
+        if found == data:
+            return path
+        number += 1
+        path = os.path.join(directory, f"{name}.{number}")
+    replace_file(files, path, data)
+    return path
+
+
+def read_file(files: Files, path: str) -> bytes | None:
+    """A whole file; None if there is none. Blocks. Raises OSError."""
+    try:
+        fd = files.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        with naming(path):
+            return read_exactly(files, fd, files.status(path).size, 0)
+    finally:
+        files.close(fd)
