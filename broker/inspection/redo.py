@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from metaq.protocol.record import checksum
 
-from ..store.files import Files, read_exactly
+from ..store.files import Files, opened, read_exactly
 from ..store.segment import SegmentFile
 from ..transactions.checkpoints import parse_checkpoint, read_state
 from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, RedoPosition, numbered_files
@@ -198,11 +197,8 @@ class _Inspection:
             return True
         for segment in segments:
             if segment.first_offset <= location.offset and location.offset + location.size <= segment.end:
-                fd = self._files.open(segment.path, os.O_RDONLY)
-                try:
+                with opened(self._files, segment.path) as fd:
                     data = read_exactly(self._files, fd, location.size, location.offset - segment.first_offset)
-                finally:
-                    self._files.close(fd)
                 return checksum(data) == location.checksum
         return False
 

@@ -4,7 +4,6 @@ would judge them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..store.files import Files, read_exactly
+from ..store.files import Files, opened, read_exactly
 from ..store.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from ..store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
 from ..store.key_index import ENTRY_BYTES, KeyBlock, read_blocks, scan_keys
@@ -119,15 +118,13 @@ def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> I
     if known is not None:
         return IndexState.OK if known.end == file.end and known.crc is not None else IndexState.BEHIND
     try:
-        fd = files.open(file.index_path, os.O_RDONLY)
+        with opened(files, file.index_path) as fd:
+            try:
+                header = files.pread(fd, INDEX_HEADER_BYTES, 0)
+            except OSError:  # derived data that cannot be read is made again, as if it were wrong
+                return IndexState.WRONG
     except FileNotFoundError:
         return IndexState.MISSING if file.size else IndexState.OK
-    try:
-        header = files.pread(fd, INDEX_HEADER_BYTES, 0)
-    except OSError:  # derived data that cannot be read is made again, as if it were wrong
-        return IndexState.WRONG
-    finally:
-        files.close(fd)
     # units are written ahead of the first checkpoint, and the header with it
     return IndexState.WRONG if any(header) else IndexState.BEHIND
 
@@ -143,8 +140,7 @@ def _read(
     file, count = report.file, 0
     checked = None if report.checked_from else _checked_index(files, report, known)
     index = None if checked is None else _IndexComparison(files, file, checked)
-    fd = files.open(file.path, os.O_RDONLY)
-    try:
+    with opened(files, file.path) as fd:
         position = report.checked_from
         for units, end in _runs(files, fd, file, position):
             if len(units):
@@ -158,8 +154,6 @@ def _read(
                 report.bad.append(_judge(files, fd, file, position, end))
             advance(end - position)
             position = end
-    finally:
-        files.close(fd)
     return count
 
 
@@ -265,17 +259,12 @@ def _describes(files: Files, file: SegmentFile, blocks: tuple[KeyBlock, ...]) ->
     known = trusted_checkpoint(files, file)
     if known is None or known.crc is None:
         return True
-    data, keys = files.open(file.path, os.O_RDONLY), -1
+    units = UnitReader(files, file.index_path, known.units, known.crc)
     try:
-        keys = files.open(file.keys_path, os.O_RDONLY)
-        with UnitReader(files, file.index_path, known.units, known.crc) as reader:
+        with opened(files, file.path) as data, opened(files, file.keys_path) as keys, units as reader:
             return all(_is_right(files, file, block, reader, data, keys) for block in blocks if block.end <= known.end)
     except IndexDamaged:  # which is told of the index
         return True
-    finally:
-        files.close(data)
-        if keys >= 0:
-            files.close(keys)
 
 
 def _is_right(files: Files, file: SegmentFile, block: KeyBlock, reader: UnitReader, data: int, keys: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .files import Files
+from .files import Files, opened
 from .index import FRESH_SUFFIX
 from .retention import Disposal
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX
@@ -126,9 +126,6 @@ def _zip(files: Files, path: str) -> None:
             if error.errno == errno.EIO:
                 raise _Unreadable(str(error)) from error
             raise
-    fd = files.open(unfinished, os.O_RDWR)
-    try:
+    with opened(files, unfinished, os.O_RDWR) as fd:
         files.fdatasync(fd)
-    finally:
-        files.close(fd)
     files.rename(unfinished, f"{path}.zip")

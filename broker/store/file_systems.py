@@ -37,7 +37,7 @@ class FileSystems:
     def _descriptors_of(self, directories: Iterable[str]) -> list[int]:
         found = {}
         for directory in directories:
-            device = self._files.device_of(directory)
+            device = self._files.device(directory)
             if device not in self._descriptors:
                 self._descriptors[device] = self._files.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             found[device] = self._descriptors[device]

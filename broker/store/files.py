@@ -32,9 +32,9 @@ __all__ = [
     "OpenFile",
     "OpenFiles",
     "Readable",
-    "RealFiles",
     "default_open_limit",
     "naming",
+    "opened",
     "read_exactly",
     "replace_file",
     "unused_name",
@@ -72,13 +72,9 @@ class NotCached(Exception):  # no error: a reason to come back
 
     def load(self) -> None:
         """Read it. What cannot be read will fail again where it is asked for."""
-        with suppress(OSError):
-            fd = self._files.open(self._path, os.O_RDONLY)
-            try:
-                for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
-                    self._files.pread(fd, tuning.LOAD_BYTES, start)
-            finally:
-                self._files.close(fd)
+        with suppress(OSError), opened(self._files, self._path) as fd:
+            for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
+                self._files.pread(fd, tuning.LOAD_BYTES, start)
 
 
 class FileStatus(NamedTuple):
@@ -94,55 +90,11 @@ class Readable(Protocol):
     def pread(self, fd: int, size: int, position: int) -> bytes: ...
 
 
-class Files(Readable, Protocol):
-    """What the store needs of a file system. Every method may raise OSError; all may be called on any thread."""
+class Files:
+    """The operating system's files, as the store needs them; test doubles derive from it.
 
-    def open(self, path: str, flags: int) -> int: ...
-    def close(self, fd: int) -> None: ...
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int: ...
-
-    def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Whether any of these bytes, which must lie in the file, are in the page cache; True if it cannot be told."""
-
-    def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
-
-    def advise(self, fd: int, position: int, size: int, advice: int) -> None:
-        """Tell the page cache what is wanted (os.POSIX_FADV_…); a hint, and of no effect where it is not understood."""
-
-    def unused_memory_part(self) -> float:
-        """Part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
-
-    def start_writeback(self, fd: int, position: int, size: int) -> None:
-        """Have dirty pages written, without waiting for them and without making anything safe; a hint as well."""
-
-    def fdatasync(self, fd: int) -> None: ...
-    def fsync_directory(self, path: str) -> None: ...
-
-    def sync_filesystem_of(self, fd: int) -> None:
-        """Sync everything of the file system that `fd` is on: one call for any number of files. Reports what could not
-        be written since the last call with this descriptor.
-        """
-
-    def truncate(self, fd: int, size: int) -> None: ...
-    def status(self, path: str) -> FileStatus: ...
-    def space(self, path: str) -> tuple[int, int]:
-        """Bytes that we may still write on the file system of `path`, and its size."""
-
-    def device(self, fd: int) -> int: ...
-    def device_of(self, path: str) -> int: ...
-    def is_directory(self, path: str) -> bool: ...
-    def list_directory(self, path: str) -> list[str]: ...
-    def make_directory(self, path: str) -> None: ...
-    def rename(self, source: str, target: str) -> None: ...
-    def unlink(self, path: str) -> None: ...
-
-    def lock(self, path: str) -> int:
-        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process has it."""
-
-
-class RealFiles:
-    """The operating system's files."""
+    Every method may raise OSError; all may be called on any thread.
+    """
 
     def open(self, path: str, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
@@ -157,6 +109,7 @@ class RealFiles:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
+        """Whether any of these bytes, which must lie in the file, are in the page cache; True if it cannot be told."""
         start = position - position % mmap.ALLOCATIONGRANULARITY
         length = position + size - start
         with mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapped:
@@ -167,16 +120,20 @@ class RealFiles:
         return any(page & 1 for page in bytes(pages))
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
+        """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
+        """Tell the page cache what is wanted (os.POSIX_FADV_…); a hint, and of no effect where it is not understood."""
         with suppress(OSError):
             os.posix_fadvise(fd, position, size, advice)
 
     def unused_memory_part(self) -> float:
+        """Part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
         return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
+        """Have dirty pages written, without waiting for them and without making anything safe; a hint as well."""
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
@@ -193,6 +150,9 @@ class RealFiles:
             os.close(fd)
 
     def sync_filesystem_of(self, fd: int) -> None:
+        """Sync everything of the file system that `fd` is on: one call for any number of files. Reports what could not
+        be written since the last call with this descriptor.
+        """
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -202,14 +162,13 @@ class RealFiles:
         return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000)
 
     def space(self, path: str) -> tuple[int, int]:
+        """Bytes that we may still write on the file system of `path`, and its size."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
-    def device(self, fd: int) -> int:
-        return os.fstat(fd).st_dev
-
-    def device_of(self, path: str) -> int:
-        return os.stat(path).st_dev
+    def device(self, file: int | str) -> int:
+        """Of a descriptor, or a path."""
+        return os.stat(file).st_dev
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
@@ -227,6 +186,7 @@ class RealFiles:
         os.unlink(path)
 
     def lock(self, path: str) -> int:
+        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process has it."""
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,7 +196,7 @@ class RealFiles:
         return fd
 
 
-REAL_FILES = RealFiles()
+REAL_FILES = Files()
 
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
@@ -279,17 +239,25 @@ def naming(path: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor for this block. An OSError that is raised in it gets the file's name, as by `naming`."""
+    fd = files.open(path, flags)
+    try:
+        with naming(path):
+            yield fd
+    finally:
+        files.close(fd)
+
+
 def replace_file(files: Files, path: str, data: bytes) -> None:
     """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.tmp")
     files.make_directory(directory)
-    fd = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(files, temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(files, fd, [data], 0)
         files.fdatasync(fd)
-    finally:
-        files.close(fd)
     files.rename(temporary, path)
     files.fsync_directory(directory)
 
@@ -439,11 +407,8 @@ class OpenFiles:
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
             return
-        fd = self.files.open(file.path, file.flags)
-        try:
+        with opened(self.files, file.path, file.flags) as fd:
             write_all(self.files, fd, buffers, position)
-        finally:
-            self.files.close(fd)
 
     def _has_idle(self) -> bool:
         """Whether the next file of the ring may go; the clock steps on slowly, so that idle ones are found in time."""

@@ -37,7 +37,7 @@ from isal.isal_zlib import crc32
 from metaq.protocol.record import Buffer
 
 from . import tuning
-from .files import Files, OpenFile, read_exactly, write_all
+from .files import Files, OpenFile, opened, read_exactly, write_all
 from .index_blocks import (
     HEADER_BYTES,
     UNIT,
@@ -141,16 +141,13 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
     again. Raises OSError if it cannot be opened, StoreError for want of memory.
     """
     try:
-        fd = files.open(path, os.O_RDONLY)
+        with opened(files, path) as fd:
+            return _read_checkpoint(partial(_load, files, fd, path), path, first_offset)
     except FileNotFoundError:
         return None
-    try:
-        return _read_checkpoint(partial(_load, files, fd, path), path, first_offset)
     except IndexDamaged as damage:
         _log.warning("%s", damage)
         return None
-    finally:
-        files.close(fd)
 
 
 def _load(files: Files, fd: int, path: str, size: int, position: int) -> bytes:
@@ -189,11 +186,8 @@ def write_units(
     if vouched is not None:
         return _replace_and_write(files, path, units, *vouched)
     parts, crc = pack_units(stored, units, crc)
-    fd = files.open(path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC))
-    try:
+    with opened(files, path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC)) as fd:
         write_all(files, fd, parts, unit_position(stored))
-    finally:
-        files.close(fd)
     return crc
 
 
@@ -223,11 +217,8 @@ def _replace_index(
     if covered < len(units):
         crc = write_units(files, fresh, covered, units[covered:].tobytes(), crc)
     write_checkpoint(files, fresh, checkpoint)
-    fd = files.open(fresh, os.O_RDWR)
-    try:
+    with opened(files, fresh, os.O_RDWR) as fd:
         files.fdatasync(fd)
-    finally:
-        files.close(fd)
     files.rename(fresh, path)
     return checkpoint, crc
 
@@ -247,13 +238,10 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:
 
 
 def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    fd = files.open(path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT))
-    try:
+    with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
             files.fdatasync(fd)
         write_all(files, fd, [pack_header(checkpoint)], 0)
-    finally:
-        files.close(fd)
 
 
 FRESH_SUFFIX = ".new"

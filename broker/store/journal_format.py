@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32
 from metaq.protocol.record import Buffer
 
 from . import tuning
-from .files import Files, naming, read_exactly
+from .files import Files, naming, opened, read_exactly
 
 __all__ = [
     "DAMAGED_SUFFIX",
@@ -153,12 +153,8 @@ def journal_number(path: str) -> int:
 
 
 def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool) -> None:
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        with naming(path):
-            data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
-    finally:
-        files.close(fd)
+    with opened(files, path) as fd:
+        data = memoryview(read_exactly(files, fd, files.status(path).size, 0))
     number = journal_number(path)
     position = 0
     while position < len(data):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 from metaq.protocol.errors import StoreError
 
 from . import tuning
-from .files import Files
+from .files import Files, opened
 from .index import Index, IndexDamaged
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
 from .partition_log import PartitionLog
@@ -67,14 +66,11 @@ def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None
     if not (full or at_end):
         return blocks
     end = segment.end if at_end else int(units[-1]["offset"]) + int(units[-1]["size"])
-    data_fd = files.open(segment.path, os.O_RDONLY)
-    try:
+    with opened(files, segment.path) as data_fd:
         entries = scan_keys(files, data_fd, units, segment.first_offset, pause)
         position = blocks[-1].next_position if blocks else 0
         covered = Covered(start, end, units)
         block = append_block(files, segment.keys_path, data_fd, covered, entries, segment.first_offset, position)
-    finally:
-        files.close(data_fd)
     return (*blocks, block)
 
 

@@ -48,7 +48,7 @@ from metaq.protocol.record import (
 )
 
 from . import tuning
-from .files import Files, read_exactly, write_all
+from .files import Files, opened, read_exactly, write_all
 from .index import UnitArray
 
 __all__ = [
@@ -225,24 +225,19 @@ def read_blocks(
     be written again. check_entries: also those whose entries do not have their checksum. Raises OSError.
     """
     try:
-        fd = files.open(path, os.O_RDONLY)
+        size = files.status(path).size
     except FileNotFoundError:
         return ()
-    try:
-        blocks, lasts = _walk_headers(files, fd, files.status(path).size, first_offset, end)
+    with opened(files, path) as fd:
+        blocks, lasts = _walk_headers(files, fd, size, first_offset, end)
         if check_entries:
             good = [_has_checksum(files, fd, *each) for each in zip(blocks, lasts, strict=True)]
             count = good.index(False) if False in good else len(good)
             blocks, lasts = blocks[:count], lasts[:count]
-    finally:
-        files.close(fd)
-    data = files.open(data_path, os.O_RDONLY)
-    try:
+    with opened(files, data_path) as data:
         while blocks and not _is_record(files, data, lasts[-1], first_offset, blocks[-1].end):
             blocks.pop()
             lasts.pop()
-    finally:
-        files.close(data)
     return tuple(blocks)
 
 
@@ -322,13 +317,11 @@ def append_block(
     head = _HEADER.pack(
         _MAGIC, _VERSION, len(entries), start, end, low, high, rising, checksum, last_id, last, crc32(data)
     )
-    fd = files.open(path, os.O_RDWR if position else os.O_RDWR | os.O_CREAT)  # somebody may have deleted it
-    try:
+    flags = os.O_RDWR if position else os.O_RDWR | os.O_CREAT  # somebody may have deleted it
+    with opened(files, path, flags) as fd:
         files.truncate(fd, position)
         if data:
             write_all(files, fd, [data], block.position)
             files.fdatasync(fd)
         write_all(files, fd, [head + _HEADER_CRC.pack(crc32(head))], position)
-    finally:
-        files.close(fd)
     return block

@@ -25,7 +25,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from . import tuning
-from .files import Files, OpenFiles, naming, read_exactly, unused_name
+from .files import Files, OpenFiles, opened, read_exactly, unused_name, write_all
 from .index import (
     UNIT_DTYPE,
     Checkpoint,
@@ -244,8 +244,7 @@ class _Tail:
 
     def _recover_segment(self, file: SegmentFile, known: Checkpoint | None) -> None:
         start = 0 if known is None else known.end - file.first_offset
-        with naming(file.path):
-            scan = self._check(file, start)
+        scan = self._check(file, start)
         bound_java_times(scan.units, file.modified_ms)
         if len(scan.units):
             order_times(scan.units, self._last_time_ms)
@@ -260,15 +259,12 @@ class _Tail:
         """Check what is behind position `start`, and cut what is not good."""
         if start == file.size:
             return Scan(np.empty(0, UNIT_DTYPE), start)
-        fd = self._files.open(file.path, os.O_RDWR)
-        try:
+        with opened(self._files, file.path, os.O_RDWR) as fd:
             rewriter = Rewriter(self._files, file.path, fd, self._sync)
             scan = scan_units(rewriter, fd, start, file.size, file.first_offset, checked=rewriter.secure)
             self._rewritten_bytes += rewriter.rewritten_bytes
             if scan.end < file.size:
                 self._cut(fd, file, scan.end)
-        finally:
-            self._files.close(fd)
         return scan
 
     def _cut(self, fd: int, file: SegmentFile, position: int) -> None:
@@ -323,15 +319,12 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
     offset, _, _, size, _ = found.last_unit
     if offset + size != end and not (may_end_earlier and offset + size < end):
         return None
-    fd = files.open(file.path, os.O_RDONLY)
     try:
-        with naming(file.path):
+        with opened(files, file.path) as fd:
             return found.checkpoint if _describes(files, fd, file, found.checkpoint, found.last_unit) else None
     except IndexDamaged as damage:
         _log.warning("%s", damage)
         return None
-    finally:
-        files.close(fd)
 
 
 def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last_unit: Unit) -> bool:
@@ -393,12 +386,8 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
     """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
-    fd = files.open(file.path, os.O_RDONLY)
-    try:
-        with naming(file.path):
-            units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
-    finally:
-        files.close(fd)
+    with opened(files, file.path) as fd:
+        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
     for each in damage:
         _log.error("%s is damaged in [%d, %d)", file.path, each.start, each.end)
     bound_java_times(units, file.modified_ms)
@@ -419,17 +408,11 @@ def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tupl
 
 
 def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
-    target = files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        position = start
-        while position < end:
+    with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target:
+        for position in range(start, end, tuning.COPY_BYTES):
             data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
-            with naming(path):
-                position += files.pwritev(target, [data], position - start)
-        with naming(path):
-            files.fdatasync(target)
-    finally:
-        files.close(target)
+            write_all(files, target, [data], position - start)
+        files.fdatasync(target)
 
 
 # --- closed segments --------------------------------------------------------------------------------------------------
@@ -450,11 +433,8 @@ def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
 
     Damaged ranges are passed over and reported: their records are not indexed. Raises OSError.
     """
-    fd = files.open(file.path, os.O_RDONLY)
-    try:
+    with opened(files, file.path) as fd:
         units, damage = _scan_all(files, fd, file)
-    finally:
-        files.close(fd)
     bound_java_times(units, file.modified_ms)
     made = replace_index(files, file.index_path, units, file.first_offset, file.end)
     return RebuiltIndex(made.units, made.max_id, made.crc or 0, tuple(damage))

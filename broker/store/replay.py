@@ -16,7 +16,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import iter_headers
 
-from .files import Files, naming, read_exactly, write_all
+from .files import Files, opened, read_exactly, write_all
 from .journal_format import JournalData, JournalEntry
 from .recovery import trusted_checkpoint
 from .scan import scan_units
@@ -85,12 +85,8 @@ def replay_partition(
 
 
 def _write(files: Files, found: Continuation) -> None:
-    fd = files.open(found.file.path, os.O_RDWR | os.O_CREAT)
-    try:
-        with naming(found.file.path):
-            write_all(files, fd, found.parts, found.end - found.file.first_offset)
-    finally:
-        files.close(fd)
+    with opened(files, found.file.path, os.O_RDWR | os.O_CREAT) as fd:
+        write_all(files, fd, found.parts, found.end - found.file.first_offset)
 
 
 def continuations(
@@ -138,18 +134,14 @@ def _continuation(
     start = file.first_offset if known is None else known.end
     if start >= entries[-1].end:
         return Continuation(file, file.end, [], [])
-    fd = files.open(file.path, os.O_RDONLY)
-    try:
-        with naming(file.path):
-            stop = min(file.end, limit) - file.first_offset
-            good = scan_units(files, fd, start - file.first_offset, stop, file.first_offset).end
+    with opened(files, file.path) as fd:
+        stop = min(file.end, limit) - file.first_offset
+        good = scan_units(files, fd, start - file.first_offset, stop, file.first_offset).end
 
-            def read(size: int, offset: int) -> bytes:
-                return read_exactly(files, fd, size, offset - file.first_offset)
+        def read(size: int, offset: int) -> bytes:
+            return read_exactly(files, fd, size, offset - file.first_offset)
 
-            return _continue(file, read, (start, file.first_offset + good), limit, entries, data)
-    finally:
-        files.close(fd)
+        return _continue(file, read, (start, file.first_offset + good), limit, entries, data)
 
 
 def _continue(

@@ -17,7 +17,7 @@ from metaq.protocol.record import Buffer
 
 from . import tuning
 from .file_systems import FileSystems
-from .files import Files, naming, read_exactly, write_all
+from .files import Files, opened, read_exactly, write_all
 
 __all__ = ["PageCacheSync", "Rewriter", "secure_file"]
 
@@ -102,15 +102,11 @@ def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
 
     sync: PageCacheSync. Raises OSError.
     """
-    fd = files.open(path, os.O_RDWR)
-    try:
-        with naming(path):
-            rewriter = Rewriter(files, path, fd, sync)
-            size = files.status(path).size
-            for position in range(0, size, tuning.COPY_BYTES):
-                rewriter.secure(position, rewriter.pread(fd, min(tuning.COPY_BYTES, size - position), position))
-            if rewriter.wrote:
-                files.fdatasync(fd)
-            return rewriter.rewritten_bytes
-    finally:
-        files.close(fd)
+    with opened(files, path, os.O_RDWR) as fd:
+        rewriter = Rewriter(files, path, fd, sync)
+        size = files.status(path).size
+        for position in range(0, size, tuning.COPY_BYTES):
+            rewriter.secure(position, rewriter.pread(fd, min(tuning.COPY_BYTES, size - position), position))
+        if rewriter.wrote:
+            files.fdatasync(fd)
+        return rewriter.rewritten_bytes

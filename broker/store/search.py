@@ -7,12 +7,11 @@ is bounded: what it has not looked at is counted, never passed over in silence.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from metaq.protocol.record import key_hash
 
-from .files import Files, read_exactly
+from .files import Files, opened, read_exactly
 from .search_values import Budget, FoundMatches, KeyQuery, LogView, Match, SegmentView
 from .searched_segment import SearchedSegment
 
@@ -109,10 +108,7 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 def _read(files: Files, view: SegmentView, match: Match) -> bytes | None:
     try:
-        fd = files.open(view.path, os.O_RDONLY)
+        with opened(files, view.path) as fd:
+            return read_exactly(files, fd, match.size, match.offset - view.first_offset)
     except FileNotFoundError:
         return None
-    try:
-        return read_exactly(files, fd, match.size, match.offset - view.first_offset)
-    finally:
-        files.close(fd)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from . import tuning
-from .files import Files, read_exactly
+from .files import Files, opened, read_exactly
 from .snapshot import SegmentName, Snapshot, find_segment
 
 __all__ = ["SequentialReader"]
@@ -106,10 +106,6 @@ class SequentialReader:
         """The reader goes to another segment: nothing of the last one in front of `hot` is kept."""
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:
-            with suppress(OSError):  # gone: so are its pages
-                fd = self._files.open(segment.path, os.O_RDONLY)
-                try:
-                    self._drop(fd, segment, hot)
-                finally:
-                    self._files.close(fd)
+            with suppress(OSError), opened(self._files, segment.path) as fd:  # gone: so are its pages
+                self._drop(fd, segment, hot)
         self._brought.clear()

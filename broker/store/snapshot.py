@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 
 from .damage import place_by_walking
-from .files import Files, read_exactly
+from .files import Files, opened, read_exactly
 
 __all__ = ["SegmentName", "Snapshot", "find_segment"]
 
@@ -96,11 +95,8 @@ class Snapshot(NamedTuple):
     def look(self, segment: SegmentName, question: Callable[[Files, int], T]) -> T:
         """What `question(files, descriptor)` says of a segment's data file."""
         try:
-            fd = self.files.open(segment.path, os.O_RDONLY)
-            try:
+            with opened(self.files, segment.path) as fd:
                 return question(self.files, fd)
-            finally:
-                self.files.close(fd)
         except FileNotFoundError:
             if segment.removed:
                 raise self.out_of_range(segment.first_offset) from None

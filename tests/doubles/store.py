@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from metaq.broker.store.files import FileStatus, RealFiles
+from metaq.broker.store.files import Files, FileStatus
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.record import Buffer
 
@@ -58,7 +58,7 @@ class ManualThreads:
             self.run_one()
 
 
-class FaultyFiles(RealFiles):
+class FaultyFiles(Files):
     """The real files below a test's directory, with faults at will and a memory of what has been synced.
 
     `fail_at`: the n-th change of the disk (write, sync, truncate, create, rename, unlink; from 1) raises `error`; a

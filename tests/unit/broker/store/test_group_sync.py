@@ -160,8 +160,8 @@ def test_a_tick_looks_at_few_and_forgets_none(harness: StoreHarness, monkeypatch
 def test_partitions_on_another_disk_are_synced_there(harness: StoreHarness, tmp_path: Path) -> None:
     put_to_all(harness)
     elsewhere = logs(harness)[2].directory
-    device_of = harness.files.device_of
-    harness.files.device_of = lambda path: 12345 if path == elsewhere else device_of(path)  # type: ignore[method-assign]
+    device = harness.files.device
+    harness.files.device = lambda file: 12345 if file == elsewhere else device(file)  # type: ignore[method-assign]
     harness.files.calls.clear()
     let_checkpoints_come(harness)
     assert harness.files.calls["sync_filesystem"] == 2

@@ -681,6 +681,6 @@ def test_recovered_partitions_behind_links_are_synced_on_their_own_disk(
         here = Path(puts.harness.path, f"t-{number}")
         here.rename(elsewhere / here.name)
         here.symlink_to(elsewhere / here.name)
-    monkeypatch.setattr(FaultyFiles, "device_of", lambda _, path: 2 if os.path.islink(path) else 1)
+    monkeypatch.setattr(FaultyFiles, "device", lambda _, path: 2 if os.path.islink(path) else 1)
     puts.harness._start_anew()
     assert puts.harness.files.calls["sync_filesystem"] == 2, "the links' disk, and the data path with their names"
