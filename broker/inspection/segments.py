@@ -4,7 +4,7 @@ would judge them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -13,16 +13,14 @@ import numpy as np
 
 from ..store.files import Files, opened, read_exactly
 from ..store.index import HEADER_BYTES as INDEX_HEADER_BYTES
-from ..store.index import Checkpoint, IndexDamaged, UnitArray, read_checkpoint
+from ..store.index import Checkpoint, IndexDamaged, UnitArray, UnitReader, read_checkpoint
 from ..store.key_index import ENTRY_BYTES, KeyBlock, read_blocks, scan_keys
 from ..store.recovery import trusted_checkpoint
-from ..store.scan import find_record, is_zero, scan_units
+from ..store.scan import is_zero, walk
 from ..store.segment import SegmentFile
-from ..store.unit_reader import UnitReader
 
 __all__ = ["Bad", "BadRange", "IndexState", "KeysState", "SegmentReport", "inspect_keys", "inspect_segment"]
 
-_BLOCK_RECORDS = 1 << 20  # of one step; a step reads 4 MiB, or one larger record
 _PLACES = ["offset", "size"]
 
 
@@ -142,7 +140,7 @@ def _read(
     index = None if checked is None else _IndexComparison(files, file, checked)
     with opened(files, file.path) as fd:
         position = report.checked_from
-        for units, end in _runs(files, fd, file, position):
+        for units, end in walk(files, fd, position, file.size, file.first_offset):
             if len(units):
                 report.largest = max(report.largest, int(units["size"].max()))
                 report.oversized += int((units["size"] > limit).sum())
@@ -171,19 +169,6 @@ def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None
             report.index, report.index_damage = IndexState.DAMAGED, f"block {damage.block}: {damage.reason}"
         return None
     return known
-
-
-def _runs(files: Files, fd: int, file: SegmentFile, position: int) -> Iterator[tuple[UnitArray, int]]:
-    """Units of good records and where they end in the file; no units: bad bytes up to there."""
-    while position < file.size:
-        scan = scan_units(files, fd, position, file.size, file.first_offset, max_records=_BLOCK_RECORDS)
-        position = scan.end
-        if len(scan.units):
-            yield scan.units, position
-            continue
-        good = find_record(files, fd, position, file.size)
-        position = file.size if good is None else good
-        yield scan.units, position
 
 
 def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> BadRange:

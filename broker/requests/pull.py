@@ -28,7 +28,7 @@ from ..store.damage import Damaged, Sound, Soundness
 from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
-from ..store.snapshot import Snapshot
+from ..store.segments import Snapshot
 from .answers import Bytes, answer_frame
 from .reading import Reading
 

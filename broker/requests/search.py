@@ -30,7 +30,7 @@ from ..partitions import Partitions
 from ..store.files import Files
 from ..store.partition_log import PartitionLog
 from ..store.search import find_id, find_key, read_matches
-from ..store.search_values import Budget, FoundMatches, KeyQuery, LogView, Match
+from ..store.searching import Budget, FoundMatches, KeyQuery, LogView, Match
 from ..store.store import Store
 from .answers import Bytes, answer_frame
 

@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaq.protocol.record import HEADER, HEADER_BYTES, checksum, is_blank
-
-from . import tuning
 from .files import Files, read_exactly
-from .index import UnitArray
-from .scan import find_record, scan_units
+from .index import UNIT_DTYPE, UnitArray
+from .scan import scan_bytes, walk
 
-__all__ = ["Damaged", "DamagedRanges", "Sound", "Soundness", "place_by_units", "place_by_walking"]
+__all__ = ["Damaged", "DamagedRanges", "Sound", "Soundness", "place_by_units", "place_by_walking", "walk_segment"]
 
 _MAX_RANGES = 1024
 
@@ -112,14 +109,7 @@ def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -
 
 
 def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
-    record = read_exactly(files, fd, size, position)
-    if len(record) < max(size, HEADER_BYTES):
-        return False
-    length, expected, message_id, _ = HEADER.unpack_from(record)
-    if length != size - HEADER_BYTES or is_blank(length, expected, message_id):
-        return False
-    good: bool = checksum(memoryview(record)[HEADER_BYTES:]) == expected
-    return good
+    return scan_bytes(read_exactly(files, fd, size, position), 0, max_records=1).end == size
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
@@ -128,18 +118,27 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
 
     Reads up to the record, or to the next good one behind it: all of [start, end) at worst.
     """
-    size = end - first_offset
-    position = start - first_offset
-    while True:
-        scan = scan_units(files, fd, position, size, first_offset, max_records=tuning.WALK_RECORDS)
-        if offset < first_offset + scan.end:
-            unit = scan.units[int(np.searchsorted(scan.units["offset"], offset, "right")) - 1]
+    reached = start
+    for units, position in walk(files, fd, start - first_offset, end - first_offset, first_offset):
+        if offset < first_offset + position:
+            if not len(units):
+                return Damaged(reached, first_offset + position)
+            unit = units[int(np.searchsorted(units["offset"], offset, "right")) - 1]
             return Sound(int(unit["offset"]), int(unit["size"]))
-        if not len(scan.units):
-            good = find_record(files, fd, position, size)
-            behind = size if good is None else good
-            if offset < first_offset + behind:
-                return Damaged(first_offset + position, first_offset + behind)
-            position = behind
-        else:
-            position = scan.end
+        reached = first_offset + position
+    raise ValueError(f"offset {offset} is not in [{start}, {end})")
+
+
+def walk_segment(files: Files, fd: int, first_offset: int, size: int) -> tuple[UnitArray, list[Damaged]]:
+    """Units of all good records of a segment's first `size` bytes, and what is damaged between them.
+
+    fd: its data file. Any thread. Raises OSError.
+    """
+    blocks, damage = [np.empty(0, UNIT_DTYPE)], []
+    start = first_offset
+    for units, position in walk(files, fd, 0, size, first_offset):
+        blocks.append(units)
+        if not len(units):
+            damage.append(Damaged(start, first_offset + position))
+        start = first_offset + position
+    return np.concatenate(blocks), damage

@@ -26,10 +26,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from functools import partial
 from struct import Struct
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -43,7 +46,6 @@ from .index_blocks import (
     UNIT,
     UNIT_BYTES,
     UNIT_DTYPE,
-    CheckedUnits,
     IndexDamaged,
     Unit,
     UnitArray,
@@ -53,6 +55,7 @@ from .index_blocks import (
     ordered_units,
     pack_units,
     read_block,
+    read_units,
     unit_position,
     unreadable,
 )
@@ -67,14 +70,15 @@ __all__ = [
     "Index",
     "IndexDamaged",
     "StoredCheckpoint",
+    "Unit",
     "UnitArray",
+    "UnitReader",
     "Vouched",
     "largest_id",
     "order_times",
     "ordered_units",
     "read_checkpoint",
     "replace_index",
-    "sync_units",
     "write_checkpoint",
     "write_units",
 ]
@@ -90,7 +94,7 @@ _UNCHECKED_VERSION = 1
 class Checkpoint(NamedTuple):
     """What an index header promises: `units` units describe all data in [first_offset, end).
 
-    crc: as CheckedUnits.crc; None: the file is of version 1, and its units are not used.
+    crc: as Units.crc; None: the file is of version 1, and its units are not used.
     """
 
     first_offset: int
@@ -216,28 +220,20 @@ def _replace_index(
     checkpoint = Checkpoint(first_offset, end, covered, largest_id(promised), crc)
     if covered < len(units):
         crc = write_units(files, fresh, covered, units[covered:].tobytes(), crc)
-    write_checkpoint(files, fresh, checkpoint)
+    write_checkpoint(files, fresh, checkpoint, sync=False)
     with opened(files, fresh, os.O_RDWR) as fd:
         files.fdatasync(fd)
     files.rename(fresh, path)
     return checkpoint, crc
 
 
-def sync_units(files: Files, path: str, checkpoint: Checkpoint) -> None:
-    """Sync what `write_units` wrote, then move the header to `checkpoint`, whose data are synced.
+def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
+    """Move the header to what `write_units` wrote, whose data are synced.
 
-    Any thread; other units may be written behind those of the checkpoint meanwhile. The header itself is not synced: an
-    older one is as true. Raises OSError; nothing is promised before all of it is synced.
+    sync: sync the units first; else a sync of the file system has covered them since. Any thread; other units may be
+    written behind those of the checkpoint meanwhile. The header itself is not synced: an older one is as true. Raises
+    OSError; nothing is promised before all of it is synced.
     """
-    _move_header(files, path, checkpoint, sync=True)
-
-
-def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint) -> None:
-    """Move the header to what `write_units` wrote and a sync of the file system has covered since."""
-    _move_header(files, path, checkpoint, sync=False)
-
-
-def _move_header(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
     with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
             files.fdatasync(fd)
@@ -252,16 +248,104 @@ def _end_of(unit: Any) -> int:
     return int(unit["offset"]) + int(unit["size"])
 
 
-class Index(CheckedUnits):
+class Units(ABC):
+    """The units of one segment: `stored` of them in a file, checked whenever they are read, the others in memory.
+
+    crc: CRC-32 of those in the file's last block, if that is not complete. Searches cost O(log n) reads of a block.
+    All methods that read raise IndexDamaged, or StoreError for want of descriptors or memory.
+    """
+
+    __slots__ = ("_tail", "crc", "path", "stored")
+
+    def __init__(self, path: str, stored: int, crc: int, tail: Buffer) -> None:
+        self.path = path
+        self.stored = stored
+        self.crc = crc
+        self._tail = bytearray(tail)
+
+    def __len__(self) -> int:
+        """Number of units."""
+        return self.stored + len(self._tail) // UNIT_BYTES
+
+    @abstractmethod
+    def _load(self, size: int, position: int) -> Buffer:
+        """Bytes of the file, fewer only at its end."""
+
+    def unit(self, number: int) -> Unit:
+        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
+        if number >= self.stored:
+            return self._unstored(number)
+        block = block_of(number)
+        return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
+
+    def units(self, start: int, stop: int) -> UnitArray:
+        """Units start … stop-1, as far as there are so many, as one array."""
+        stored = self.stored
+        if stop > stored:
+            stop = min(stop, len(self))
+        if start < stop <= stored:
+            return read_units(self._load, self.path, start, stop, stored, self.crc)
+        tail = bytes(self._tail[max(0, start - stored) * UNIT_BYTES : max(0, stop - stored) * UNIT_BYTES])
+        if start < stored and start < stop:
+            tail = read_units(self._load, self.path, start, stored, stored, self.crc).tobytes() + tail
+        return np.frombuffer(tail, UNIT_DTYPE)
+
+    def starting_before(self, offset: int) -> int:
+        """Number of records that start before `offset`."""
+        return self._search(_offset, offset)
+
+    def ending_by(self, offset: int) -> int:
+        """Number of records that end at or before `offset`."""
+        return self._search(_end, offset + 1)
+
+    def stored_before(self, time_ms: int) -> int:
+        """Number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
+        return self._search(_time, time_ms)
+
+    def _unstored(self, number: int) -> Unit:
+        return UNIT.unpack_from(self._tail, (number - self.stored) * UNIT_BYTES)
+
+    def _block(self, block: int) -> Buffer:
+        return read_block(self._load, self.path, block, self.stored, self.crc)
+
+    def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
+        """Number of the first of the units start … stop-1 with key(unit) >= value; the keys do not decrease."""
+        stored, held = self.stored, -1
+        units: Buffer = b""
+
+        def key_of(number: int) -> int:
+            nonlocal held, units
+            if number >= stored:
+                return key(self._unstored(number))
+            block = block_of(number)
+            if block != held:
+                held, units = block, self._block(block)
+            return key(UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES))
+
+        return bisect_left(range(len(self)), value, start, stop, key=key_of)
+
+
+def _offset(unit: Unit) -> int:
+    return unit[0]
+
+
+def _end(unit: Unit) -> int:
+    return unit[0] + unit[3]
+
+
+def _time(unit: Unit) -> int:
+    return abs(unit[2])
+
+
+class Index(Units):
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
     Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(1) where `units_ending_by`
     has ended before: readers mostly read on from there. (Units never change, so a boundary between two records once
-    known stays true.) A read of the file raises NotCached as `OpenFile.read` does, and StoreError for want of
-    descriptors or memory.
+    known stays true.) A read of the file raises NotCached as `OpenFile.read` does.
     """
 
-    __slots__ = ("_boundaries", "_tail", "file", "max_stored_id", "vouched")
+    __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
 
     def __init__(
         self,
@@ -272,17 +356,12 @@ class Index(CheckedUnits):
         crc: int = 0,
         vouched: Vouched | None = None,
     ) -> None:
-        """crc: see CheckedUnits. vouched: see `write_units`."""
-        super().__init__(file.path, stored, crc)
+        """crc: see Units. vouched: see `write_units`."""
+        super().__init__(file.path, stored, crc, tail)
         self.vouched = vouched
         self.file = file
         self.max_stored_id = max_stored_id
-        self._tail = bytearray(tail)
         self._boundaries: dict[int, int] = {}  # byte offset between two records -> records before it
-
-    def __len__(self) -> int:
-        """Number of units."""
-        return self.stored + len(self._tail) // UNIT_BYTES
 
     @property
     def unstored(self) -> int:
@@ -312,15 +391,9 @@ class Index(CheckedUnits):
         self.crc = crc
         self.max_stored_id = max(self.max_stored_id, max_id)
 
-    def units(self, start: int, stop: int) -> UnitArray:
-        """Units start … stop-1 as one array, copied."""
-        stored = self.stored
-        if start < stop <= stored:
-            return self._stored_units(start, stop)
-        tail = bytes(self._tail[max(0, start - stored) * UNIT_BYTES : max(0, stop - stored) * UNIT_BYTES])
-        if start < stored and start < stop:
-            tail = self._stored_units(start, stored).tobytes() + tail
-        return np.frombuffer(tail, UNIT_DTYPE)
+    def reader(self, files: Files) -> UnitReader:
+        """The units as they are now, for a worker thread. Copies those that are only in memory."""
+        return UnitReader(files, self.path, self.stored, self.crc, self._tail)
 
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
         """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
@@ -372,5 +445,56 @@ class Index(CheckedUnits):
         except OSError as error:
             raise unreadable(self.path, position, error) from error
 
-    def _unstored(self, number: int) -> Unit:
-        return UNIT.unpack_from(self._tail, (number - self.stored) * UNIT_BYTES)
+
+class UnitReader(Units):
+    """The units of one segment as they were when this was made, read by a descriptor of its own.
+
+    Any thread; one at a time uses it as a context manager.
+    """
+
+    __slots__ = ("_fd", "_files")
+
+    def __init__(self, files: Files, path: str, stored: int, crc: int, tail: Buffer = b"") -> None:
+        """stored, crc: as of the segment's Index; tail: the units behind them."""
+        super().__init__(path, stored, crc, tail)
+        self._files = files
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        if self.stored:
+            try:
+                self._fd = self._files.open(self.path, os.O_RDONLY)
+            except OSError as error:
+                raise unreadable(self.path, 0, error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._fd >= 0:
+            self._files.close(self._fd)
+
+    def chunks(self, start: int, stop: int) -> Iterator[UnitArray]:
+        """Units start … stop-1 in arrays of at most 2 MiB."""
+        for first in range(start, stop, tuning.UNITS_PER_READ):
+            yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
+
+    def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
+        """The same, the last array first."""
+        for last in range(stop, start, -tuning.UNITS_PER_READ):
+            yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
+
+    def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
+        """Number of the unit with this id among start … stop-1. ascending: their ids are known to be sorted."""
+        if ascending:
+            place = self._search(lambda unit: unit[1], message_id, start, stop)
+            return place if place < stop and self.unit(place)[1] == message_id else None
+        for chunk in self.chunks(start, stop):
+            found = np.flatnonzero(chunk["id"] == message_id)
+            if len(found):
+                return start + int(found[0])
+            start += len(chunk)
+        return None
+
+    def _load(self, size: int, position: int) -> Buffer:
+        return _load(self._files, self._fd, self.path, size, position)

@@ -9,7 +9,7 @@
     4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
 
 The trailer is written once, with the write that completes the block. A block that is not complete has none: whoever
-reads it knows how many units it has and their CRC-32 (`Checkpoint.crc`, `CheckedUnits.crc`), which goes on with each
+reads it knows how many units it has and their CRC-32 (`Checkpoint.crc`, `Units.crc`), which goes on with each
 write. So a write reads nothing, and no byte that a header promises is written twice. A CRC-32 begun with the block's
 number tells also a block that is in the wrong place.
 
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable
 from struct import Struct
 from typing import Any
@@ -40,7 +38,6 @@ __all__ = [
     "UNIT",
     "UNIT_BYTES",
     "UNIT_DTYPE",
-    "CheckedUnits",
     "IndexDamaged",
     "Unit",
     "UnitArray",
@@ -50,6 +47,7 @@ __all__ = [
     "ordered_units",
     "pack_units",
     "read_block",
+    "read_units",
     "unit_position",
     "unreadable",
 ]
@@ -190,7 +188,7 @@ def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buf
     return data
 
 
-def _read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
+def read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
     """Units start … stop-1, 0 <= start < stop <= stored; as `read_block`, in one read."""
     first, last = block_of(start), block_of(stop - 1)
     if first == last:
@@ -246,84 +244,3 @@ def _first_damaged(path: str, data: memoryview, first: int, stop: int) -> IndexD
 
 def _damaged(path: str, block: int, short: bool) -> IndexDamaged:
     return IndexDamaged(path, block, "the file ends before it" if short else "its units do not fit its checksum")
-
-
-def _offset(unit: Unit) -> int:
-    return unit[0]
-
-
-def _end(unit: Unit) -> int:
-    return unit[0] + unit[3]
-
-
-def _time(unit: Unit) -> int:
-    return abs(unit[2])
-
-
-class CheckedUnits(ABC):
-    """The units of one segment: `stored` of them in a file, checked whenever they are read, the others in memory.
-
-    crc: CRC-32 of those in the file's last block, if that is not complete. Searches cost O(log n) reads of a block.
-    All methods that read raise IndexDamaged.
-    """
-
-    __slots__ = ("crc", "path", "stored")
-
-    def __init__(self, path: str, stored: int, crc: int) -> None:
-        self.path = path
-        self.stored = stored
-        self.crc = crc
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of units."""
-
-    @abstractmethod
-    def _load(self, size: int, position: int) -> Buffer:
-        """Bytes of the file, fewer only at its end."""
-
-    @abstractmethod
-    def _unstored(self, number: int) -> Unit:
-        """Unit `number` >= stored, from memory."""
-
-    def unit(self, number: int) -> Unit:
-        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
-        if number >= self.stored:
-            return self._unstored(number)
-        block = block_of(number)
-        return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
-
-    def starting_before(self, offset: int) -> int:
-        """Number of records that start before `offset`."""
-        return self._search(_offset, offset)
-
-    def ending_by(self, offset: int) -> int:
-        """Number of records that end at or before `offset`."""
-        return self._search(_end, offset + 1)
-
-    def stored_before(self, time_ms: int) -> int:
-        """Number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
-        return self._search(_time, time_ms)
-
-    def _block(self, block: int) -> Buffer:
-        return read_block(self._load, self.path, block, self.stored, self.crc)
-
-    def _stored_units(self, start: int, stop: int) -> UnitArray:
-        """Units start … stop-1, 0 <= start < stop <= stored."""
-        return _read_units(self._load, self.path, start, stop, self.stored, self.crc)
-
-    def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
-        """Number of the first of the units start … stop-1 with key(unit) >= value; the keys do not decrease."""
-        stored, held = self.stored, -1
-        units: Buffer = b""
-
-        def key_of(number: int) -> int:
-            nonlocal held, units
-            if number >= stored:
-                return key(self._unstored(number))
-            block = block_of(number)
-            if block != held:
-                held, units = block, self._block(block)
-            return key(UNIT.unpack_from(units, (number - first_of(block)) * UNIT_BYTES))
-
-        return bisect_left(range(len(self)), value, start, stop, key=key_of)

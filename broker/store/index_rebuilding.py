@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from . import tuning
-from .damage import Damaged
-from .files import OpenFiles
-from .index import Index
+from .damage import Damaged, walk_segment
+from .files import Files, OpenFiles, opened
+from .index import Checkpoint, Index, replace_index
 from .partition_log import PartitionLog
-from .recovery import RebuiltIndex, rebuild_index
+from .scan import bound_java_times
 from .segment import Segment, SegmentFile
 from .threads import RunInThread
 
-__all__ = ["IndexRebuilding"]
+__all__ = ["IndexRebuilding", "rebuild_index"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,10 +54,11 @@ class IndexRebuilding:
         """Segments that are still to be done."""
         return len(self._lost)
 
-    def add(self, log: PartitionLog, segments: Iterable[Segment]) -> None:
-        """Have these segments of the log indexed after `start`, or the next `tick`."""
-        for segment in segments:
-            self._lost[segment] = _Lost(log, 0.0)
+    def add(self, log: PartitionLog) -> None:
+        """Have the segments of the log that lack an index indexed after `start`, or the next `tick`."""
+        for segment in log.segments:
+            if segment.index is None:
+                self._lost.setdefault(segment, _Lost(log, 0.0))
 
     def start(self) -> None:
         """Begin with the first one."""
@@ -81,15 +82,15 @@ class IndexRebuilding:
                 del self._lost[segment]
             elif lost.not_before <= self._now and _is_at_rest(lost.log, segment):
                 self._busy = True
-                self._run_in_thread(partial(self._rebuild, segment), partial(self._rebuilt, lost.log, segment))
+                rebuild = partial(
+                    rebuild_index, self._open_files.files, segment.path, segment.first_offset, segment.size
+                )
+                self._run_in_thread(rebuild, partial(self._rebuilt, lost.log, segment))
                 return
 
-    def _rebuild(self, segment: Segment) -> RebuiltIndex:
-        status = self._open_files.files.status(segment.path)
-        file = SegmentFile(segment.path, segment.first_offset, segment.size, status.modified_ms)
-        return rebuild_index(self._open_files.files, file)
-
-    def _rebuilt(self, log: PartitionLog, segment: Segment, result: RebuiltIndex | BaseException) -> None:
+    def _rebuilt(
+        self, log: PartitionLog, segment: Segment, result: tuple[Checkpoint, list[Damaged]] | BaseException
+    ) -> None:
         self._busy = False
         del self._lost[segment]
         if segment not in log.segments:
@@ -103,12 +104,25 @@ class IndexRebuilding:
             )
             self._lost[segment] = _Lost(log, self._now + tuning.REBUILD_RETRY_SECONDS)
         else:
-            for damage in result.damage:
-                log.segments.report_damage(Damaged(damage.start, damage.end))
+            made, damage = result
+            for each in damage:
+                log.segments.report_damage(each)
             handle = self._open_files.file(segment.index_path)
-            log.segments.adopt_index(segment, Index(handle, result.count, result.max_id, crc=result.crc))
+            log.segments.adopt_index(segment, Index(handle, made.units, made.max_id, crc=made.crc or 0))
             self._on_rebuilt(log)
         self._rebuild_next()
+
+
+def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tuple[Checkpoint, list[Damaged]]:
+    """Walk a closed, synced segment and put a synced index in its place. Any thread; changes nothing but that file.
+
+    Damaged ranges are passed over and given: their records are not indexed. Raises OSError.
+    """
+    file = SegmentFile(path, first_offset, size, files.status(path).modified_ms)
+    with opened(files, path) as fd:
+        units, damage = walk_segment(files, fd, first_offset, size)
+    bound_java_times(units, file.modified_ms)
+    return replace_index(files, file.index_path, units, first_offset, file.end), damage
 
 
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,64 +13,55 @@ from metaq.protocol.errors import StoreError
 
 from . import tuning
 from .files import Files, opened
-from .index import Index, IndexDamaged
+from .index import Index, IndexDamaged, UnitReader
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
 from .partition_log import PartitionLog
 from .segment import Segment
 from .threads import RunInThread
-from .unit_reader import UnitReader
 
-__all__ = ["KeyBuilding", "Unfinished", "extend_keys"]
+__all__ = ["KeyBuilding"]
 
 _log = logging.getLogger(__name__)
 
 
-class Unfinished(NamedTuple):
-    """A segment whose key file may lack blocks, as it was on the owning thread. `stored`, `crc`: as of its Index."""
+class _Lacking(NamedTuple):
+    """A segment whose key file may lack blocks, as it was on the owning thread."""
 
-    path: str
-    index_path: str
-    keys_path: str
-    first_offset: int
+    segment: Segment
     end: int
-    stored: int
-    crc: int
     closed: bool
+    units: UnitReader
     known: tuple[KeyBlock, ...] | None
-    block_bytes: int = tuning.KEY_BLOCK_BYTES
 
 
-def extend_keys(files: Files, segment: Unfinished, pause: Callable[[float], None] = time.sleep) -> tuple[KeyBlock, ...]:
+def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
     """The blocks of the segment after one more was written, if enough for one is there.
 
     Any thread. Raises OSError, IndexDamaged.
     """
-    blocks = segment.known
+    segment, segment_end, closed, reader, known = lacking
+    first_offset, path = segment.first_offset, segment.keys_path
+    blocks = known
     if blocks is None:
-        paths = segment.keys_path, segment.path
-        blocks = read_blocks(files, *paths, segment.first_offset, segment.end, check_entries=True)
-    start = blocks[-1].end if blocks else segment.first_offset
-    with UnitReader(files, segment.index_path, segment.stored, segment.crc) as reader:
+        blocks = read_blocks(files, path, segment.path, first_offset, segment_end, check_entries=True)
+    start = blocks[-1].end if blocks else first_offset
+    with reader:
         first = reader.starting_before(start) if blocks else 0
-        units = reader.units(first, first + tuning.KEY_BLOCK_RECORDS)
+        units = reader.units(first, min(reader.stored, first + tuning.KEY_BLOCK_RECORDS))
     if not len(units):
         return blocks
     ends = units["offset"] + units["size"]
-    fitting = max(1, int(np.searchsorted(ends, start + segment.block_bytes, "right")))
-    full = (
-        fitting < len(units) or len(units) == tuning.KEY_BLOCK_RECORDS or int(ends[-1]) - start >= segment.block_bytes
-    )
+    fitting = max(1, int(np.searchsorted(ends, start + block_bytes, "right")))
+    full = fitting < len(units) or len(units) == tuning.KEY_BLOCK_RECORDS or int(ends[-1]) - start >= block_bytes
     units = units[:fitting]
-    at_end = segment.closed and first + len(units) == segment.stored
+    at_end = closed and first + len(units) == reader.stored
     if not (full or at_end):
         return blocks
-    end = segment.end if at_end else int(units[-1]["offset"]) + int(units[-1]["size"])
+    covered = Covered(start, segment_end if at_end else int(ends[fitting - 1]), units)
     with opened(files, segment.path) as data_fd:
-        entries = scan_keys(files, data_fd, units, segment.first_offset, pause)
+        entries = scan_keys(files, data_fd, units, first_offset)
         position = blocks[-1].next_position if blocks else 0
-        covered = Covered(start, end, units)
-        block = append_block(files, segment.keys_path, data_fd, covered, entries, segment.first_offset, position)
-    return (*blocks, block)
+        return (*blocks, append_block(files, path, data_fd, covered, entries, first_offset, position))
 
 
 class KeyBuilding:
@@ -146,8 +136,11 @@ class KeyBuilding:
                 del self._waiting[log]
                 continue
             self._busy = True
+            assert segment.index is not None
+            closed = segment is not log.segments[-1]
+            lacking = _Lacking(segment, segment.end, closed, segment.index.reader(self._files), segment.keys)
             self._run_in_thread(
-                partial(extend_keys, self._files, self._task(log, segment)),
+                partial(_extend_keys, self._files, lacking, self._block_bytes),
                 partial(self._done, log, segment, segment.index),
             )
 
@@ -157,22 +150,6 @@ class KeyBuilding:
         if self._lacks(active, closed=False):
             return active
         return next((segment for segment in reversed(closed) if self._lacks(segment, closed=True)), None)
-
-    def _task(self, log: PartitionLog, segment: Segment) -> Unfinished:
-        assert segment.index is not None
-        closed = segment is not log.segments[-1]
-        return Unfinished(
-            segment.path,
-            segment.index_path,
-            segment.keys_path,
-            segment.first_offset,
-            segment.end,
-            segment.index.stored,
-            segment.index.crc,
-            closed,
-            segment.keys,
-            self._block_bytes,
-        )
 
     def _done(
         self,

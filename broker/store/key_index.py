@@ -17,7 +17,7 @@
      76   16 zero
      92    4 CRC-32 of bytes 0…91
 
-Hashes are as good as random, so the place of one in a sorted block can be guessed: a search reads two pages or three.
+Hashes are as good as random, so the place of one in a sorted block can be guessed: a search reads a few KiB around it.
 What it finds are candidates: whoever asks compares the record's own keys. The last record tells whether the segment is
 still the one that was indexed: a Java broker may have cut and rewritten it in between. A block is synced before its
 header is written, so after a crash its header is whole and true, or not there.
@@ -27,11 +27,10 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isqrt
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +52,12 @@ from .index import UnitArray
 
 __all__ = [
     "ENTRY_BYTES",
-    "BlockEntries",
     "Covered",
     "Entries",
     "KeyBlock",
     "append_block",
-    "hash_bounds",
-    "position_of",
+    "entries_around",
+    "positions_of",
     "read_blocks",
     "scan_keys",
 ]
@@ -158,59 +156,32 @@ def _property_lists(
 # --- searching --------------------------------------------------------------------------------------------------------
 
 
-def hash_bounds(key: int, low: int, high: int) -> tuple[int, int]:
-    """The entries of hash `key` with a position in [low, high) are those from the first number up to the second."""
-    return key << _POSITION_BITS | low, (key << _POSITION_BITS) + high
+def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
+    """Where the records of hash `key` begin that lie at [low, high) of the segment, in order. entries: sorted."""
+    bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
+    first, stop = entries.searchsorted(bounds)
+    found: list[int] = (entries[first:stop] & np.uint64(_POSITION_MASK)).tolist()
+    return found
 
 
-class BlockEntries(Sequence[int]):
-    """The entries of one block, read by the page as they are looked at. Any one thread."""
-
-    def __init__(self, files: Files, fd: int, block: KeyBlock) -> None:
-        self._files = files
-        self._fd = fd
-        self._block = block
-        self._pages: dict[int, list[int]] = {}
-
-    def __len__(self) -> int:
-        return self._block.entries
-
-    def __getitem__(self, number: Any) -> Any:
-        page, place = divmod(number, tuning.KEY_PAGE_ENTRIES)
-        if page not in self._pages:
-            self._pages[page] = self._read(page)
-        return self._pages[page][place]
-
-    def _read(self, page: int) -> list[int]:
-        if len(self._pages) >= tuning.KEY_MAX_PAGES:
-            self._pages.clear()
-        size = min(tuning.KEY_PAGE_ENTRIES, self._block.entries - page * tuning.KEY_PAGE_ENTRIES) * ENTRY_BYTES
-        position = self._block.position + page * tuning.KEY_PAGE_ENTRIES * ENTRY_BYTES
-        data = read_exactly(self._files, self._fd, size, position)
-        if len(data) < size:
-            raise OSError(f"the key file ends before byte {position + size}")
-        entries: list[int] = np.frombuffer(data, "<u8").tolist()
-        return entries
-
-    def of_hash(self, key: int, low: int, high: int) -> range:
-        """The numbers of the entries of hash `key` at a position in [low, high) of the segment."""
-        lower, upper = hash_bounds(key, low, high)
-        guess, width = len(self) * key >> 32, 64 + 2 * isqrt(len(self))  # four standard deviations
-        first = self._place(lower, 0, guess - width, guess + width)
-        return range(first, self._place(upper, first, first, first + tuning.KEY_PAGE_ENTRIES))
-
-    def _place(self, wanted: int, least: int, low: int, high: int) -> int:
-        """Number of the entries below `wanted`, at least `least`; looked for in [low, high) first."""
-        low, high = max(low, least), min(high, len(self))
-        outside = low >= high or (low > least and self[low - 1] >= wanted)
-        if outside or (high < len(self) and self[high] < wanted):
-            low, high = least, len(self)
-        return bisect_left(self, wanted, low, high)
+def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
+    """Neighbouring entries of one block, sorted, among them all of hash `key`. Any thread. Raises OSError."""
+    count = block.entries
+    guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
+    first, stop = max(0, guess - width), min(count, guess + width)
+    found = _read_entries(files, fd, block, first, stop)
+    lowest, highest = key << _POSITION_BITS, key << _POSITION_BITS | _POSITION_MASK
+    if (first and found[0] >= lowest) or (stop < count and found[-1] <= highest):
+        found = _read_entries(files, fd, block, 0, count)
+    return found
 
 
-def position_of(entry: int) -> int:
-    """Where in the segment the record of an entry begins."""
-    return entry & _POSITION_MASK
+def _read_entries(files: Files, fd: int, block: KeyBlock, first: int, stop: int) -> Entries:
+    size, position = (stop - first) * ENTRY_BYTES, block.position + first * ENTRY_BYTES
+    data = read_exactly(files, fd, size, position)
+    if len(data) < size:
+        raise OSError(f"the key file ends before byte {position + size}")
+    return np.frombuffer(data, "<u8")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

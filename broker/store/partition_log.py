@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class StoreServices:
     """What all logs of a store use.
 
-    on_index_lost(log, segment): called when the index of a closed segment was found to be damaged; it has none until
+    on_index_lost: called when the index of a closed segment was found to be damaged; it has none until
     `Segments.adopt_index`.
     """
 
@@ -53,7 +53,7 @@ class StoreServices:
     run_in_thread: RunInThread
     journal: Journal
     syncs: BackgroundSyncs
-    on_index_lost: Callable[[PartitionLog, Segment], None]
+    on_index_lost: Callable[[PartitionLog], None]
 
 
 class PartitionLog:
@@ -366,7 +366,7 @@ class PartitionLog:
             self._roll_past(damage)
         _log.error("%s; its segment is read without an index until one is made again", damage)
         segments.drop_index(segment)
-        self._shared.on_index_lost(self, segment)
+        self._shared.on_index_lost(self)
         return True
 
     def _roll_past(self, damage: IndexDamaged) -> None:

@@ -25,6 +25,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from . import tuning
+from .damage import walk_segment
 from .files import Files, OpenFiles, opened, read_exactly, unused_name, write_all
 from .index import (
     UNIT_DTYPE,
@@ -32,26 +33,23 @@ from .index import (
     Index,
     IndexDamaged,
     StoredCheckpoint,
+    Unit,
     UnitArray,
+    UnitReader,
     largest_id,
     order_times,
     read_checkpoint,
-    replace_index,
     write_units,
 )
-from .index_blocks import Unit
 from .rewriting import Rewriter
 from .scan import Scan, bound_java_times, find_record, is_zero, scan_bytes, scan_units
 from .segment import Segment, SegmentFile, check_contiguous, create_segment, segment_files
-from .unit_reader import UnitReader
 
 __all__ = [
     "PartitionDamage",
-    "RebuiltIndex",
     "RecoveredPartition",
     "RecoveryReport",
     "first_unsafe",
-    "rebuild_index",
     "recover_partition",
     "trusted_checkpoint",
 ]
@@ -69,20 +67,20 @@ directory has such segments, and its first start with ours need not read all of 
 class PartitionDamage(NamedTuple):
     """Bad bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
-    quarantine: file that has a copy of everything from `start` on if the log was cut there, else None.
+    quarantine: file that has a copy of everything from `start` on, where the log was cut.
     """
 
     start: int
     end: int
-    quarantine: str | None
+    quarantine: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecoveryReport:
     """What was found in one partition directory. Offsets and sizes in bytes."""
 
     directory: str
-    segments: int
+    segments: int = 1
     checked_bytes: int = 0
     """Bytes that no checkpoint covered, read and checked."""
     cut_at: int | None = None
@@ -110,10 +108,7 @@ class RecoveryReport:
             parts.append(f"{self.missing_bytes} bytes are missing that had been synced")
         if self.rewritten_bytes:
             parts.append(f"{self.rewritten_bytes} bytes that the disk had not got were written again")
-        parts += [
-            f"damage in [{found.start}, {found.end})" + (f", copied to {found.quarantine}" if found.quarantine else "")
-            for found in self.damage
-        ]
+        parts += [f"damage in [{found.start}, {found.end}), copied to {found.quarantine}" for found in self.damage]
         if self.cut_at is not None:
             parts.append(f"{self.cut_bytes} bytes cut at offset {self.cut_at}: {self.cut_reason}")
         parts += [f"the segment behind the cut is kept as {path}" for path in self.set_aside]
@@ -122,10 +117,9 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """Segments ready for a PartitionLog; those in `unindexed` still need `rebuild_index`."""
+    """Segments ready for a PartitionLog; those without an index are to be given one. unsynced_directories: as there."""
 
     segments: list[Segment]
-    unindexed: list[Segment]
     report: RecoveryReport
     unsynced_directories: tuple[str, ...] = ()
 
@@ -140,7 +134,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
         found = segment_files(open_files.files, directory)
         if not found:
             first = create_segment(open_files, directory, 0)
-            return RecoveredPartition([first], [], RecoveryReport(directory, 1), _names(directory))
+            return RecoveredPartition([first], RecoveryReport(directory), _names(directory))
         stored = [read_checkpoint(open_files.files, file.index_path, file.first_offset) for file in found]
         known = [_believed(open_files.files, file, each) for file, each in zip(found, stored, strict=True)]
         first_unsafe = _first_unsafe(found, known)
@@ -148,14 +142,16 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
         segments = [_open_closed(open_files, *each) for each in zip(found[:first_unsafe], known, strict=False)]
         tail = _Tail(open_files, directory, sync)
         tail.recover(found[first_unsafe:], known[first_unsafe:], _last_time(stored[first_unsafe]))
-        missing = [max(0, each.checkpoint.end - file.end) for file, each in zip(found, stored, strict=True) if each]
     except OSError as error:
         raise StoreError(f"{directory} cannot be opened: {error}") from error
-    unindexed = [segment for segment in segments if segment.index is None]
     segments += tail.segments
-    report = tail.report(len(segments), sum(missing))
+    report = tail.report
+    report.segments = len(segments)
+    report.missing_bytes = sum(
+        max(0, each.checkpoint.end - file.end) for file, each in zip(found, stored, strict=True) if each
+    )
     new_names = None in known[first_unsafe:] or report.set_aside
-    return RecoveredPartition(segments, unindexed, report, _names(directory) if new_names else ())
+    return RecoveredPartition(segments, report, _names(directory) if new_names else ())
 
 
 def _last_time(stored: StoredCheckpoint | None) -> int:
@@ -200,33 +196,13 @@ class _Tail:
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
         self.segments: list[Segment] = []
+        self.report = RecoveryReport(directory)
+        """Without what only the whole partition tells: `segments` and `missing_bytes`."""
         self._sync = sync
-        self._rewritten_bytes = 0
         self._last_time_ms = 0
         self._open_files = open_files
         self._files = open_files.files
         self._directory = directory
-        self._checked_bytes = 0
-        self._cut_at: int | None = None
-        self._cut_bytes = 0
-        self._cut_reason = ""
-        self._damage: PartitionDamage | None = None
-        self._set_aside: list[str] = []
-
-    def report(self, segments: int, missing_bytes: int) -> RecoveryReport:
-        """segments: of the whole partition. missing_bytes: see RecoveryReport."""
-        return RecoveryReport(
-            self._directory,
-            segments,
-            checked_bytes=self._checked_bytes,
-            cut_at=self._cut_at,
-            cut_bytes=self._cut_bytes,
-            cut_reason=self._cut_reason,
-            damage=(self._damage,) if self._damage else (),
-            missing_bytes=missing_bytes,
-            set_aside=tuple(self._set_aside),
-            rewritten_bytes=self._rewritten_bytes,
-        )
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
         """found: at least one segment; the last that is kept becomes the one that grows. last_time_ms: store time of
@@ -253,7 +229,7 @@ class _Tail:
         segment = Segment(file.path, file.first_offset, scan.end, self._open_files.file(file.path), index)
         segment.synced = segment.checkpointed = file.first_offset + start
         self.segments.append(segment)
-        self._checked_bytes += file.size - start
+        self.report.checked_bytes += file.size - start
 
     def _check(self, file: SegmentFile, start: int) -> Scan:
         """Check what is behind position `start`, and cut what is not good."""
@@ -262,16 +238,18 @@ class _Tail:
         with opened(self._files, file.path, os.O_RDWR) as fd:
             rewriter = Rewriter(self._files, file.path, fd, self._sync)
             scan = scan_units(rewriter, fd, start, file.size, file.first_offset, checked=rewriter.secure)
-            self._rewritten_bytes += rewriter.rewritten_bytes
+            self.report.rewritten_bytes += rewriter.rewritten_bytes
             if scan.end < file.size:
                 self._cut(fd, file, scan.end)
         return scan
 
     def _cut(self, fd: int, file: SegmentFile, position: int) -> None:
-        self._cut_reason, self._damage = _judge_tail(self._files, fd, file, position)
-        self._cut_at, self._cut_bytes = file.first_offset + position, file.size - position
-        if self._damage is not None and self._damage.quarantine is not None:
-            _copy(self._files, fd, position, file.size, self._damage.quarantine)
+        report = self.report
+        report.cut_reason, damage = _judge_tail(self._files, fd, file, position)
+        report.cut_at, report.cut_bytes = file.first_offset + position, file.size - position
+        if damage is not None:
+            report.damage = (damage,)
+            _copy(self._files, fd, position, file.size, damage.quarantine)
             self._files.fsync_directory(self._directory)
         self._files.truncate(fd, position)
         self._files.fdatasync(fd)
@@ -281,22 +259,22 @@ class _Tail:
 
         A power cut can keep a new segment and lose the unsynced end of the one before it.
         """
-        end = self.segments[-1].end
+        report = self.report
         for file in following:
             if file.size:
                 kept = unused_name(self._files, f"{file.path}.damaged-{file.first_offset}")
                 self._files.rename(file.path, kept)
-                self._set_aside.append(kept)
-                self._cut_bytes += file.size
+                report.set_aside += (kept,)
+                report.cut_bytes += file.size
             else:
                 self._files.unlink(file.path)
             for path in (file.index_path, file.keys_path):
                 with suppress(FileNotFoundError):
                     self._files.unlink(path)
-        if self._set_aside:
-            self._cut_at = end
+        if report.set_aside:
+            report.cut_at = self.segments[-1].end
             gap = f"nothing is left up to the next segment at {following[0].first_offset}"
-            self._cut_reason = f"{self._cut_reason}, and {gap}" if self._cut_reason else gap
+            report.cut_reason = f"{report.cut_reason}, and {gap}" if report.cut_reason else gap
         self._files.fsync_directory(self._directory)
 
 
@@ -387,7 +365,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
     """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
     with opened(files, file.path) as fd:
-        units, damage = _scan_all(files, fd, file._replace(size=known.end - file.first_offset))
+        units, damage = walk_segment(files, fd, file.first_offset, known.end - file.first_offset)
     for each in damage:
         _log.error("%s is damaged in [%d, %d)", file.path, each.start, each.end)
     bound_java_times(units, file.modified_ms)
@@ -413,43 +391,3 @@ def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
             data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
             write_all(files, target, [data], position - start)
         files.fdatasync(target)
-
-
-# --- closed segments --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RebuiltIndex:
-    """Result of `rebuild_index`: the index file has `count` units; crc: as of an Index."""
-
-    count: int
-    max_id: int
-    crc: int
-    damage: tuple[PartitionDamage, ...]
-
-
-def rebuild_index(files: Files, file: SegmentFile) -> RebuiltIndex:
-    """Walk a closed, synced segment and put a synced index in its place. Any thread; changes nothing but that file.
-
-    Damaged ranges are passed over and reported: their records are not indexed. Raises OSError.
-    """
-    with opened(files, file.path) as fd:
-        units, damage = _scan_all(files, fd, file)
-    bound_java_times(units, file.modified_ms)
-    made = replace_index(files, file.index_path, units, file.first_offset, file.end)
-    return RebuiltIndex(made.units, made.max_id, made.crc or 0, tuple(damage))
-
-
-def _scan_all(files: Files, fd: int, file: SegmentFile) -> tuple[UnitArray, list[PartitionDamage]]:
-    blocks, damage = [np.empty(0, UNIT_DTYPE)], []
-    position = 0
-    while position < file.size:
-        scan = scan_units(files, fd, position, file.size, file.first_offset)
-        blocks.append(scan.units)
-        position = scan.end
-        if position < file.size:
-            good = find_record(files, fd, position, file.size)
-            end = file.size if good is None else good
-            damage.append(PartitionDamage(file.first_offset + position, file.first_offset + end, None))
-            position = end
-    return np.concatenate(blocks), damage

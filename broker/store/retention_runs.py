@@ -50,10 +50,10 @@ class RetentionRuns:
         config_for: Callable[[str], TopicStoreConfig],
         run_in_thread: RunInThread,
         clock: Callable[[], float],
-        on_restored: Callable[[PartitionLog, Sequence[Segment]], None] = lambda log, segments: None,
+        on_restored: Callable[[PartitionLog], None],
     ) -> None:
-        """clock: wall clock in seconds. on_restored(log, segments): they were taken out of the log, and are in it again
-        because their files could not be removed.
+        """clock: wall clock in seconds. on_restored(log): segments that were taken out of it are in it again, because
+        their files could not be removed; what was rebuilt meanwhile was not given to them.
         """
         self._on_restored = on_restored
         self._files = files
@@ -194,9 +194,8 @@ class RetentionRuns:
                 len(segments),
                 result.error,
             )
-            restored = segments[result.gone :]
-            log.segments.restore_first(restored)
-            self._on_restored(log, restored)
+            log.segments.restore_first(segments[result.gone :])
+            self._on_restored(log)
         if result.left_over:
             self._untidy[log] = None
             _log.error("left over of segments that are gone, to be removed later: %s", ", ".join(result.left_over))

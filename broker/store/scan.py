@@ -7,7 +7,6 @@ in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from struct import Struct
@@ -42,6 +41,7 @@ __all__ = [
     "scan_bytes",
     "scan_units",
     "time_id",
+    "walk",
 ]
 
 _LENGTH = Struct(">i")  # the first field of a record's header
@@ -52,8 +52,7 @@ def time_id(time_ms: int) -> int:
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """Units of the good records, and the position in the file behind the last one.
 
     Units of records with a negative id have time_ms 0 until `bound_java_times` gives them one.
@@ -98,6 +97,21 @@ def scan_units(
             break
         want = need
     return Scan(np.concatenate(blocks) if blocks else np.empty(0, UNIT_DTYPE), position)
+
+
+def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
+    """All of [start, size), a stretch at a time: units of good records, or none and where bad bytes end.
+
+    As `scan_units` otherwise. A stretch of records has at most tuning.WALK_RECORDS.
+    """
+    position = start
+    while position < size:
+        scan = scan_units(files, fd, position, size, first_offset, max_records=tuning.WALK_RECORDS)
+        if not len(scan.units):
+            good = find_record(files, fd, position, size)
+            scan = Scan(scan.units, size if good is None else good)
+        yield scan
+        position = scan.end
 
 
 def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:

@@ -7,15 +7,35 @@ is bounded: what it has not looked at is counted, never passed over in silence.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
-from metaq.protocol.record import key_hash
+import numpy as np
 
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    PROPERTIES_FLAG,
+    attribute_of,
+    key_hash,
+    keys_of_attribute,
+)
+
+from . import tuning
 from .files import Files, opened, read_exactly
-from .search_values import Budget, FoundMatches, KeyQuery, LogView, Match, SegmentView
-from .searched_segment import SearchedSegment
+from .index import UNIT_BYTES, IndexDamaged, UnitArray
+from .key_index import KeyBlock, entries_around, positions_of, read_blocks, scan_keys
+from .searching import Budget, FoundMatches, KeyQuery, LogView, Match, Recent, SegmentView
 
 __all__ = ["find_id", "find_key", "read_matches"]
+
+_log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
@@ -25,13 +45,13 @@ def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, 
         for view in reversed(log.segments):
             if len(found.matches) >= limit:
                 return found
-            with SearchedSegment(files, view, found, budget) as segment:
+            with _SearchedSegment(files, view, found, budget) as segment:
                 if segment.usable and (number := _find_id_in(segment, message_id)) is not None:
                     found.matches.append(segment.match(log.partition, number))
     return found
 
 
-def _find_id_in(segment: SearchedSegment, message_id: int) -> int | None:
+def _find_id_in(segment: _SearchedSegment, message_id: int) -> int | None:
     view, covered = segment.view, segment.covered
     if covered < view.end:
         number = segment.find_id(message_id, covered, view.end, ascending=False)
@@ -51,7 +71,7 @@ def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Bud
     for log in logs:
         left = query.limit
         for view in log.segments if query.oldest_first else reversed(log.segments):
-            with SearchedSegment(files, view, found, budget) as segment:
+            with _SearchedSegment(files, view, found, budget) as segment:
                 for match in _matches(segment, log.partition, query):
                     if not left:
                         found.more = True
@@ -63,24 +83,24 @@ def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Bud
     return found
 
 
-def _matches(segment: SearchedSegment, partition: int, query: KeyQuery) -> Iterator[Match]:
+def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iterator[Match]:
     """The records with the key, in the order asked for."""
-    view = segment.view
     if not segment.usable or not len(segment.reader):
         return
+    first_offset = segment.segment.first_offset
     low, high = segment.range_of(query.begin_ms, query.end_ms)
-    for start in _parts(segment, view.first_offset + low, view.first_offset + high, query.oldest_first):
-        positions = segment.positions(start, key_hash(query.key), low, high, oldest_first=query.oldest_first)
-        for position in positions:
+    for start in _parts(segment, first_offset + low, first_offset + high, query.oldest_first):
+        positions = segment.positions(start, key_hash(query.key), low, high)
+        for position in positions if query.oldest_first else reversed(positions):
             has_key = segment.has_key(position, query.key)
             if has_key is None:
                 segment.found.unsearched += high - low
                 return
             if has_key:
-                yield segment.match(partition, segment.reader.starting_before(view.first_offset + position))
+                yield segment.match(partition, segment.reader.starting_before(first_offset + position))
 
 
-def _parts(segment: SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
+def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
     """Where the blocks begin that overlap bytes [start, end) of the partition, and what no block covers."""
     if start >= end:
         return []
@@ -99,16 +119,193 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
     for match in matches:
         if records and match.size > max_bytes:
             break
-        data = _read(files, match.view, match)
-        if data is not None:
+        with suppress(FileNotFoundError), opened(files, match.segment.path) as fd:
+            data = read_exactly(files, fd, match.size, match.offset - match.segment.first_offset)
             records.append((match, data))
             max_bytes -= match.size
     return records
 
 
-def _read(files: Files, view: SegmentView, match: Match) -> bytes | None:
-    try:
-        with opened(files, view.path) as fd:
-            return read_exactly(files, fd, match.size, match.offset - view.first_offset)
-    except FileNotFoundError:
-        return None
+class _SearchedSegment:
+    """Opens what it needs when it is needed. Use as a context manager: inside, `usable` says whether there is anything.
+
+    What cannot be read is logged and counted in `found` as not searched; a segment that retention has taken is empty.
+    """
+
+    def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
+        self.view = view
+        self.segment = view.segment
+        self.found = found
+        self.usable = view.segment_index is not None
+        self.reader = view.units
+        self._files = files
+        self._budget = budget
+        self._fds: dict[str, int] = {}
+        self._blocks: tuple[KeyBlock, ...] | None = None
+
+    def __enter__(self) -> Self:
+        if self.usable:
+            try:
+                self.reader.__enter__()
+            except (OSError, StoreError, IndexDamaged) as error:
+                self.usable = False
+                self._cannot(error)
+        else:
+            self.found.unsearched += self._size
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.reader.__exit__(kind, error, trace)
+        for fd in self._fds.values():
+            self._files.close(fd)
+        if isinstance(error, OSError | StoreError | IndexDamaged):
+            self._cannot(error)
+            return True
+        return False
+
+    @property
+    def _size(self) -> int:
+        return self.view.end - self.segment.first_offset
+
+    def _cannot(self, error: Exception) -> None:
+        try:
+            self._files.status(self.segment.path)
+        except FileNotFoundError:
+            return  # retention was faster
+        except OSError as worse:
+            error = worse
+        if isinstance(error, IndexDamaged) and self.view.segment_index is not None:
+            self.found.damaged.append((self.segment, self.view.segment_index, error))
+        else:
+            _log.error("%s cannot be searched: %s", self.segment.path, error)
+        self.found.unsearched += self._size
+
+    def _fd(self, path: str) -> int:
+        if path not in self._fds:
+            self._fds[path] = self._files.open(path, os.O_RDONLY)
+        return self._fds[path]
+
+    @property
+    def blocks(self) -> tuple[KeyBlock, ...]:
+        """The blocks of its key file; none if that is missing."""
+        if self._blocks is None:
+            self._blocks = self._read_blocks()
+        return self._blocks
+
+    def _read_blocks(self) -> tuple[KeyBlock, ...]:
+        segment, known = self.segment, self.view.keys
+        if known is None:
+            blocks = read_blocks(self._files, segment.keys_path, segment.path, segment.first_offset, self.view.end)
+            self.found.learned.append((segment, blocks))
+            return blocks
+        try:
+            if known:
+                self._fd(segment.keys_path)
+        except FileNotFoundError:
+            self.found.lost.append(segment)
+            return ()
+        return known
+
+    @property
+    def covered(self) -> int:
+        """Up to which byte of the partition its blocks go."""
+        return self.blocks[-1].end if self.blocks else self.segment.first_offset
+
+    # --- by id --------------------------------------------------------------------------------------------------------
+
+    def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
+        """Number of the unit with this id of a record in [start, end). ascending: their ids are known to be sorted."""
+        first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
+        last = self.reader.starting_before(end)
+        wanted = 0 if ascending else (last - first) * UNIT_BYTES
+        if self._budget.take(wanted) < wanted:
+            self.found.unsearched += end - start
+            return None
+        return self.reader.with_id(message_id, first, last, ascending=ascending)
+
+    # --- by key -------------------------------------------------------------------------------------------------------
+
+    def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
+        """Positions in [low, high) of records that may have a key with this hash, in order.
+
+        start: offset where the block that is searched begins, or `covered` for what no block covers.
+        """
+        block = next((block for block in self.blocks if block.start == start), None)
+        if block is not None:
+            entries = entries_around(self._files, self._fd(self.segment.keys_path), block, hashed)
+        else:
+            low = max(low, self.covered - self.segment.first_offset)  # a block may have been written since it was read
+            entries = self._recent().entries
+        return positions_of(entries, hashed, low, high)
+
+    def _recent(self) -> Recent:
+        """Entries of what no block covers: those kept from earlier searches, and those of what came since.
+
+        The newest part comes first; if the budget does not allow for all of it, nothing is kept.
+        """
+        view, known = self.view, self.view.recent
+        if known is None or not known.start <= self.covered <= known.end:
+            known = Recent(self.covered, self.covered, np.empty(0, np.uint64))
+        if known.end >= view.end:
+            return known
+        entries, reached = [known.entries], view.end
+        for units in self._newest_first(known.end):
+            entries.append(scan_keys(self._files, self._fd(self.segment.path), units, self.segment.first_offset))
+            reached = int(units[0]["offset"])
+        read = Recent(known.start, view.end, np.sort(np.concatenate(entries)))
+        if reached > known.end:
+            self.found.unsearched += reached - known.end
+        else:
+            self.found.recent.append((self.segment, read))
+        return read
+
+    def _newest_first(self, start: int) -> Iterator[UnitArray]:
+        """Units of the records from `start` on, in pieces of which the last comes first, as far as the budget goes."""
+        last = self.reader.starting_before(self.view.end)
+        first = self.reader.starting_before(start)
+        for units in self.reader.chunks_backwards(first, last):
+            wanted = int(units[-1]["offset"]) + int(units[-1]["size"]) - int(units[0]["offset"])
+            allowed = self._budget.take(wanted)
+            if allowed < wanted:
+                units = units[int(np.searchsorted(units["offset"], int(units[0]["offset"]) + wanted - allowed)) :]
+                if len(units):
+                    yield units
+                return
+            yield units
+
+    def match(self, partition: int, number: int) -> Match:
+        """The record of a unit."""
+        offset, _, time_ms, size, _ = self.reader.unit(number)
+        return Match(time_ms, partition, offset, size, self.segment)
+
+    def has_key(self, position: int, key: str) -> bool | None:
+        """Whether the record at `position` of the segment has `key`; None if the budget does not allow to look."""
+        if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
+            return None
+        fd = self._fd(self.segment.path)
+        data = read_exactly(self._files, fd, tuning.CANDIDATE_BYTES, position)
+        if len(data) < HEADER_BYTES + 4:
+            return False
+        length, _, _, flag = HEADER.unpack_from(data)
+        wanted = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+        announced = int.from_bytes(data[HEADER_BYTES : HEADER_BYTES + 4], "big", signed=True)
+        if flag & wanted != wanted or not 0 <= announced <= length - 4:
+            return False
+        if HEADER_BYTES + 4 + announced > len(data):
+            data = read_exactly(self._files, fd, HEADER_BYTES + 4 + announced, position)
+        attribute = attribute_of(data[HEADER_BYTES : HEADER_BYTES + 4 + announced], flag)
+        return attribute is not None and key in keys_of_attribute(attribute)
+
+    def range_of(self, begin_ms: int, end_ms: int) -> tuple[int, int]:
+        """Positions between which records were stored at `begin_ms` … `end_ms` (Unix ms)."""
+        low, high = 0, self._size
+        if begin_ms > 0:
+            low = self._position(self.reader.stored_before(begin_ms))
+        if end_ms < abs(self.reader.unit(len(self.reader) - 1)[2]):
+            high = min(high, self._position(self.reader.stored_before(end_ms + 1)))
+        return low, high
+
+    def _position(self, number: int) -> int:
+        return self.reader.unit(number)[0] - self.segment.first_offset if number < len(self.reader) else self._size

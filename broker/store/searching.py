@@ -1,32 +1,149 @@
-"""Searches on the owning thread: snapshots of partitions, and what searches before have read."""
+"""Searches for messages by id and by key, as the owning thread sees them: what they are given and what they find.
+
+`Searching` makes snapshots of partitions, search.py works on them in a worker thread, and what it has learned is kept.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
+from metaq.protocol.limits import INT64_MAX
 
 from . import tuning
-from .index import Index, IndexDamaged
+from .files import Files
+from .index import Index, IndexDamaged, UnitReader
 from .key_building import KeyBuilding
+from .key_index import Entries, KeyBlock
 from .partition_log import PartitionLog
-from .search_values import FoundMatches, LogView, Recent, SegmentView
 from .segment import Segment
 
-__all__ = ["Searching"]
+__all__ = [
+    "MAX_SEARCH_BYTES",
+    "MAX_SEARCH_SECONDS",
+    "Budget",
+    "FoundMatches",
+    "KeyQuery",
+    "LogView",
+    "Match",
+    "Recent",
+    "Searching",
+    "SegmentView",
+]
 
 _log = logging.getLogger(__name__)
+
+MAX_SEARCH_BYTES = 1 << 30
+"""Data and index units that one search reads."""
+
+MAX_SEARCH_SECONDS = 5.0
+"""After how long a search ends with what it has found; clients wait 10 s for an answer."""
+
+
+class KeyQuery(NamedTuple):
+    """Messages with `key` stored at `begin_ms` … `end_ms` (Unix ms), in each partition the last or first `limit`."""
+
+    key: str
+    limit: int
+    begin_ms: int = 0
+    end_ms: int = INT64_MAX
+    oldest_first: bool = False
+
+
+class Recent(NamedTuple):
+    """Entries, sorted, of records in [start, end) of a partition that no block covers, kept from earlier searches."""
+
+    start: int
+    end: int
+    entries: Entries
+
+
+class SegmentView(NamedTuple):
+    """A segment as it was on the owning thread: readable up to `end`.
+
+    segment_index: for the owning thread. It is None, and `units` are empty, while it is rebuilt. keys: as Segment.keys.
+    """
+
+    segment: Segment
+    end: int
+    segment_index: Index | None
+    units: UnitReader
+    keys: tuple[KeyBlock, ...] | None
+    recent: Recent | None
+
+
+class LogView(NamedTuple):
+    """The readable segments of a partition, oldest first."""
+
+    partition: int
+    segments: list[SegmentView]
+
+
+class Match(NamedTuple):
+    """A record that was asked for. time_ms: as in the index, negative for a bound (index.py)."""
+
+    time_ms: int
+    partition: int
+    offset: int
+    size: int
+    segment: Segment
+
+
+@dataclass(slots=True)
+class FoundMatches:
+    """What a search has found and learned. unsearched: bytes of data that it did not look at."""
+
+    matches: list[Match] = field(default_factory=list)
+    unsearched: int = 0
+    more: bool = False
+    """Whether there are more matches than were asked for."""
+    learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
+    """Blocks of segments of which they were not known."""
+    damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
+    """Segments with damage in their index."""
+    lost: list[Segment] = field(default_factory=list)
+    """Segments whose key file is no longer there."""
+    recent: list[tuple[Segment, Recent]] = field(default_factory=list)
+
+
+class Budget:
+    """What is left of a search's bounds; shared by all of its steps, one after the other."""
+
+    def __init__(
+        self,
+        bytes_left: int = MAX_SEARCH_BYTES,
+        seconds: float = MAX_SEARCH_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bytes_left = bytes_left
+        self._clock = clock
+        self._deadline = clock() + seconds
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more may be read."""
+        return self._bytes_left <= 0 or self._clock() >= self._deadline
+
+    def take(self, count: int) -> int:
+        """How many of `count` bytes may be read; they count from now on."""
+        allowed = 0 if self.spent else min(count, self._bytes_left)
+        self._bytes_left -= allowed
+        return allowed
 
 
 class Searching:
     """Makes the views that search.py works on, and takes in what it has learned. Owning thread."""
 
-    def __init__(self, building: KeyBuilding, max_recent_entries: int = tuning.MAX_RECENT_ENTRIES) -> None:
+    def __init__(self, files: Files, building: KeyBuilding) -> None:
+        self._files = files
         self._building = building
         self._recent: dict[Segment, Recent] = {}  # the one used last at the end
         self._kept = 0
-        self._max_kept = max_recent_entries
+        self._max_kept = tuning.MAX_RECENT_ENTRIES
 
     def view(self, log: PartitionLog) -> LogView:
         """The log as it can be read now. Copies the index units that are only in memory, 2 MiB at most."""
@@ -35,20 +152,9 @@ class Searching:
 
     def _view(self, segment: Segment, visible_end: int) -> SegmentView:
         index = segment.index
-        return SegmentView(
-            segment,
-            segment.path,
-            segment.index_path,
-            segment.keys_path,
-            segment.first_offset,
-            min(segment.end, visible_end),
-            index,
-            None if index is None else index.stored,
-            0 if index is None else index.crc,
-            b"" if index is None else index.tail(),
-            segment.keys,
-            self._recent.get(segment),
-        )
+        units = UnitReader(self._files, segment.index_path, 0, 0) if index is None else index.reader(self._files)
+        end = min(segment.end, visible_end)
+        return SegmentView(segment, end, index, units, segment.keys, self._recent.get(segment))
 
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
         """Keep what a search in these logs has learned."""

@@ -69,7 +69,7 @@ class Segment:
     `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed`
     are byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks
     of its key file, None as long as nobody has looked. `removed`: whether retention has taken it out of its log. Other
-    threads may read `path`, `first_offset` and `removed` (snapshot.SegmentName).
+    threads may read the paths, `first_offset` and `removed`.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")

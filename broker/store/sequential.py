@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from . import tuning
 from .files import Files, opened, read_exactly
-from .snapshot import SegmentName, Snapshot, find_segment
+from .segment import Segment
+from .segments import Snapshot, find_segment
 
 __all__ = ["SequentialReader"]
 
@@ -37,7 +38,7 @@ class SequentialReader:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._segment: SegmentName | None = None
+        self._segment: Segment | None = None
         self._ahead = 0  # up to here the segment was fetched
         self.is_ahead_cached = False
         """Whether what was to be fetched last was there already: others read the same, or it was written just now."""
@@ -69,7 +70,7 @@ class SequentialReader:
 
         return log.look(segment, read)
 
-    def _fetch(self, fd: int, segment: SegmentName, stop: int, needed: int) -> bool:
+    def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
         """Have the kernel read up to `stop`, if less than up to `needed` was fetched; whether it was told so.
 
         Returns before the data is there.
@@ -92,7 +93,7 @@ class SequentialReader:
         except OSError:  # not there, or it cannot be told: then it is taken as ours
             return False
 
-    def _drop(self, fd: int, segment: SegmentName, before: int) -> None:
+    def _drop(self, fd: int, segment: Segment, before: int) -> None:
         """Give back the pages that were brought and end before `before`."""
         if self._brought and self._files.unused_memory_part() > tuning.SPARE_MEMORY_PART:
             self._brought.clear()

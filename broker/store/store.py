@@ -25,7 +25,7 @@ from .journal_format import JournalData, JournalEntry, journal_number
 from .key_building import KeyBuilding
 from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
 from .partition_log import PartitionLog, StoreServices
-from .recovery import RecoveredPartition, RecoveryReport, recover_partition
+from .recovery import RecoveryReport, recover_partition
 from .replay import replay_partition
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
@@ -95,10 +95,10 @@ class Store:
         self.cached_only = self._open_files.cached_only
         """A `with` block in which look-ups raise NotCached instead of waiting for the disk."""
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
-        self.searching = Searching(self.key_building)
+        self.searching = Searching(files, self.key_building)
         self._file_systems = FileSystems(files)
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
-        self._retention = RetentionRuns(files, config_for, run_in_thread, clock, self._restored)
+        self._retention = RetentionRuns(files, config_for, run_in_thread, clock, lambda log: self._rebuilding.add(log))
         self._rebuilding = IndexRebuilding(
             self._open_files, run_in_thread, self.key_building.revisit, self._retention.tidy
         )
@@ -111,7 +111,7 @@ class Store:
             run_in_thread,
             self._journal,
             self._syncs,
-            lambda log, segment: self._rebuilding.add(log, [segment]),
+            self._rebuilding.add,
         )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
@@ -147,8 +147,8 @@ class Store:
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self._report(recovered.report)
-            log = self._add(entry.topic, entry.partition, entry.path, recovered)
-            self._rebuilding.add(log, recovered.unindexed)
+            log = self._add(*entry, recovered.segments, recovered.unsynced_directories)
+            self._rebuilding.add(log)
         sync_recovered(self.files, self._file_systems, self._logs.values(), journaled=bool(journal.paths))
         drop_journal(self.files, journal)
         if journal.paths:
@@ -326,14 +326,13 @@ class Store:
             segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
             raise StoreError(f"partition directory {path} cannot be made: {error}") from error
-        return self._add(
-            topic, partition, path, RecoveredPartition([segment], [], RecoveryReport(path, 1), (data_path, path))
-        )
+        return self._add(topic, partition, path, [segment], (data_path, path))
 
-    def _add(self, topic: str, partition: int, path: str, recovered: RecoveredPartition) -> PartitionLog:
+    def _add(
+        self, topic: str, partition: int, path: str, segments: Sequence[Segment], unsynced_directories: Sequence[str]
+    ) -> PartitionLog:
         config = self._config_for(topic)
-        directories = recovered.unsynced_directories
-        log = PartitionLog(topic, partition, path, recovered.segments, config, self._shared, directories)
+        log = PartitionLog(topic, partition, path, segments, config, self._shared, unsynced_directories)
         self._logs[topic, partition] = log
         return log
 
@@ -364,10 +363,6 @@ class Store:
     def apply_size_limits(self) -> list[RemovedSegment]:
         """The same for topics with more bytes than their policies allow: their oldest segments go."""
         return self._retention.apply_sizes(self._logs.values())
-
-    def _restored(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
-        """Segments that were gone for a while; what was rebuilt meanwhile was not given to them."""
-        self._rebuilding.add(log, [segment for segment in segments if segment.index is None])
 
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 

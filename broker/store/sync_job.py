@@ -11,7 +11,6 @@ from .index import (
     UNIT_BYTES,
     Checkpoint,
     largest_id,
-    sync_units,
     write_checkpoint,
     write_units,
 )
@@ -191,13 +190,13 @@ class SyncJob:
             for directory in dict.fromkeys(self.directories):
                 self._files.fsync_directory(directory)
             for path, checkpoint in self._checkpoints():
-                sync_units(self._files, path, checkpoint)
+                write_checkpoint(self._files, path, checkpoint, sync=True)
 
     def move_checkpoints(self) -> None:
         """Say in the indexes that a sync of the file systems has covered data and units."""
         if self.kind & DATA:
             for path, checkpoint in self._checkpoints():
-                write_checkpoint(self._files, path, checkpoint)
+                write_checkpoint(self._files, path, checkpoint, sync=False)
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:

@@ -161,12 +161,6 @@ one has to wait for it."""
 KEY_SLICE_PAUSE_SECONDS = 0.00005
 """The pause between such slices in which they get it."""
 
-KEY_PAGE_ENTRIES = 512
-"""Entries (4 KiB) of a block that a search reads at once."""
-
-KEY_MAX_PAGES = 64
-"""Such pages that a search keeps of one block."""
-
 MAX_RECENT_ENTRIES = 2 << 20
 """Entries kept of what no key file covers yet, of all partitions together: 16 MiB."""
 

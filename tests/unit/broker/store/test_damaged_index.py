@@ -20,11 +20,17 @@ from hypothesis import strategies as st
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, read_checkpoint, replace_index, write_units
+from metaq.broker.store.index import (
+    UNIT_DTYPE,
+    IndexDamaged,
+    UnitReader,
+    read_checkpoint,
+    replace_index,
+    write_units,
+)
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
-from metaq.broker.store.search_values import Budget
-from metaq.broker.store.unit_reader import UnitReader
+from metaq.broker.store.searching import Budget
 from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.record import Buffer, checksum, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import UNIT_DTYPE, UnitArray
 from metaq.broker.store.key_index import (
-    BlockEntries,
     Covered,
     Entries,
     KeyBlock,
     append_block,
-    hash_bounds,
-    position_of,
+    entries_around,
+    positions_of,
     read_blocks,
     scan_keys,
 )
@@ -70,8 +69,7 @@ class Segment:
 
     def positions(self, block: KeyBlock, hashed: int, low: int = 0, high: int = 1 << 31) -> list[int]:
         with open(self.keys, "rb") as file:
-            entries = BlockEntries(REAL_FILES, file.fileno(), block)
-            return [position_of(entries[number]) for number in entries.of_hash(hashed, low, high)]
+            return positions_of(entries_around(REAL_FILES, file.fileno(), block, hashed), hashed, low, high)
 
 
 @given(st.binary() | st.lists(st.sampled_from(["KEYS", "TAGS", "\x01", "\x02", "a b", " c", "XKEYS"])).map("".join))
@@ -116,21 +114,23 @@ def test_any_distribution_of_hashes_is_searched_rightly(
     path.write_bytes(np.sort(entries).tobytes())
     block = KeyBlock(0, 1, len(hashes), 0, 0, True, 0)
     with path.open("rb") as file:
-        found = BlockEntries(REAL_FILES, file.fileno(), block)
         for hashed in {*hashes[:50], 0, 7, 8, 2**32 - 1}:
-            numbers = found.of_hash(hashed, 0, 1 << 31)
-            assert [position_of(found[n]) for n in numbers] == [n for n, each in enumerate(hashes) if each == hashed]
+            found = positions_of(entries_around(REAL_FILES, file.fileno(), block, hashed), hashed, 0, 1 << 31)
+            assert found == [n for n, each in enumerate(hashes) if each == hashed]
 
 
-def test_the_bounds_of_a_hash_leave_out_its_neighbours() -> None:
-    assert hash_bounds(2**32 - 1, 0, 2**31) == ((2**32 - 1) << 32, ((2**32 - 1) << 32) + 2**31)
+def test_the_positions_of_a_hash_leave_out_its_neighbours() -> None:
+    entries = np.array([1 << 32 | 9, 2 << 32, 2 << 32 | 5, (2**32 - 1) << 32 | 2**31], np.uint64)
+    assert positions_of(entries, 2, 0, 2**31) == [0, 5]
+    assert positions_of(entries, 2, 1, 2**31) == [5]
+    assert positions_of(entries, 2**32 - 1, 0, 2**31) == []
 
 
 def test_a_record_beyond_the_window_is_looked_at_too(tmp_path: Path) -> None:
     huge = record(2, "big", payload=bytes(6 << 20))
     segment = Segment(tmp_path, [record(1, "a"), huge, record(3, "b", "c")])
     found = sorted(segment.entries(segment.units).tolist())
-    assert [position_of(entry) for entry in found] == [
+    assert [entry & 0xFFFFFFFF for entry in found] == [
         place
         for _, place in sorted(
             (key_hash(key), int(segment.units["offset"][number]) - FIRST)

@@ -14,11 +14,11 @@ from metaq.broker.store.index_blocks import (
     UNIT,
     UNIT_BYTES,
     IndexDamaged,
-    _read_units,
     block_of,
     first_of,
     pack_units,
     read_block,
+    read_units,
     unit_position,
 )
 from metaq.broker.store.scan import scan_bytes
@@ -121,7 +121,7 @@ def test_many_blocks_under_one_checksum_are_what_each_block_by_itself_is(sizes: 
     except IndexDamaged as damage:
         expected = damage.block
     try:
-        found: bytes | int = _read_units(load, "index", start, stop, count, crc).tobytes()
+        found: bytes | int = read_units(load, "index", start, stop, count, crc).tobytes()
     except IndexDamaged as damage:
         found = damage.block
     assert found == expected

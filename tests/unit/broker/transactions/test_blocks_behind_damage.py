@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.recovery import rebuild_index
+from metaq.broker.store.index_rebuilding import rebuild_index
 from metaq.broker.store.scan import scan_bytes
-from metaq.broker.store.segment import SegmentFile
 from metaq.broker.transactions.commands import StoredPut
 from metaq.broker.transactions.placing import complete, is_at
 from metaq.broker.transactions.redo import Location
@@ -56,7 +55,8 @@ def leave(tmp_path, data, damaged=None, index="no index", topic=TOPIC):
     for content in contents:
         path.write_bytes(content)
         if index != "no index" and content is contents[0]:
-            rebuild_index(REAL_FILES, SegmentFile(str(path), 0, end, int(NOW * 1000)))
+            os.utime(path, (NOW, NOW))
+            rebuild_index(REAL_FILES, str(path), 0, end)
     path.write_bytes(start + (data if damaged is None else damaged))
     path.with_name(f"{end:020d}.meta").write_bytes(encode_record(LATER, -8, 0))
     long_ago = path.stat().st_mtime - 3600
