@@ -30,16 +30,13 @@ class MessageIds:
 
     def begin_above(self, floor_id: int) -> None:
         """Never give an id again that is not larger than this one; 0 and below, and foreign ids, change nothing."""
-        if 0 < floor_id < foreign_from(self._now_ms()):
+        if 0 < floor_id < foreign_from(int(self._clock() * 1000)):
             self._next = max(self._next, counter_of(floor_id) + 1)
 
     def next(self, count: int = 1) -> int:
         """The first of `count` consecutive new ids; message_ids_from gives all of them."""
-        counter = counter_at(self._now_ms())
+        counter = counter_at(int(self._clock() * 1000))
         if counter < self._next or counter > LAST_COUNTER:
             counter = self._next
         self._next = counter + count
         return message_id(counter, self._broker_id)
-
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 __all__ = ["KINDS", "Counter", "Metrics", "format_number"]
 
@@ -23,16 +23,9 @@ class Counter:
 
     __slots__ = ("count", "value")
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0
-
-    def add(self, count: int, value: int) -> None:
-        self.count += count
-        self.value += value
-
-    def clear(self) -> None:
-        self.count = self.value = 0
+    def __init__(self, count: int = 0, value: int = 0) -> None:
+        self.count = count
+        self.value = value
 
     def format(self, seconds: int) -> str:
         """One line of `stats`; `seconds` since the counters were reset."""
@@ -42,27 +35,6 @@ class Counter:
             f"Count={self.count},Value={self.value},Value/Count={per_count},"
             f"Count/Duration={per_second},Duration={seconds}"
         )
-
-
-class _Realtime:
-    """One kind's counters: over all topics, and per topic."""
-
-    __slots__ = ("topics", "total")
-
-    def __init__(self) -> None:
-        self.total = Counter()
-        self.topics: dict[str, Counter] = {}
-
-    def add(self, topic: str, count: int, value: int) -> None:
-        counter = self.topics.get(topic)
-        if counter is None:
-            counter = self.topics[topic] = Counter()
-        counter.add(count, value)
-        self.total.add(count, value)
-
-    def all(self) -> Iterator[Counter]:
-        yield self.total
-        yield from self.topics.values()
 
 
 class Metrics:
@@ -90,7 +62,7 @@ class Metrics:
         self._has_stat = has_stat
         self._seconds = seconds
         self._started = self._reset_at = seconds()
-        self._realtime: dict[str, _Realtime] = {}
+        self._realtime: dict[str, dict[str, Counter]] = {kind: {} for kind in KINDS}  # each kind's, by topic
 
     @property
     def uptime_seconds(self) -> int:
@@ -134,24 +106,30 @@ class Metrics:
     def reset(self) -> None:
         """Start the realtime counters again; what was ever counted stays listed, with zeros."""
         self._reset_at = self._seconds()
-        for realtime in self._realtime.values():
-            for counter in realtime.all():
-                counter.clear()
+        for topics in self._realtime.values():
+            for counter in topics.values():
+                counter.count = counter.value = 0
 
     def realtime(self, kind: str, topic: str | None = None) -> str:
         """The text of one counter, over all topics or of one."""
-        realtime = self._realtime.get(kind)
-        if realtime is None:
+        topics = self._realtime[kind]
+        if not topics:
             return "null"
-        counter = realtime.total if topic is None else realtime.topics.get(topic)
-        if counter is None:
+        if topic is None:
+            every = topics.values()
+            counter = Counter(sum(each.count for each in every), sum(each.value for each in every))
+        elif topic in topics:
+            counter = topics[topic]
+        else:
             return f"Invalid keyTwo:{topic}"
         return counter.format(int(self._seconds() - self._reset_at))
 
     def _count(self, kind: str, topic: str, count: int, value: int) -> None:
         if self._seconds() - self._reset_at >= RESET_SECONDS:
             self.reset()
-        realtime = self._realtime.get(kind)
-        if realtime is None:
-            realtime = self._realtime[kind] = _Realtime()
-        realtime.add(topic, count, value)
+        topics = self._realtime[kind]
+        counter = topics.get(topic)
+        if counter is None:
+            counter = topics[topic] = Counter()
+        counter.count += count
+        counter.value += value

@@ -40,21 +40,10 @@ class SlaveLink(Protocol):
 
 
 class Write(Append):
-    """Whole records for one partition, and what became of them. It lives until its request is answered.
+    """Whole records for one partition, and what became of them. It lives until its request is answered."""
 
-    error: why the records are not stored, or not safe.
-    """
-
-    __slots__ = ("base", "copy_errors", "end")
-
-    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, base: int, size: int) -> None:
-        """data: the records' `size` bytes, in buffers cut anywhere. units: their packed index units. base: the byte
-        offset that the units are made for, where the log will end when this is appended."""
-        super().__init__(log, data, units)
-        self.base = base
-        self.end = base + size
-        self.copy_errors: Sequence[MetaqError | None] = ()
-        """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
+    copy_errors: Sequence[MetaqError | None] = ()
+    """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
 
     @property
     def failure(self) -> MetaqError | None:
@@ -82,10 +71,6 @@ class Writing:
         """False for both sides of synchronous replication, as in 1.x."""
         return self.slave is None and not self.takes_copies
 
-    def choose(self, topic: str, partition: int) -> int:
-        """The partition that a message goes to: the one that was asked for, or any."""
-        return self.partitions.choose(topic) if partition == ANY else partition
-
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Where to append. asked: the partition of the request, ANY if `partition` was chosen for it.
 
@@ -108,7 +93,7 @@ class Writing:
         waiting = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits for the disk needs no more
-            if write.log.visible_end < write.end and write.error is None:
+            if write.log.segments.visible_end < write.end:
                 waiting.append(write)
         return waiting
 

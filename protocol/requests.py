@@ -79,8 +79,8 @@ class RequestReader:
         """Take the next bytes of the connection; return the requests they complete, in order."""
         if self.failure is not None:
             return []
-        space = self.space
-        if space is not None:
+        if self._large is not None:
+            space = self._large[self._large_filled :]
             taken = min(len(data), len(space))
             space[:taken] = data[:taken]
             return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])

@@ -278,10 +278,9 @@ class Session(Protocol):
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
         turn_end = self._seconds() + tuning.TURN_SECONDS
         while True:
-            try:
-                next(work)
-            except StopIteration as done:
-                self._answer(verb, request, done.value)
+            answer = self._gate.go_on(request, work)
+            if not isinstance(answer, GeneratorType):
+                self._answer(verb, request, cast(Answer, answer))
                 return
             if self._seconds() >= turn_end:
                 break
@@ -294,26 +293,15 @@ class Session(Protocol):
             self._serve_pull(cast(Pull, request))
             return
         served = self._gate.serve(verb, request, self)
-        kind = type(served)
-        if kind is Pull:
-            self._serve_pull(cast(Pull, served))
-        elif kind is GeneratorType:
-            self._work_off(verb, request, cast(Work, served))
+        if isinstance(served, Pull):
+            self._serve_pull(served)
+        elif isinstance(served, GeneratorType):
+            self._work_off(verb, request, served)
         else:
             self._answer(verb, request, cast(Answer, served))
 
-    def _answer(self, verb: Verb, request: WireRequest, answer: Answer) -> None:
-        if isinstance(answer, Deferred):
-            self._answer_later(answer, verb.held(request), ordered=type(request) is not Frame, put=verb.stores)
-        elif answer is not None:
-            self._answer_now(answer, ordered=type(request) is not Frame)
-
     def _commit(self, group: PutGroup) -> None:
-        answer = group.commit()
-        if isinstance(answer, Deferred):
-            self._answer_later(answer, group.held_bytes, ordered=True, put=True)
-        else:
-            self._answer_now(cast(Bytes, answer), ordered=True)
+        self._answer(self._gate.group, group, group.commit())
 
     def _serve_pull(self, pull: Pull) -> None:
         answer = self._gate.step(pull)
@@ -351,6 +339,18 @@ class Session(Protocol):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
+    def _answer(self, verb: Verb, request: WireRequest | PutGroup, answer: Answer) -> None:
+        ordered = type(request) is not Frame
+        if isinstance(answer, bytes | list):
+            if ordered and self._ordered:
+                slot = _Slot(_size(answer), answer)
+                self._ordered.append(slot)
+                self._pending_bytes += slot.held
+            else:
+                self._write(answer)
+        elif answer is not None:
+            self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
+
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
         """held: bytes in memory while the answer is not there yet. put: they are a put's."""
         slot = _Slot(held, put=held if put else 0)
@@ -360,14 +360,6 @@ class Session(Protocol):
         self._pending += 1
         self._pending_bytes += held
         answer.addBoth(self._settled, slot, ordered)
-
-    def _answer_now(self, answer: Bytes, *, ordered: bool) -> None:
-        if ordered and self._ordered:
-            slot = _Slot(_size(answer), answer)
-            self._ordered.append(slot)
-            self._pending_bytes += slot.held
-        else:
-            self._write(answer)
 
     @_or_close
     def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
@@ -405,11 +397,12 @@ class Session(Protocol):
             self._write(answer)
 
     def _write(self, answer: Bytes) -> None:
-        if isinstance(answer, list):
-            self._out += answer
-        else:
+        if isinstance(answer, bytes):
             self._out.append(answer)
-        self._out_bytes += _size(answer)
+            self._out_bytes += len(answer)
+        else:
+            self._out += answer
+            self._out_bytes += sum(map(len, answer))
 
     def _flush(self) -> None:
         out, size = self._out, self._out_bytes

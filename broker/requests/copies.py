@@ -39,14 +39,13 @@ class Copies:
             log = self._writing.partitions.for_put(sync.topic, sync.partition)
         except MetaqError as error:
             return self._refused(sync, error)
-        base = log.end_offset
-        data, units = encode_puts([(sync.flag, found, sync.body)], base, (sync.message_id,), self._now_ms())
-        write = Write(log, data, units, base, sum(map(len, data)))
+        puts = [(sync.flag, found, sync.body)]
+        write = Write(log, *encode_puts(puts, log.end_offset, (sync.message_id,), self._now_ms()))
 
         def encode() -> Bytes:
             if write.error is not None:
                 return self._refused(sync, write.error)
-            return encode_put_result(sync.opaque, sync.message_id, sync.partition, base)
+            return encode_put_result(sync.opaque, sync.message_id, sync.partition, write.base)
 
         return self._writing.answer(self._writing.append((write,)), encode)
 

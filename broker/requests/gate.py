@@ -17,7 +17,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.requests import WireRequest
 from metaq.protocol.sends import TX_KEY
 from metaq.protocol.statuses import ResponseCode, Status
-from metaq.protocol.text import NO_OPAQUE, Put, encode_result
+from metaq.protocol.text import NO_OPAQUE, encode_result
 
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
 from .pull import Loading, Pull, Step
@@ -76,6 +76,8 @@ class Gate:
         self._frames = frames
         self._admits = admits
         self._unknown = Verb(_unknown_code)
+        self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
+        """What serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
 
@@ -87,7 +89,7 @@ class Gate:
                 return verb.in_transaction
             return verb
         verb = self._texts[type(request)]
-        if verb.in_transaction is not None and cast(Put, request).tx_key is not None:
+        if verb.in_transaction is not None and request.tx_key is not None:  # type: ignore[union-attr]
             return verb.in_transaction
         return verb
 
@@ -100,24 +102,19 @@ class Gate:
             served = verb.serve(request, caller)
         except Exception as error:
             return _unless_one_way(request, _failed(request, error))
-        kind = type(served)
-        if kind is Pull:
+        if isinstance(served, Pull | GeneratorType):
             return served
-        if kind is GeneratorType:
-            return self._work(request, cast(Work, served))
-        return self._answer(request, cast(Answer, served))
+        return _settled(request, cast(Answer, served))
 
-    def _answer(self, request: WireRequest, answer: Answer) -> Answer:
-        if type(answer) is Deferred:
-            answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
-        return _unless_one_way(request, answer) if type(request) is Frame else answer
-
-    def _work(self, request: WireRequest, work: Work) -> Work:
+    def go_on(self, request: WireRequest, work: Work) -> Answer | Work:
+        """Do a slice of the work of a request: the work itself if there is more to do, else the answer."""
         try:
-            answer = yield from work
+            next(work)
+        except StopIteration as done:
+            return _settled(request, done.value)
         except Exception as error:
-            answer = _failed(request, error)
-        return self._answer(request, answer)
+            return _unless_one_way(request, _failed(request, error))
+        return work
 
     def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step | Loading:
         """Advance a pull; whether it may wait is for the caller to decide."""
@@ -139,6 +136,13 @@ class Gate:
     def too_many_pulls(self, pull: Pull, where: str) -> Bytes:
         """The answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
+
+
+def _settled(request: WireRequest, answer: Answer) -> Answer:
+    """The answer of a verb, which may still fail."""
+    if type(answer) is Deferred:
+        answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
+    return _unless_one_way(request, answer)
 
 
 def _unless_one_way(request: WireRequest, answer: Answer) -> Answer:

@@ -77,18 +77,15 @@ class PutAnswers:
         return SyncFailed("master", self._url(), log.topic, log.partition)
 
 
-class _Batch:
+class _Batch(Write):
     """A group's puts to one partition."""
 
-    __slots__ = ("ids", "log", "puts", "requests", "write")
+    ids: Sequence[int] = ()
 
     def __init__(self, log: PartitionLog) -> None:
-        self.log = log
+        super().__init__(log, (), b"")
         self.requests: list[PutOrSend] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
-        # set by the append
-        self.ids: Sequence[int] = ()
-        self.write: Write | None = None
 
 
 class PutGroup:
@@ -97,7 +94,7 @@ class PutGroup:
     Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
     """
 
-    __slots__ = ("_answers", "_batches", "_body_bytes", "_last", "_last_partition", "_last_topic", "_order", "_writing")
+    __slots__ = ("_answers", "_batches", "_last", "_last_partition", "_last_topic", "_order", "_writing")
 
     def __init__(self, writing: Writing, answers: PutAnswers) -> None:
         self._writing = writing
@@ -108,25 +105,24 @@ class PutGroup:
         self._last: _Batch | None = None
         self._last_topic = ""
         self._last_partition = ANY
-        self._body_bytes = 0
 
     @property
     def held_bytes(self) -> int:
         """Memory that the puts take until they are answered."""
-        return self._body_bytes + PUT_OVERHEAD_BYTES * len(self._order)
+        bodies = sum(len(put.body) for batch in self._batches.values() for put in batch.requests)
+        return bodies + PUT_OVERHEAD_BYTES * len(self._order)
 
     def add(self, request: Any) -> None:
         """Check a put, or a SEND frame, and keep it for `commit`."""
         put: PutOrSend | None = request if type(request) is Put else self._decoded(cast(Frame, request))
         if put is None:
             return
-        body = put.body
-        self._body_bytes += len(body)
-        partition = put.partition
+        body, partition = put.body, put.partition
         try:
             batch = self._last
             if batch is None or partition != self._last_partition or put.topic != self._last_topic:
-                partition = self._writing.choose(put.topic, partition)
+                if partition == ANY:
+                    partition = self._writing.partitions.choose(put.topic)
                 batch = self._batch(put, partition)
             found = checksum(body)
             if found != put.checksum != NO_CHECKSUM:
@@ -161,20 +157,19 @@ class PutGroup:
 
     def commit(self) -> Answer:
         """Append everything, once per partition. All answers, in the order of the puts, when all may be given."""
-        waiting = self._writing.append([self._written(batch) for batch in self._batches.values() if batch.puts])
-        return self._writing.answer(waiting, self._encoded)
+        batches = [batch for batch in self._batches.values() if batch.puts]
+        for batch in batches:
+            self._stamp(batch)
+        return self._writing.answer(self._writing.append(batches), self._encoded)
 
-    def _written(self, batch: _Batch) -> Write:
+    def _stamp(self, batch: _Batch) -> None:
+        """Make its records."""
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._writing.message_ids.next(count)
         batch.ids = (first_id,) if count == 1 else message_ids_from(first_id, count).tolist()
-        base = log.end_offset
-        data, units = encode_puts(puts, base, batch.ids)
-        size = sum(map(len, data))
-        self._writing.metrics.put(log.topic, count, size - count * HEADER_BYTES)
-        batch.write = write = Write(log, data, units, base, size)
-        return write
+        batch.data, batch.units = encode_puts(puts, log.segments.end_offset, batch.ids)
+        self._writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
 
     def _encoded(self) -> bytes:
         if len(self._batches) == 1:
@@ -185,13 +180,11 @@ class PutGroup:
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
     def _encoded_batch(self, batch: _Batch) -> list[bytes]:
-        write, partition = batch.write, batch.log.partition
-        if write is None:
-            return []
-        if write.error is not None:
-            error = self._answers.lost(batch.log, write.error)
+        partition = batch.log.partition
+        if batch.error is not None:
+            error = self._answers.lost(batch.log, batch.error)
             return [self._answers.refused(put, partition, error) for put in batch.requests]
-        offset = write.base
+        offset = batch.base
         encoded = []
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
             if type(put) is Put:
@@ -201,7 +194,7 @@ class PutGroup:
             else:
                 encoded.append(answer_frame(put.opaque, SendReply(message_id, partition, offset).to_ext()))
             offset += HEADER_BYTES + len(put.body)
-        for number, copy_error in enumerate(write.copy_errors):
+        for number, copy_error in enumerate(batch.copy_errors):
             if copy_error is not None:
                 encoded[number] = self._answers.refused(batch.requests[number], partition, copy_error)
         return encoded
@@ -278,7 +271,7 @@ class _Run:
         units = stamped.units.tobytes()
         places = (byte_starts, byte_ends, starts * UNIT_BYTES, ends * UNIT_BYTES)
         return [
-            Write(log, (data[start:end],), units[first:last], log.end_offset, end - start)
+            Write(log, (data[start:end],), units[first:last])
             for log, start, end, first, last in zip(logs, *(place.tolist() for place in places), strict=True)
         ]
 

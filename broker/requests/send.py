@@ -17,6 +17,7 @@ from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
+from ..partitions import ANY
 from ..runtime.reactor import ReactorTime
 from ..store import tuning as store_tuning
 from ..store.batch import StampedRecords, stamp_in_slices
@@ -35,7 +36,7 @@ def answer_send_batch(writing: Writing, frame: Frame) -> Work:
     sizes, records = split_batch(frame.body, count)
     writing.metrics.put(topic, count, len(records) - count * HEADER_BYTES)
     try:
-        partition = writing.choose(topic, asked)
+        partition = writing.partitions.choose(topic) if asked == ANY else asked
         log = writing.log(topic, partition, asked)
         first_id = writing.message_ids.next(count)
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
@@ -46,15 +47,15 @@ def answer_send_batch(writing: Writing, frame: Frame) -> Work:
     except MetaqError as error:
         writing.refused(topic, error, count)
         raise
-    data, units, base = stamped.data, stamped.units, log.end_offset
-    units["offset"] += base
-    write = Write(log, (data,), units.view(np.uint8).data, base, len(data))
+    units = stamped.units
+    units["offset"] += log.end_offset
+    write = Write(log, (stamped.data,), units.view(np.uint8).data)
 
     def encode() -> Bytes:
         if (error := write.failure) is not None:
             writing.refused(topic, error, count)
             raise error
-        return reply_frame(frame.opaque, SendReply(first_id, partition, base))
+        return reply_frame(frame.opaque, SendReply(first_id, partition, write.base))
 
     return writing.answer(writing.append((write,)), encode)
 
@@ -122,12 +123,11 @@ class _ManyParts:
             counts = self._ends[first:last] - self._starts[first:last]
             units["offset"] += np.repeat(np.array(bases) - byte_starts, counts)
             packed = units.view(np.uint8).data
-            places = zip(logs, bases, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
-            for number, (log, base, start, end, byte_start, byte_end) in enumerate(places, first):
+            places = zip(logs, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
+            for number, (log, start, end, byte_start, byte_end) in enumerate(places, first):
                 if log is not None:
                     cut = slice((start - starts[0]) * UNIT_BYTES, (end - starts[0]) * UNIT_BYTES)
-                    write = Write(log, (data[byte_start:byte_end],), packed[cut], base, byte_end - byte_start)
-                    self._writes[number] = write
+                    write = self._writes[number] = Write(log, (data[byte_start:byte_end],), packed[cut])
                     yield write
             self._next = last
             if seconds() >= until:
@@ -168,7 +168,8 @@ class _ManyParts:
 
     def _log(self, number: int) -> PartitionLog:
         topic, asked = self._topics[number], self._partitions[number]
-        partition = self._partitions[number] = self._writing.choose(topic, asked)
+        partition = self._writing.partitions.choose(topic) if asked == ANY else asked
+        self._partitions[number] = partition
         return self._writing.log(topic, partition, asked)
 
     def _encoded(self, first_ids: npt.NDArray[np.int64]) -> Bytes:

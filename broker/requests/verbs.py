@@ -6,6 +6,7 @@ A verb is a decoder (protocol/), an action that is given what it needs, an encod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from metaq.protocol.fields import Ext
@@ -68,8 +69,7 @@ def make_gate(broker: Broker) -> Gate:
     transactions = TransactionVerbs(broker.transactions, writing)
     copies = Copies(writing, lambda: broker.url, broker.now_ms)
 
-    def new_group() -> PutGroup:
-        return PutGroup(writing, answers)
+    new_group = partial(PutGroup, writing, answers)
 
     def put_with_key(put: Put, caller: Caller | None) -> Answer:
         if writing.has_transactions:

@@ -43,14 +43,16 @@ AllVisibleCallback = Callable[[Sequence[MetaqError | None]], None]
 
 
 class Append:
-    """What `Store.append_many` takes: the arguments of `PartitionLog.append`, and a place for why it failed."""
+    """What `Store.append_many` takes: the arguments of `PartitionLog.append`, and what became of it.
 
-    __slots__ = ("data", "error", "log", "units")
+    [base, end): the byte offsets that it got, nothing if it was not appended. error: why it was not, or is not safe.
+    """
 
     def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer) -> None:
         self.log = log
         self.data = data
         self.units = units
+        self.base = self.end = 0
         self.error: MetaqError | None = None
 
 
@@ -225,7 +227,8 @@ class Store:
                     each.error = failed[log]
                     continue
                 try:
-                    log.append(each.data, each.units)
+                    each.base = log.append(each.data, each.units)
+                    each.end = log.segments.end_offset
                 except MetaqError as error:
                     failed[log] = each.error = error
         finally:

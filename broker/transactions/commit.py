@@ -39,11 +39,10 @@ Settled = Callable[[str | None, MetaqError | None], None]
 class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
-    __slots__ = ("checksum", "size", "store")
-
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
         data, units = encode_puts(block.puts, base, block.ids, now_ms)
-        super().__init__(block.log, data, units, base, block.size)
+        super().__init__(block.log, data, units)
+        self.base = base
         self.store = block.store
         self.size = block.size
         self.checksum = block_checksum(data)
@@ -58,7 +57,6 @@ class EncodedBlock(Write):
         units["offset"] += base - self.base
         self.units = units.tobytes()
         self.base = base
-        self.end = base + self.size
 
 
 class Committer:
