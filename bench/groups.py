@@ -23,12 +23,10 @@ from typing import Any, cast
 import click
 
 from metaq import ConsumerConfig
-from metaq.client.consumer.choices import StartPosition
 from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.group_member import GroupMember
-from metaq.client.consumer.missing_topics import MissingTopics
+from metaq.client.consumer.group_member import GroupMember, StartPosition
 from metaq.client.consumer.offset_commit import OffsetCommitter
-from metaq.client.consumer.session_watch import SessionWatch
+from metaq.client.consumer.watches import SessionWatch
 from metaq.client.timers import Timers
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
@@ -58,22 +56,17 @@ class _Member:
         self.session.start(60.0)
         self.membership = GroupMembership(self.session, GROUP, None, topics, lambda: self.member.changed())
         store = ZooKeeperOffsetStore(self.session)
-        config = ConsumerConfig()
         fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda endpoints: None)
         self.member = GroupMember(
             self.membership,
             OffsetCommitter(store, GROUP),
-            ConsumerCore(GROUP, config),
+            ConsumerCore(GROUP, ConsumerConfig()),
             fetcher,
-            config,
-            range_assignment,
-            StartPosition(0),
-            MissingTopics(GROUP, ClusterView(self.session)),
             timers,
-            wants_notice=False,
+            ClusterView(self.session),
         )
         SessionWatch(self.session, GROUP, timers, self.member.holds_its_claims).prove()
-        self.member.begin()
+        self.member.begin(StartPosition(0))
 
     def close(self) -> None:
         self.member.close(30.0)

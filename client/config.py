@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.pulls import MAX_WAIT_MS
+
+if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
+    from metaq.coordination.assignment import Strategy
+    from metaq.coordination.offset_store import OffsetStore
 
 __all__ = [
     "BROWSE_BYTES",
@@ -166,6 +171,17 @@ class ProducerConfig:
 class ConsumerConfig:
     """How a consumer fetches, commits and shares partitions."""
 
+    consumer_id: str | None = None
+    """A fixed name within the group; two members must not have the same. None: one of its own each time."""
+    strategy: Strategy | str = "range"
+    """Which member gets which partitions, the same for all members of a group: "range", "consist" (1.x's consistent
+    hashing) or a function of your own."""
+    broadcast: bool = False
+    """Every host reads everything, as in metaq 1.x: the group is `<group>-<ip>`, and a file keeps its offsets."""
+    offsets_file: str | Path | None = None
+    """That file of broadcast=True. None: `~/.meta_offsets`."""
+    offset_store: OffsetStore | None = None
+    """Keeps the offsets instead of ZooKeeper or that file, for example a SqlOffsetStore."""
     fetch_max_bytes: int = 2 << 20
     """Asked for per pull. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text protocol
     only this); the first record comes whole, however large."""

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sized
-from functools import partial
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self
 
-from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .config import BROWSE_BYTES, ConnectionConfig, ConsumerConfig, OnDamage, check_damage, check_protocol
+from .config import BROWSE_BYTES, ConsumerConfig, check_protocol
 from .connection import Connection
-from .consumer.choices import start_position
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
+from .consumer.polling import Poller
 from .message import Message
 from .metadata import parse_address
 from .pool import ConnectionPool
 from .questions.asking import READER_GROUP
 from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
+from .questions.places import locate
 from .questions.records import read_messages
 from .timers import Timers
 from .values import TopicPartition
 
-if TYPE_CHECKING:
-    import pyarrow
-
 __all__ = ["PartitionReader", "TopicBrowser", "browse"]
-
-Taken = TypeVar("Taken", bound=Sized)
 
 
 def browse(connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto") -> Iterator[Message]:
@@ -56,28 +49,18 @@ class TopicBrowser:
         *,
         root: str = "/meta",
         protocol: str = "auto",
-        max_bytes: int = BROWSE_BYTES,
-        timeout: float | None = None,
-        damage: OnDamage = "stop",
         on_damaged: OnDamaged | None = None,
-        config: ConnectionConfig | None = None,
+        config: ConsumerConfig | None = None,
     ) -> None:
-        """max_bytes: asked for at once. timeout: seconds for one request (default: request_timeout_seconds).
-
-        damage: what to do at stored bytes that hold no good record, "stop" (raise CorruptRecord) or "skip" (go on
-        behind them). on_damaged: called with a CorruptRecord for each damaged range.
+        """on_damaged: called with a CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop
+        or to go on.
 
         Raises ConfigError, CoordinationUnavailable.
         """
-        if max_bytes < 1:
-            raise ConfigError("max_bytes", max_bytes, "choose 1 or more bytes")
         self._topic = topic
-        self._max_bytes = max_bytes
-        self._timeout = timeout
-        check_damage(damage)
-        self._skips = damage == "skip"
+        self._config = config or ConsumerConfig()
         self._on_damaged = on_damaged
-        self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=config)
+        self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=self._config.connection)
 
     def partitions(self) -> list[TopicPartition]:
         """What is iterated over. Raises NoPartition, CoordinationUnavailable."""
@@ -85,7 +68,7 @@ class TopicBrowser:
 
     def __iter__(self) -> Iterator[Message]:
         """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord."""
-        ends = {each: max_offset(self._connection(each), each, self._timeout) for each in self.partitions()}
+        ends = {each: max_offset(self._connection(each), each) for each in self.partitions()}
         for partition, end in ends.items():
             yield from self._read(partition, end)
 
@@ -93,12 +76,10 @@ class TopicBrowser:
         return self._cluster.connection(partition.broker)
 
     def _read(self, partition: TopicPartition, end: int) -> Iterator[Message]:
-        position = min_offset(self._connection(partition), partition, self._timeout)
+        position = min_offset(self._connection(partition), partition)
         while position < end:
             try:
-                messages = read_messages(
-                    self._connection(partition), partition, position, self._max_bytes, self._timeout
-                )
+                messages = read_messages(self._connection(partition), partition, position, self._config.fetch_max_bytes)
             except OffsetOutOfRange as error:
                 if error.first <= position:
                     return  # it ends earlier than it did: the broker has lost its tail
@@ -119,7 +100,7 @@ class TopicBrowser:
         """Where to go on. Raises it if there is no such place, or the user does not want that."""
         if self._on_damaged is not None:
             self._on_damaged(damage)
-        if damage.end is None or not self._skips:
+        if damage.end is None or self._config.damage == "stop":
             raise damage
         return damage.end
 
@@ -136,7 +117,7 @@ class TopicBrowser:
         self.close()
 
 
-class PartitionReader:
+class PartitionReader(Poller):
     """Reads one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
 
     (1.x's direct mode: serverUrl, partition and offset.) It fetches ahead and survives restarts of the broker as a
@@ -153,7 +134,6 @@ class PartitionReader:
         on_damaged: OnDamaged | None = None,
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """address: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
         begins. accept: what it returns false for is passed over. on_damaged: as of Consumer.
@@ -162,17 +142,13 @@ class PartitionReader:
         """
         config = config or ConsumerConfig()
         self._endpoint = parse_address(address)
-        self._config = config
-        self._clock = clock
-        self._closed = False
-        self._polling = False
-        self._guard = ForkGuard("PartitionReader")
         self._ending = Aside("metaq reader close")
-        self._timers = Timers("metaq-read", clock)
-        self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
-        self._core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged)
-        self._fetcher = Fetcher(self._core, self._pool, lambda _: self._endpoint, config, self._timers, clock)
-        (self._cursor,) = self._core.claim([partition], [start_position(start).offset], announced=True)
+        self._timers = Timers("metaq-read")
+        self._pool = ConnectionPool(config.connection, check_protocol(protocol))
+        core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged)
+        super().__init__(core, Fetcher(core, self._pool, lambda _: self._endpoint, self._timers))
+        begin = 0 if start == "earliest" else locate(start, option="start")
+        (self._cursor,) = core.claim([partition], [begin], announced=True)
         try:
             self._fetcher.serve_soon()
         except BaseException:
@@ -186,65 +162,18 @@ class PartitionReader:
         self._settle()
         return self._cursor.position
 
-    def _settle(self) -> None:
-        """As Consumer's."""
-        if not self._polling:
-            self._core.settle()
-
-    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
-        """Return the next messages, at least one if any comes within `timeout` seconds, else [].
-
-        Raises CorruptRecord as Consumer.poll does, ClientError if closed or in a process that was forked off, and what
-        `accept` and on_damaged raise.
-        """
-        messages = self._poll(partial(self._core.take, max_messages), timeout)
-        self._core.under_way = False
-        return messages
-
-    def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
-        """As `poll`, as Consumer.poll_arrow returns them."""
-        self._core.codec.reads_in_bulk = True
-        batch = self._poll(partial(self._core.take_batch, max_messages), timeout)
-        self._core.under_way = False
-        return batch
-
-    def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken:
-        self._guard.check()
-        deadline = self._clock() + timeout
-        self._polling = True
-        try:
-            self._core.acknowledge()
-            while True:
-                if self._closed:
-                    raise ClientError("this reader is closed")
-                self._fetcher.listen()
-                taken = take()
-                self._fetcher.serve()
-                seconds = deadline - self._clock()
-                if taken or seconds <= 0:
-                    return taken
-                self._fetcher.wait(seconds)
-        finally:
-            self._polling = False
-
-    def __iter__(self) -> Iterator[Message]:
-        """Messages for ever, until close()."""
-        while not self._closed:
-            yield from self.poll(1, 1.0)
-
     def seek(self, offset: int) -> None:
         """Go on at a byte offset that begins a message. Raises ConfigError."""
-        self._guard.check()
+        self._settle()
         if offset < 0:
             raise ConfigError("offset", offset, "choose 0 or more bytes")
-        self._settle()
         self._cursor.moved_to(offset)
         self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`."""
         self._guard.check()
-        connection = self._pool.connection(self._endpoint, self._config.connection.connect_timeout_seconds)
+        connection = self._pool.connection(self._endpoint, self._core.config.connection.connect_timeout_seconds)
         return read_messages(connection, self._cursor.partition, offset, max_bytes, timeout)
 
     def close(self) -> None:
@@ -260,11 +189,3 @@ class PartitionReader:
         self._fetcher.wake()
         self._timers.close()
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

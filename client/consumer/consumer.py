@@ -3,62 +3,44 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
 
-from metaq.coordination.assignment import Strategy
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.forks import ForkGuard
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import ClientError, ConfigError
-from metaq.protocol.limits import check_group
+from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..pool import ConnectionPool
-from ..questions.finding import FoundMessages
+from ..questions.brokers import source_of
+from ..questions.finding import FoundMessages, MessageFinder
+from ..questions.partitions import lag_behind
 from ..questions.places import Place, locate
+from ..questions.records import read_messages
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
-from .choices import check_topics, offset_store_for, start_position, strategy_named
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
-from .group_member import GroupMember
+from .group_member import GroupMember, StartPosition
 from .listener import Deliver, Handling, Listener, accepting
-from .missing_topics import MissingTopics
-from .offset_commit import OffsetCommitter
-from .poll_watch import PollWatch
-from .positions import Positions
+from .notices import OnPartitions
+from .offset_commit import OffsetCommitter, offset_store_for
+from .polling import NOT_ALONE, Poller
 from .rejected import LocalRecoverStore, RejectHandler, recovering
-from .session_watch import SessionWatch
-from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS, LOOKUP_SECONDS
-
-if TYPE_CHECKING:
-    import pyarrow
+from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
+from .watches import PollWatch, SessionWatch
 
 __all__ = ["Consumer"]
 
-_NOT_ALONE = (
-    "poll() or run() is under way, on another thread or around this call-back: give each thread a consumer of its own"
-)
 
-Taken = TypeVar("Taken", bound=Sized)
-
-OnPartitions = Callable[[list[TopicPartition]], None]
-
-
-class Consumer:
+class Consumer(Poller):
     """Reads topics as a member of a group. At least once; order holds within a partition; one owner per partition.
 
     A message counts as consumed when poll() is called again, when commit() is called, or when a `with` block is left
@@ -76,19 +58,12 @@ class Consumer:
         start: str | int | Place = "earliest",
         tags: Iterable[str] | None = None,
         accept: Accept | None = None,
-        broadcast: bool = False,
-        auto_commit_seconds: float | None = None,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_damaged: OnDamaged | None = None,
         protocol: str = "auto",
         root: str = "/meta",
-        consumer_id: str | None = None,
-        offsets_file: str | Path | None = None,
-        offset_store: OffsetStore | None = None,
-        strategy: Strategy | str = "range",
         config: ConsumerConfig | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
@@ -96,44 +71,31 @@ class Consumer:
         "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
         AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
         of these (filtered by the broker where it can, checked again here). accept: called with each message; what it
-        returns false for is passed over and counts as consumed, what it raises comes out of poll(). broadcast: every
-        host reads everything: the group is `<group>-<ip>` and its offsets are in offsets_file (default
-        ~/.meta_offsets), as in metaq 1.x. offset_store: keeps the offsets instead of ZooKeeper or that file, for
-        example a SqlOffsetStore. auto_commit_seconds: 0 = never in between. on_assigned, on_revoked: called inside
-        poll() or run() with the partitions; what on_revoked was called for is handed over when it returns. on_damaged:
-        called in poll(), or on a handler's thread of run(), with a CorruptRecord for each damaged range of stored bytes
-        that is met, once, whether ConsumerConfig.damage says to stop there or to skip it. protocol:
-        "auto" or "text". consumer_id: a fixed name within the group. strategy: who gets what, the same for all
-        members: "range", "consist" (1.x's consistent hashing) or a function of your own.
+        returns false for is passed over and counts as consumed, what it raises comes out of poll(). on_assigned,
+        on_revoked: called inside poll() or run() with the partitions; what on_revoked was called for is handed over
+        when it returns. on_damaged: called in poll(), or on a handler's thread of run(), with a CorruptRecord for each
+        damaged range of stored bytes that is met, once, whether ConsumerConfig.damage says to stop there or to skip it.
+        protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         CoordinationUnavailable.
         """
         config = config or ConsumerConfig()
-        if auto_commit_seconds is not None:
-            config = replace(config, auto_commit_seconds=auto_commit_seconds)
-        self._topics = check_topics(topics)
-        check_group(group)
-        self.group = broadcast_group(group) if broadcast else group
+        self.group = broadcast_group(group) if config.broadcast else group
         self._config = config
-        self._clock = clock
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
-        self._polling = False
         self._stopped = False
-        self._closed = False
         self._aside = Aside("metaq-consumer")
         self._committing = Aside("metaq-commit-now", drops=True)  # another one: close() does not wait for a commit
         self._ending = threading.Lock()  # held by the thread that brings it to its end
         self._has_ended = False
-        self._guard = ForkGuard("Consumer")
         self._listener: Listener | None = None
-        self._timers = Timers("metaq-fetch", clock)
-        self._commit_timers = Timers("metaq-commit", clock)
-        self._pool = ConnectionPool(config.connection, check_protocol(protocol), clock=clock)
+        self._timers = Timers("metaq-fetch")
+        self._commit_timers = Timers("metaq-commit")
+        self._pool = ConnectionPool(config.connection, check_protocol(protocol))
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
+        self._view = ClusterView(self._session)
         self._accept = accept
-        self._core = ConsumerCore(
+        core = ConsumerCore(
             self.group,
             config,
             tags=frozenset(tags) if tags is not None else None,
@@ -141,42 +103,35 @@ class Consumer:
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
         )
-        self._fetcher = Fetcher(
-            self._core,
-            self._pool,
-            lambda partition: self._member.endpoint_of(partition),
-            config,
-            self._timers,
-            clock,
+        core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
+        super().__init__(
+            core, Fetcher(core, self._pool, lambda partition: self._member.endpoint_of(partition), self._timers)
         )
         membership = GroupMembership(
-            self._session, self.group, consumer_id, dict.fromkeys(self._topics), lambda: self._member.changed()
+            self._session,
+            self.group,
+            config.consumer_id,
+            [topics] if isinstance(topics, str) else topics,
+            lambda: self._member.changed(),
         )
+        self._topics = membership.topics
         self.consumer_id = membership.consumer_id
-        self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds, clock)
-        view = ClusterView(self._session)
-        store = offset_store_for(offset_store, broadcast, offsets_file, self._session, membership)
-        self._committer = OffsetCommitter(store, self.group)
+        self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
+        self._committer = OffsetCommitter(offset_store_for(config, self._session, membership), self.group)
         self._member = GroupMember(
             membership,
             self._committer,
-            self._core,
+            core,
             self._fetcher,
-            config,
-            strategy_named(strategy),
-            start_position(start if isinstance(start, str | int) else self._start_offset),
-            MissingTopics(self.group, view),
             self._timers,
-            wants_notice=on_revoked is not None,
+            self._view,
             is_idle=self._poll_watch.is_idle,
-            clock=clock,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
-        self._positions = Positions(self._core, self._fetcher, self._member.endpoint_of, view, self._connect_to)
+        self._finder = MessageFinder(self._view, self._connect_to)
         try:
             self._session.start(config.start_timeout_seconds)
-            self._locate = None if isinstance(start, str | int) else locate(start, self._topics, self._positions.finder)
-            self._aside.do(self._begin)
+            self._aside.do(self._begin, StartPosition.of(start, self._topics, self._finder))
         except BaseException:
             begin_elsewhere((self._abandon,))
             self.close()
@@ -187,90 +142,27 @@ class Consumer:
         self._closed = True
         self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
 
-    def _begin(self) -> None:
+    def _begin(self, start: StartPosition) -> None:
         self._watch.prove()
-        self._member.begin()
+        self._member.begin(start)
         self._poll_watch.begin(self._member, self._timers)
         if self._config.auto_commit_seconds:
             self._committer.commit_regularly(self._commit_timers, self._config.auto_commit_seconds, self._core)
 
-    def _start_offset(self, connection: Connection, partition: TopicPartition) -> int:
-        """Timer thread: where a partition begins that has no committed offset, if `start` is a place."""
-        assert self._locate is not None
-        return self._locate(connection, partition)
+    # --- polling ----------------------------------------------------------------------------------------------------
 
-    # --- messages ---------------------------------------------------------------------------------------------------
+    def _attend(self) -> None:
+        self._end_listener()
+        self._poll_watch.attend()
+        super()._attend()
+        if self._core.notices.waiting:
+            self._core.notices.tell()
+        self._core.in_doubt = self._watch.may_have_lost_everything()
 
-    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
-        """Return the next messages, at least one if any comes within `timeout` seconds, else [].
-
-        What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
-        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
-        ClientError (closed, or called on two threads at once), and what on_assigned, on_revoked and on_damaged raise.
-        """
-        messages = self._poll(partial(self._core.take, max_messages), timeout) or []
-        self._core.under_way = False
-        return messages
-
-    def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        """What `take` returns as soon as that is not empty, None if it stays so."""
-        self._guard.check()
-        if self._polling:
-            raise ClientError(_NOT_ALONE)
-        # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
-        self._polling = True
-        try:
-            self._end_listener()
-            return self._poll_alone(take, timeout)
-        finally:
-            self._polling = False
-
-    def _poll_alone(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        self._check_open()
-        core = self._core
-        core.acknowledge()
-        deadline = 0.0
-        while True:
-            self._poll_watch.attend()
-            self._fetcher.listen()
-            if core.notices.waiting:
-                core.notices.tell(self._tell_user)
-            core.in_doubt = self._watch.may_have_lost_everything()
-            taken = take()
-            self._fetcher.serve()
-            if taken:
-                return taken
-            now = self._clock()
-            deadline = deadline or now + timeout
-            if now >= deadline or self._closed:
-                return None
-            # nothing arrives when a doubt ends, and what arrived before is there
-            seconds = min(deadline - now, DOUBT_LOOK_SECONDS) if core.in_doubt else deadline - now
-            self._poll_watch.wait(partial(self._fetcher.wait, seconds))
-            # an empty stretch (filtered away) may have been passed: nobody holds anything of it
-            core.acknowledge()
-
-    def _tell_user(self, assigned: bool, partitions: Sequence[TopicPartition]) -> None:
-        callback = self._on_assigned if assigned else self._on_revoked
-        if callback is not None:
-            callback(list(partitions))
-
-    def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
-        """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.arrow.SCHEMA`); it may be empty.
-
-        With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode runs per message.
-        """
-        from ..arrow import EMPTY  # pyarrow is an extra
-
-        self._core.codec.reads_in_bulk = True
-        batch = self._poll(partial(self._core.take_batch, max_messages), timeout) or EMPTY
-        self._core.under_way = False
-        return batch
-
-    def __iter__(self) -> Iterator[Message]:
-        """Messages for ever, until close(). Each counts as consumed when the next one is asked for."""
-        while not self._closed:
-            yield from self.poll(1, 1.0)
+    def _wait(self, seconds: float) -> None:
+        if self._core.in_doubt:  # nothing arrives when a doubt ends, and what arrived before is there
+            seconds = min(seconds, DOUBT_LOOK_SECONDS)
+        self._poll_watch.wait(partial(super()._wait, seconds))
 
     # --- handlers ---------------------------------------------------------------------------------------------------
 
@@ -330,12 +222,11 @@ class Consumer:
             raise ConfigError("threads", threads, "choose 1 or more")
         if max_retries is not None and max_retries < 0:
             raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
-        self._guard.check()
+        self._check_open()
         if self._polling:
-            raise ClientError(_NOT_ALONE)
+            raise ClientError(NOT_ALONE)
         self._polling = True
         try:
-            self._check_open()
             self._end_listener()
             self._core.acknowledge()
             reject = LocalRecoverStore() if on_reject is None else on_reject
@@ -345,10 +236,7 @@ class Consumer:
                 self._fetcher,
                 self._timers,
                 self._poll_watch,
-                self._config,
-                tell=self._tell_user,
-                may_work=lambda: not self._watch.may_have_lost_everything(),
-                clock=self._clock,
+                lambda: not self._watch.may_have_lost_everything(),
             )
             try:
                 with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
@@ -396,42 +284,49 @@ class Consumer:
         if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
         self._settle()
-        self._positions.seek(partition, to)
+        cursor = self._core.cursor(partition)
+        found = locate(to, [partition.topic], self._finder, "to")
+        cursor.moved_to(found if isinstance(found, int) else found(self._connection(partition), partition))
+        self._fetcher.serve_soon()
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
         self._settle()
-        return self._positions.lag()
+        return {
+            partition: lag_behind(self._connection(partition), partition, cursor.position)
+            if cursor.opened
+            else Lag(None, None)
+            for partition, cursor in sorted(self._core.owned.items())
+        }
 
     def _settle(self) -> None:
-        """Put the positions back where the user is, if an exception ended the last poll or run."""
         self._guard.check()
-        if self._polling:  # a filter or a handler asks
-            return
-        self._end_listener()
-        self._core.settle()
+        if not self._polling:
+            self._end_listener()
+        super()._settle()
 
     def fetch(
-        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float = LOOKUP_SECONDS
+        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None
     ) -> list[Message]:
         """Messages of any partition, owned or not, from byte `offset` on, at least one; [] at the end. One round trip
-        that changes nothing: neither the position nor what counts as consumed.
+        that changes nothing: neither the position nor what counts as consumed. timeout: seconds (None:
+        request_timeout_seconds).
 
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
         self._check_open()
-        return self._positions.fetch(partition, offset, max_bytes, timeout)
+        return read_messages(self._connection(partition), partition, offset, max_bytes, timeout)
 
     def view_message(self, topic: str, message_id: int) -> Message:
         """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker,
         and SEARCH_TIMEOUT_SECONDS (30) for one that does not answer.
 
         Raises MessageNotFound; SearchIncomplete if it may be where nobody could look, as on a broker that is not
-        registered now; NoPartition,
-        BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search), CorruptRecord.
+        registered now; NoPartition, BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search),
+        CorruptRecord.
         """
         self._check_open()
-        return self._positions.finder.view_message(topic, message_id).message
+        return self._finder.view_message(topic, message_id).message
 
     def query_message(
         self,
@@ -447,17 +342,19 @@ class Consumer:
         Raises as view_message, but nothing found is an empty answer.
         """
         self._check_open()
-        return self._positions.finder.query_message(topic, key, max_messages, begin, end)
+        return self._finder.query_message(topic, key, max_messages, begin, end)
+
+    def _connection(self, partition: TopicPartition) -> Connection:
+        """To where it is read. The member does not know before it has joined the group."""
+        endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
+        if endpoint is None:
+            raise BrokerUnavailable(f"broker {partition.broker} is not registered")
+        return self._connect_to(endpoint)
 
     def _connect_to(self, endpoint: Endpoint) -> Connection:
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     # --- the end ----------------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        self._guard.check()
-        if self._closed:
-            raise ClientError("this consumer is closed")
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
@@ -491,7 +388,7 @@ class Consumer:
 
     def _end(self, timeout: float, waits: bool) -> None:
         self._fetcher.wake()
-        left = TimeLeft(timeout, self._clock)
+        left = TimeLeft(timeout)
         listener = self._listener
         if listener is not None:
             listener.stop()
@@ -499,17 +396,14 @@ class Consumer:
                 listener.wait(timeout / 2)
         self._commit_timers.close(min(1.0, left.part(0.25)))
         self._member.close(left.part(0.75))
-        left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
+        left = TimeLeft(max(left.seconds, END_SECONDS))
         self._timers.close(min(1.0, left.part(0.25)))
         self._pool.close(left.part(0.5))
         self._session.close(left.seconds)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and not self._guard.is_elsewhere:
             self._core.acknowledge()
-        self.close()
+        super().__exit__(kind, error, traceback)

@@ -96,7 +96,7 @@ class ConsumerCore:
         self.under_way = False
         self.codec = PullCodec(group, tags, config, is_slave)
         self.lock = threading.Lock()
-        self._config = config
+        self.config = config
         self._random = random
         self._tags = tags
         self._accept = accept
@@ -122,7 +122,7 @@ class ConsumerCore:
         cursors = [
             PartitionCursor(
                 partition,
-                self._config,
+                self.config,
                 begin,
                 fence=fence,
                 stored=committed,
@@ -408,7 +408,7 @@ class ConsumerCore:
         """Whether to go on behind the damage: nobody can if its end is not known. Tells the user once, and raises what
         on_damaged raises, but does not call it again then.
         """
-        passes = self._config.damage == "skip" and damage.end is not None
+        passes = self.config.damage == "skip" and damage.end is not None
         if cursor.report(damage.position):
             if passes:
                 log.warning("damaged bytes are passed over: %s", damage)

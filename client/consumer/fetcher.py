@@ -24,7 +24,6 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
 
-from ..config import ConsumerConfig
 from ..connection import Connection, Endpoint, Reply
 from ..pool import ConnectionPool
 from ..questions.partitions import max_offset
@@ -52,14 +51,12 @@ class Fetcher:
         core: ConsumerCore,
         pool: ConnectionPool,
         endpoint_of: Callable[[TopicPartition], Endpoint | None],
-        config: ConsumerConfig,
         timers: Timers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._pool = pool
         self._endpoint_of = endpoint_of
-        self._config = config
         self._timers = timers
         self._clock = clock
         self._lock = threading.Lock()
@@ -206,11 +203,11 @@ class Fetcher:
 
     def _pull(self, request: Request, connection: Connection) -> None:
         frames = connection.speaks_frames
-        wait_ms = self._config.long_poll_ms if frames else 0
+        wait_ms = self._core.config.long_poll_ms if frames else 0
         connection.submit(
             self._core.codec.encode(request, frames),
             partial(self._answered, request, connection),
-            self._clock() + wait_ms / 1000 + self._config.connection.request_timeout_seconds,
+            self._clock() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
             background=len(self._connections) > 1,
             on_begun=partial(self._begun, request) if self._core.codec.reads_in_bulk else None,
         )

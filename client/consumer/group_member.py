@@ -8,35 +8,71 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
-from metaq.coordination.assignment import Strategy
+from metaq.coordination.assignment import Strategy, consistent_hash_assignment, range_assignment
 from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import BrokerNodes
+from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
+from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, SessionLost
 
-from ..config import ConsumerConfig
 from ..connection import Endpoint
+from ..nearest import published_nowhere
 from ..questions.brokers import endpoint_at, source_of
+from ..questions.finding import MessageFinder
+from ..questions.partitions import max_offset
+from ..questions.places import Locate, Position, locate
 from ..timers import Timers
 from ..values import TopicPartition
-from .choices import StartPosition
 from .core import ConsumerCore
-from .cursor import PartitionCursor
+from .cursor import PartitionCursor, Reached
 from .fetcher import Fetcher
-from .missing_topics import MissingTopics
 from .notices import Notice
 from .offset_commit import OffsetCommitter
 from .rebalance import Action, Event, State, next_state
 from .tuning import HELD_LOOK_SECONDS
 
-__all__ = ["GroupMember"]
+__all__ = ["GroupMember", "MissingTopics", "StartPosition"]
 
 log = get_log(__name__)
+
+
+_STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
+
+
+def _strategy_named(strategy: Strategy | str) -> Strategy:
+    if callable(strategy):
+        return strategy
+    found = _STRATEGIES.get(strategy)
+    if found is None:
+        raise ConfigError("strategy", strategy, f"choose {', '.join(map(repr, _STRATEGIES))} or a function of your own")
+    return found
+
+
+class StartPosition(NamedTuple):
+    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`, or
+    where `offset` finds it.
+    """
+
+    offset: int | Locate
+    resume: bool = True
+
+    @classmethod
+    def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
+        """Of a consumer's argument `start`. Raises as places.locate."""
+        if start == "earliest":
+            return cls(0)  # the broker leads on from there
+        if start == "always_latest":
+            return cls(max_offset, resume=False)
+        return cls(locate(start, topics, finder, "start"))
+
+    def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
+        """Of partitions with these committed offsets."""
+        return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 class GroupMember:
@@ -51,18 +87,14 @@ class GroupMember:
         committer: OffsetCommitter,
         core: ConsumerCore,
         fetcher: Fetcher,
-        config: ConsumerConfig,
-        strategy: Strategy,
-        start: StartPosition,
-        missing_topics: MissingTopics,
         timers: Timers,
-        *,
-        wants_notice: bool,
+        view: ClusterView,
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """start: where newly owned partitions begin. wants_notice: the user is to be told of revocations. is_idle:
-        whether nobody polls still, when it is about to step out."""
+        """is_idle: whether nobody polls still, when it is about to step out. Raises ConfigError for a strategy that
+        there is not."""
+        config = core.config
         self.state = State.NEW
         self.stepped_out = False
         self._membership = membership
@@ -70,11 +102,10 @@ class GroupMember:
         self._core = core
         self._fetcher = fetcher
         self._config = config
-        self._strategy = strategy
-        self._start = start
-        self._missing_topics = missing_topics
+        self._strategy = _strategy_named(config.strategy)
+        self._start = StartPosition(0)
+        self._missing_topics = MissingTopics(membership.group, view)
         self._timers = timers
-        self._wants_notice = wants_notice
         self._is_idle = is_idle
         self._clock = clock
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -100,8 +131,9 @@ class GroupMember:
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Join the group in the background."""
+    def begin(self, start: StartPosition) -> None:
+        """Join the group in the background. start: where newly owned partitions begin."""
+        self._start = start
         self._events.put(Event.STARTED)
         self._thread.start()
 
@@ -261,7 +293,7 @@ class GroupMember:
         losses = self._losses
         for cursor in losses:
             cursor.revoke()
-        if not self._wants_notice and not self._core.is_out(losses):
+        if self._core.notices.on_revoked is None and not self._core.is_out(losses):
             return Event.DRAINED
 
         def told(_: Sequence[TopicPartition]) -> None:
@@ -430,6 +462,49 @@ class GroupMember:
             self._core.lose(owned.values())
             self._membership.leave()  # releases what is held
         return Event.GONE
+
+
+class MissingTopics:
+    """Warns of each subscribed topic that has had no partition yet, once, because a misspelt name would only ever be
+    silent. One thread.
+
+    A topic that was there is not misspelt: its brokers are away, and it is not told.
+    """
+
+    def __init__(self, group: str, view: ClusterView) -> None:
+        self._group = group
+        self._view = view
+        self._settled: set[str] = set()
+        """Topics that were there once, or that were told."""
+
+    def look(self, partitions: Mapping[str, Collection[str]]) -> None:
+        """partitions: by topic, as a plan knows them. Asks ZooKeeper only if a topic is missing for the first time."""
+        self._settled |= {topic for topic, each in partitions.items() if each}
+        missing = partitions.keys() - self._settled
+        if not missing:
+            return
+        try:
+            known = self._view.live_topics()
+            told = {topic: self._trouble(topic, known) for topic in sorted(missing)}
+        except MetaqError as error:  # a hint must not fail the plan
+            told = {
+                topic: f"topic {topic!r} has no partition; which topics there are is unknown: {error}"
+                for topic in missing
+            }
+        for topic, trouble in told.items():
+            if trouble is not None:
+                self._settled.add(topic)
+                log.warning("group %s: %s", self._group, trouble)
+
+    def _trouble(self, topic: str, known: Collection[str]) -> str | None:
+        """None: it was registered after the plan was made."""
+        if self._view.consumer_partitions(topic):
+            return None
+        if topic in known:
+            return (
+                f"topic {topic!r} is given to consumers by no live broker: set acceptSubscribe=true in its server.ini"
+            )
+        return published_nowhere(topic, known)
 
 
 _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {

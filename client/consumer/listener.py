@@ -8,7 +8,6 @@ its messages in memory, and a timer puts it back into the queue of work.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +19,16 @@ from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord
 
-from ..config import ConsumerConfig
 from ..message import Message
-from ..timers import Timers
+from ..timers import TimeLeft, Timers
 from ..values import TopicPartition
 from .chunk import Chunk
 from .core import Accept, ConsumerCore
 from .cursor import PartitionCursor
 from .fetcher import Fetcher
-from .poll_watch import PollWatch
 from .rejected import RejectHandler
 from .tuning import HANDLER_MESSAGES, STOP_LOOK_SECONDS
+from .watches import PollWatch
 
 __all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
 
@@ -100,7 +98,7 @@ class _Work:
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    may_work: False while another member may own the partitions. tell: as that of Notices.tell.
+    may_work: False while another member may own the partitions.
     """
 
     def __init__(
@@ -110,21 +108,15 @@ class Listener:
         fetcher: Fetcher,
         timers: Timers,
         poll_watch: PollWatch,
-        config: ConsumerConfig,
-        *,
-        tell: Callable[[bool, Sequence[TopicPartition]], None],
         may_work: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handling = handling
         self._core = core
         self._fetcher = fetcher
         self._timers = timers
         self._poll_watch = poll_watch
-        self._config = config
-        self._tell = tell
+        self._config = core.config
         self._may_work = may_work
-        self._clock = clock
         self._lock = threading.Lock()
         self._works: dict[PartitionCursor, _Work] = {}
         self._taken: dict[TopicPartition, _Work] = {}  # what is queued of each partition
@@ -152,7 +144,7 @@ class Listener:
                 self._poll_watch.attend()
                 self._fetcher.listen()
                 if core.notices.waiting:
-                    core.notices.tell(self._tell, self._is_busy)
+                    core.notices.tell(self._is_busy)
                 while (arrived := core.next_ready()) is not None:
                     work = self._work_of(arrived)  # first: give_back() knows it by its work
                     core.hand_over(arrived)
@@ -222,15 +214,15 @@ class Listener:
     def _end(self) -> None:
         try:
             self._stop_workers()
-            self._core.notices.tell(self._tell, self._is_busy)
+            self._core.notices.tell(self._is_busy)
         finally:
             self.give_back()
 
     def _stop_workers(self) -> None:
         self._stopping = True
         self._jobs.put(None)
-        deadline = self._clock() + self._config.stop_seconds
-        returned = [worker.join(max(0.0, deadline - self._clock())) for worker in self._workers]
+        left = TimeLeft(self._config.stop_seconds)
+        returned = [worker.join(left.seconds) for worker in self._workers]
         if not all(returned):
             log.warning(
                 "a handler has not returned within stop_seconds=%g: its message counts as not consumed",

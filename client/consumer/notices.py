@@ -9,7 +9,9 @@ from metaq.coordination.interrupts import is_interrupt
 
 from ..values import TopicPartition
 
-__all__ = ["Notice", "Notices"]
+__all__ = ["Notice", "Notices", "OnPartitions"]
+
+OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 class Notice:
@@ -36,7 +38,8 @@ class Notice:
 
 
 class Notices:
-    """Any thread puts, the polling thread tells. waiting: not empty while there is something to tell.
+    """Any thread puts, the polling thread tells. waiting: not empty while there is something to tell. on_assigned,
+    on_revoked: the user's callbacks.
 
     A notice stays until the user's callback has returned, or raised what is its own. So one whose telling was
     interrupted (interrupts.py) is told again.
@@ -44,16 +47,14 @@ class Notices:
 
     def __init__(self) -> None:
         self.waiting: deque[Notice] = deque()
+        self.on_assigned: OnPartitions | None = None
+        self.on_revoked: OnPartitions | None = None
 
     def put(self, notice: Notice) -> None:
         self.waiting.append(notice)
 
-    def tell(
-        self,
-        user: Callable[[bool, Sequence[TopicPartition]], None],
-        is_busy: Callable[[TopicPartition], bool] = lambda _: False,
-    ) -> None:
-        """Call `user(assigned, partitions)`, of each partition in order. Raises what that raises.
+    def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
+        """Call the user's callbacks, of each partition in order. Raises what they raise.
 
         is_busy: whether a handler still works for a former claim of a partition that is revoked. It is told later, and
         so is what follows for the same partition; others do not wait for it.
@@ -63,9 +64,10 @@ class Notices:
             if not notice.assigned:
                 busy.update(filter(is_busy, notice.left))
             ready = [each for each in notice.left if each not in busy]
+            callback = self.on_assigned if notice.assigned else self.on_revoked
             try:
-                if ready:
-                    user(notice.assigned, ready)
+                if ready and callback is not None:
+                    callback(list(ready))
             except BaseException as error:
                 if not is_interrupt(error):
                     self._told(notice, ready)

@@ -5,17 +5,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
+from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
-from metaq.coordination.offset_store import Offset, OffsetStore
-from metaq.protocol.errors import MetaqError
+from metaq.coordination.offset_store import (
+    LocalOffsetStore,
+    Offset,
+    OffsetStore,
+    OwnerCheckedStore,
+    ZooKeeperOffsetStore,
+)
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import ConfigError, MetaqError
 
+from ..config import ConsumerConfig
 from ..timers import Timers
 from .core import ConsumerCore, changes
 from .cursor import PartitionCursor, Reached
 
-__all__ = ["OffsetCommitter"]
+__all__ = ["OffsetCommitter", "offset_store_for"]
 
 log = get_log(__name__)
+
+
+def offset_store_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetStore:
+    """Where a member keeps its offsets. Raises ConfigError."""
+    own, file = config.offset_store, config.offsets_file
+    if file is not None and (own is not None or not config.broadcast):
+        raise ConfigError("offsets_file", file, "it is for broadcast=True without offset_store; see LocalOffsetStore")
+    if own is None and not config.broadcast:
+        return ZooKeeperOffsetStore(session)
+    return OwnerCheckedStore(own or LocalOffsetStore(file), membership)
 
 
 class OffsetCommitter:

@@ -13,7 +13,6 @@ __all__ = [
     "HANDLER_MESSAGES",
     "HELD_LOOK_SECONDS",
     "LARGEST_GET_BYTES",
-    "LOOKUP_SECONDS",
     "PROOF_SHARE",
     "RECOVERED_PAGE",
     "STOP_LOOK_SECONDS",
@@ -25,8 +24,6 @@ CLOSE_SECONDS = 10.0
 """close() takes at most: what a program's user waits for without asking why."""
 CONNECT_SECONDS = 3.0
 """For a connection to a broker, on that broker's thread: a frozen one holds up its own partitions only."""
-LOOKUP_SECONDS = 10.0
-"""For one question to a broker, as ConnectionConfig.request_timeout_seconds."""
 DOUBT_LOOK_SECONDS = 0.1
 """How often poll() looks whether a doubt about what it owns is over: nothing wakes it then."""
 STOP_LOOK_SECONDS = 1.0

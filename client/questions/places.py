@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from metaq.protocol.errors import ClientError, ConfigError, MessageNotFound, Sea
 from ..connection import Connection
 from ..values import TopicPartition
 from .finding import FoundMessage, MessageFinder
-from .partitions import Bounds, offset_at_time, offset_of_last
+from .partitions import Bounds, max_offset, min_offset, offset_at_time, offset_of_last
 
 __all__ = [
     "AtKey",
@@ -58,25 +58,37 @@ ClientError for a byte offset outside of them, and as Locate.
 """
 
 
-def locate(place: Place, topics: list[str], finder: MessageFinder) -> Locate:
-    """How to find `place` in any partition. A message is searched for here, in each of `topics` until it is found.
+_BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
+
+
+def locate(
+    position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
+) -> int | Locate:
+    """The byte offset, or how to find it in any partition. A message is searched for here, in each of `topics` until it
+    is found; without a finder there are no messages to name. option: what errors call it.
 
     Raises ConfigError, and for a message what MessageFinder raises.
     """
-    if isinstance(place, datetime):
-        if place.tzinfo is None:
-            raise ConfigError("time", place, "give it a time zone, for example datetime.now(UTC)")
-        time_ms = max(0, int(place.timestamp() * 1000))
+    if isinstance(position, int) and position >= 0:
+        return position
+    if isinstance(position, str) and position in _BOUNDS:
+        return _BOUNDS[position]
+    if isinstance(position, datetime):
+        if position.tzinfo is None:
+            raise ConfigError("time", position, "give it a time zone, for example datetime.now(UTC)")
+        time_ms = max(0, int(position.timestamp() * 1000))
         return lambda connection, partition: offset_at_time(connection, partition, time_ms)
-    if isinstance(place, Last):
-        count = place.messages
+    if isinstance(position, Last):
+        count = position.messages
         if count < 0:
             raise ConfigError("Last", count, "choose 0 or more messages")
         return lambda connection, partition: offset_of_last(connection, partition, count)
-    return locate_found(_find(place, topics, finder))
+    if isinstance(position, AtMessage | AtKey) and finder is not None:
+        return locate_found(_find(position, topics, finder))
+    raise ConfigError(option, repr(position), "choose an offset of 0 or more bytes, 'earliest', 'latest' or a place")
 
 
-def _find(place: AtMessage | AtKey, topics: list[str], finder: MessageFinder) -> FoundMessage:
+def _find(place: AtMessage | AtKey, topics: Sequence[str], finder: MessageFinder) -> FoundMessage:
     nothing: MessageNotFound | SearchIncomplete | None = None
     for topic in topics:
         try:
@@ -109,15 +121,9 @@ def locate_found(found: FoundMessage) -> Locate:
 
 def offset_in(position: Position, topic: str, finder: MessageFinder) -> OffsetIn:
     """How to find `position` in the partitions of `topic`. Raises as `locate`."""
-    if position == "earliest":
-        return lambda connection, partition, bounds: bounds.first
-    if position == "latest":
-        return lambda connection, partition, bounds: bounds.end
-    if isinstance(position, int):
-        return lambda connection, partition, bounds: _inside(position, partition, bounds)
-    if isinstance(position, str):
-        raise ConfigError("position", repr(position), "choose an offset, 'earliest', 'latest' or a place")
     find = locate(position, [topic], finder)
+    if isinstance(find, int):
+        return lambda connection, partition, bounds: _inside(find, partition, bounds)
     return lambda connection, partition, bounds: min(max(find(connection, partition), bounds.first), bounds.end)
 
 

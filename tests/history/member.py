@@ -80,6 +80,8 @@ class _Life:
         rng, task = self._rng, self._task
         commits_itself = task.mode == "poll" and rng.random() < 0.4
         config = ConsumerConfig(
+            consumer_id=self._id,
+            strategy=task.strategy,
             session_timeout_seconds=task.session_seconds,
             auto_commit_seconds=0.0 if commits_itself else 0.5,
             revoke_wait_seconds=5.0,
@@ -93,8 +95,6 @@ class _Life:
             task.connect,
             group=task.group,
             topics=task.topics,
-            consumer_id=self._id,
-            strategy=task.strategy,
             config=config,
             on_assigned=lambda partitions: self._tell("assigned", partitions),
             on_revoked=lambda partitions: self._tell("revoked", partitions),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
+from metaq import Consumer, ConsumerConfig, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
 from metaq.client.questions.cluster import Cluster
 from metaq.client.timers import END_SECONDS
 from metaq.coordination.embedded import EmbeddedZooKeeper
@@ -99,7 +99,9 @@ def test_a_consumer(brokers: Brokers, hung: Hung) -> None:
 def test_a_consumer_that_commits_all_the_time_with_a_handler_at_work(brokers: Brokers, hung: Hung) -> None:
     def attempt() -> float:
         works, go = threading.Event(), threading.Event()
-        consumer = Consumer(brokers.connect, group="handlers", topics=["t"], auto_commit_seconds=0.01)
+        consumer = Consumer(
+            brokers.connect, group="handlers", topics=["t"], config=ConsumerConfig(auto_commit_seconds=0.01)
+        )
 
         def handle(_: object) -> None:
             if works.is_set():

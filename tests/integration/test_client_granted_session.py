@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.consumer.session_watch import SessionWatch
+from metaq.client.consumer.watches import SessionWatch
 from metaq.client.timers import Timers
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership

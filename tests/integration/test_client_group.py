@@ -25,8 +25,8 @@ TOPICS = {"t": 4}
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
 
 
-def member(brokers, group="g", **arguments):
-    return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
+def member(brokers, group="g", config=CONFIG, **arguments):
+    return Consumer(brokers.connect, group=group, topics=["t"], config=config, **arguments)
 
 
 class Polling:
@@ -322,13 +322,13 @@ def test_a_message_read_by_iteration_counts_when_the_next_is_asked_for(brokers, 
 def test_broadcast_consumers_of_a_host_share_a_group_and_keep_offsets_in_a_file(brokers, producer, tmp_path):
     producer.send_batch("t", [b"1", b"2"])
     file = tmp_path / "offsets"
-    with member(brokers, broadcast=True, offsets_file=file) as consumer:
+    with member(brokers, config=replace(CONFIG, broadcast=True, offsets_file=file)) as consumer:
         assert consumer.group.startswith("g-")
         assert len(read(consumer, 2)) == 2
     with member(brokers) as consumer:  # an ordinary member of g reads them, too
         assert len(read(consumer, 2)) == 2
     producer.send("t", b"3")
-    with member(brokers, broadcast=True, offsets_file=file) as consumer:
+    with member(brokers, config=replace(CONFIG, broadcast=True, offsets_file=file)) as consumer:
         assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
     assert consumer.group in file.read_text()
 

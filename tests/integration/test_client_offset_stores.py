@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_sec
 HERE = TopicPartition("t", 0, 0)
 
 
-def member(brokers, **arguments):
-    return Consumer(brokers.connect, group="g", topics=["t"], config=CONFIG, **arguments)
+def member(brokers, **options):
+    """options: of the consumer, `start` and `accept`, and of its ConsumerConfig."""
+    own = {name: options.pop(name) for name in ("start", "accept") if name in options}
+    return Consumer(brokers.connect, group="g", topics=["t"], config=replace(CONFIG, **options), **own)
 
 
 @pytest.fixture

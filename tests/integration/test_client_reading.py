@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.javapeer import JavaBroker
-from metaq import Consumer, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
+from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import NoPartition
 from tests.integration.client_cluster import read
@@ -34,7 +34,7 @@ def test_a_topic_is_browsed_in_numeric_order_to_the_end_seen_at_the_beginning(
         for payload in payloads:
             producer.send("t", payload, partition=TopicPartition("t", 0, number))
         wanted += payloads
-    with TopicBrowser(chroot, "t", max_bytes=100) as browser:
+    with TopicBrowser(chroot, "t", config=ConsumerConfig(fetch_max_bytes=100)) as browser:
         assert len(browser.partitions()) == 12
         found = iter(browser)
         first = next(found)

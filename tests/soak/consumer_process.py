@@ -29,12 +29,12 @@ def main(arguments: Sequence[str]) -> None:
         stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    config = ConsumerConfig(auto_commit_seconds=COMMIT_SECONDS, session_timeout_seconds=float(session_seconds))
+    config = ConsumerConfig(
+        auto_commit_seconds=COMMIT_SECONDS, session_timeout_seconds=float(session_seconds), consumer_id=consumer_id
+    )
     with (
         Path(journal).open("ab", buffering=0) as lines,
-        Consumer(
-            zookeeper, group=group, topics=[topic], start="earliest", consumer_id=consumer_id, config=config
-        ) as consumer,
+        Consumer(zookeeper, group=group, topics=[topic], start="earliest", config=config) as consumer,
     ):
         print(READY, flush=True)
         while not stopping:

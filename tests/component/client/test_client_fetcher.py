@@ -45,7 +45,7 @@ class Reader:
         self.broker = broker
         self.core = ConsumerCore("g", config, tags=frozenset(tags) if tags else None, is_slave=is_slave)
         self.fetcher = Fetcher(
-            self.core, self.pool, endpoint_of or (lambda partition: self.broker.endpoint), config, self.timers
+            self.core, self.pool, endpoint_of or (lambda partition: self.broker.endpoint), self.timers
         )
 
     def open(self, begin=0, partition=HERE, stored=None):

@@ -10,7 +10,7 @@ from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
 from metaq.client.consumer.notices import Notice
-from metaq.client.consumer.poll_watch import PollWatch
+from metaq.client.consumer.watches import PollWatch
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.protocol.errors import CorruptRecord
@@ -33,7 +33,8 @@ class Running:
         self.told = []
         self.pool, self.timers = ConnectionPool(config.connection), Timers("fetch")
         self.core = ConsumerCore("g", config, on_damaged=self.damaged.append)
-        self.fetcher = Fetcher(self.core, self.pool, lambda _: broker.endpoint, config, self.timers)
+        self.core.notices.on_assigned, self.core.notices.on_revoked = self.tell(True), self.tell(False)
+        self.fetcher = Fetcher(self.core, self.pool, lambda _: broker.endpoint, self.timers)
         self.cursors = self.claim(broker.partitions, announced=True)
         self.poll_watch = PollWatch("g", "g_me", None)
         member: Any = SimpleNamespace(stepped_out=False, owned={})
@@ -50,9 +51,7 @@ class Running:
             self.fetcher,
             self.timers,
             self.poll_watch,
-            config,
-            tell=self.tell,
-            may_work=lambda: self.may_work,
+            lambda: self.may_work,
         )
         self.error = None
         self.thread = threading.Thread(target=self.loop)
@@ -60,8 +59,8 @@ class Running:
     def claim(self, partitions, announced=False):
         return list(self.core.claim(partitions, [0] * len(partitions), announced=announced))
 
-    def tell(self, assigned, partitions):
-        self.told.append((assigned, [str(each) for each in partitions]))
+    def tell(self, assigned):
+        return lambda partitions: self.told.append((assigned, [str(each) for each in partitions]))
 
     def loop(self):
         try:

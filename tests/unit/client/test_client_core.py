@@ -40,7 +40,7 @@ def core() -> ConsumerCore:
 @pytest.fixture
 def fetcher(core) -> Fetcher:
     unused: Any = None
-    return Fetcher(core, unused, lambda _: None, ConsumerConfig(), unused)
+    return Fetcher(core, unused, lambda _: None, unused)
 
 
 def claim(core: ConsumerCore, *numbers: int) -> list[PartitionCursor]:

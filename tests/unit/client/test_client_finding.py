@@ -114,7 +114,7 @@ def test_what_an_absent_broker_may_have_is_not_told_from_nothing(finder_of: Any)
     there = finder_of(Peer(answer((0, 7, 1000, 77))), absent=(7,))
     assert there.view_message("t", 77).message.offset == 7
     peer = Peer(answer(), answer((0, 7, 1000, 77)))
-    find = locate(AtMessage(77), ["a", "t"], finder_of(peer, absent=(7,)))
+    find: Any = locate(AtMessage(77), ["a", "t"], finder_of(peer, absent=(7,)))
     assert find(cast(Any, Peer()), TopicPartition("t", 0, 0)) == 7
     with pytest.raises(SearchIncomplete):
         locate(AtMessage(77), ["a", "t"], finder_of(Peer(answer(), answer()), absent=(7,)))
@@ -169,7 +169,7 @@ def test_a_damaged_message_hides_none_of_the_others(finder_of: Any) -> None:
 
 def test_a_message_is_a_place_in_every_partition(finder_of: Any) -> None:
     finder = finder_of(Peer(answer((2, 50, 1000, 77))))
-    find = locate(AtMessage(77), ["t"], finder)
+    find: Any = locate(AtMessage(77), ["t"], finder)
     peer = Peer((ResponseCode.SUCCESS, OffsetReply(33).to_ext(), b""))
     assert find(cast(Any, peer), TopicPartition("t", 0, 2)) == 50
     assert peer.asked == []
@@ -180,7 +180,7 @@ def test_a_message_is_a_place_in_every_partition(finder_of: Any) -> None:
 
 def test_a_key_is_looked_for_in_one_topic_after_the_other(finder_of: Any) -> None:
     peer = Peer(answer(), answer((0, 7, 1000, 77)))
-    find = locate(AtKey("k"), ["a", "t"], finder_of(peer))
+    find: Any = locate(AtKey("k"), ["a", "t"], finder_of(peer))
     assert find(cast(Any, Peer()), TopicPartition("t", 0, 0)) == 7
     assert [(ext["topic"], ext["maxNum"], ext["oldest"]) for _, ext in peer.asked] == [("a", "1", "1"), ("t", "1", "1")]
     with pytest.raises(MessageNotFound):
@@ -191,13 +191,15 @@ def test_a_key_is_looked_for_in_one_topic_after_the_other(finder_of: Any) -> Non
 def test_the_last_messages_are_counted_from_the_end(finder_of: Any, last: int, skipped: int) -> None:
     counts = ResponseCode.SUCCESS, MessageCountsReply(10, 0, 100, 350).to_ext(), b""
     peer = Peer(counts, (ResponseCode.SUCCESS, OffsetReply(123).to_ext(), b""))
-    assert locate(Last(last), ["t"], finder_of())(cast(Any, peer), TopicPartition("t", 0, 0)) == 123
+    find: Any = locate(Last(last), ["t"], finder_of())
+    assert find(cast(Any, peer), TopicPartition("t", 0, 0)) == 123
     assert peer.asked[1][1] == _text(SearchByCountRequest("t", 0, 100, skipped, INT64_MAX).to_ext())
 
 
 def test_no_messages_before_the_end_is_the_end(finder_of: Any) -> None:
     peer = Peer((ResponseCode.SUCCESS, MessageCountsReply(10, 0, 100, 350).to_ext(), b""))
-    assert locate(Last(0), ["t"], finder_of())(cast(Any, peer), TopicPartition("t", 0, 0)) == 350
+    find: Any = locate(Last(0), ["t"], finder_of())
+    assert find(cast(Any, peer), TopicPartition("t", 0, 0)) == 350
 
 
 @pytest.mark.parametrize("place", [Last(-1), datetime(2026, 1, 1)])

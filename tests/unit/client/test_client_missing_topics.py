@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metaq.client.consumer.missing_topics import MissingTopics
+from metaq.client.consumer.group_member import MissingTopics
 from metaq.protocol.errors import CoordinationUnavailable
 
 

@@ -1,5 +1,7 @@
 """What the user is told of its partitions: each once, in order, again behind an interrupt, none for another's sake."""
 
+from functools import partial
+
 import pytest
 
 from metaq.client.consumer.notices import Notice, Notices
@@ -19,6 +21,11 @@ class User:
         if self.errors:
             raise self.errors.pop()
 
+    def notices(self):
+        notices = Notices()
+        notices.on_assigned, notices.on_revoked = partial(self, True), partial(self, False)
+        return notices
+
     def notice(self, assigned, *partitions):
         return Notice(assigned, partitions, self.done.append)
 
@@ -29,53 +36,53 @@ def user():
 
 
 def test_each_notice_is_told_once_and_in_order(user):
-    notices = Notices()
+    notices = user.notices()
     notices.put(user.notice(True, B, A))
     notices.put(user.notice(False, A))
-    notices.tell(user)
-    notices.tell(user)
+    notices.tell()
+    notices.tell()
     assert user.heard == [(True, [A, B]), (False, [A])]
     assert user.done == [[A, B], [A]]
     assert not notices.waiting
 
 
 def test_a_busy_partition_is_told_later_with_what_follows_for_it_and_others_do_not_wait(user):
-    notices = Notices()
+    notices = user.notices()
     notices.put(user.notice(False, A, B))
     notices.put(user.notice(True, A, B))
-    notices.tell(user, lambda partition: partition == A)
+    notices.tell(lambda partition: partition == A)
     assert user.heard == [(False, [B]), (True, [B])]
     assert notices.waiting
-    notices.tell(user)
+    notices.tell()
     assert user.heard[2:] == [(False, [A]), (True, [A])]
     assert user.done == [[B], [B], [A], [A]]
 
 
 def test_what_a_callback_raises_comes_out_and_the_notice_counts_as_told(user):
-    notices = Notices()
+    notices = user.notices()
     notices.put(user.notice(True, A))
     user.errors.append(ValueError("the user's"))
     with pytest.raises(ValueError, match="the user's"):
-        notices.tell(user)
+        notices.tell()
     assert user.done == [[A]]
     assert not notices.waiting
 
 
 def test_a_notice_whose_telling_was_interrupted_is_told_again(user):
-    notices = Notices()
+    notices = user.notices()
     notices.put(user.notice(True, A))
     user.errors.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        notices.tell(user)
+        notices.tell()
     assert user.done == []
-    notices.tell(user)
+    notices.tell()
     assert user.heard == [(True, [A])] * 2
     assert user.done == [[A]]
 
 
 def test_a_notice_of_nothing_is_taken_away(user):
-    notices = Notices()
+    notices = user.notices()
     notices.put(user.notice(False))
-    notices.tell(user)
+    notices.tell()
     assert user.heard == []
     assert not notices.waiting

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.config import IDLE_WARNING_SECONDS, ConsumerConfig
-from metaq.client.consumer.poll_watch import PollWatch
+from metaq.client.consumer.watches import PollWatch
 from metaq.protocol.errors import ConfigError
 
 

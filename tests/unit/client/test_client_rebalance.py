@@ -8,14 +8,12 @@ import pytest
 
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
-from metaq.client.consumer.choices import StartPosition
 from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.group_member import GroupMember, StartPosition
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
 from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
-from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
@@ -224,22 +222,23 @@ class World:
         fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=self.wake, brokers_are=lambda endpoints: None)
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
-        missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
+        view: Any = None
         self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
             membership,
             self.committer,
             self.core,
             fetcher,
-            ConsumerConfig(),
-            range_assignment,
-            start,
-            missing_topics,
             timers,
-            wants_notice=wants_notice,
-            is_idle=lambda: self.idle,
-            clock=lambda: self.now,
+            view,
+            lambda: self.idle,
+            lambda: self.now,
         )
+        self.member._start = start
+        missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
+        self.member._missing_topics = missing_topics
+        if wants_notice:
+            self.core.notices.on_revoked = lambda partitions: None
         claim, patched = self.core.claim, cast(Any, self.core)
 
         def noted(partitions, begins, *rest, **named):

@@ -1,8 +1,4 @@
-"""Whether anybody polls a member of a group: what a member owns and nobody reads, nobody else can read.
-
-As Kafka's max.poll.interval.ms, it counts the time that the user's program keeps to itself between two polls: a poll
-that waits for messages is no such time, and work on messages is, also that of a handler of run().
-"""
+"""What a member of a group watches of itself: whether its session proves what it owns, and whether anybody polls."""
 
 from __future__ import annotations
 
@@ -11,18 +7,73 @@ import time
 from collections.abc import Callable, Hashable
 
 from metaq.coordination.logs import get_log
+from metaq.coordination.session import SessionProof, ZkSession, session_clock
 
 from ..config import IDLE_WARNING_SECONDS
 from ..timers import Timers
 from .group_member import GroupMember
+from .tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
 
-__all__ = ["PollWatch"]
+__all__ = ["PollWatch", "SessionWatch"]
 
 log = get_log(__name__)
 
 
+class SessionWatch:
+    """Whether a member may still hand out what it owns, by its ZooKeeper session. holds_its_claims: what its
+    GroupMember says of that.
+
+    Every limit is a share of the timeout that the server has granted, which may be less than what was asked for.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        timers: Timers,
+        holds_its_claims: Callable[[], bool],
+        clock: Callable[[], float] = session_clock,
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._timers = timers
+        self._holds_its_claims = holds_its_claims
+        self._proof = SessionProof(session, clock)
+        self._waits = False
+
+    def prove(self) -> None:
+        """Prove the session now and regularly from then on."""
+        self._proof.renew()
+        self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
+
+    def may_have_lost_everything(self) -> bool:
+        """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
+
+        They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
+        """
+        timeout = self._session.session_timeout
+        suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
+        if suspended <= timeout * SUSPENDED_SHARE and unproved <= timeout * UNPROVED_SHARE:
+            self._waits = False
+            return not self._holds_its_claims()
+        if not self._waits:
+            self._waits = True
+            log.warning(
+                "group %s: ZooKeeper has not answered for %.1f s; nothing is handed out until it does, because another "
+                "member may own the partitions",
+                self._group,
+                max(suspended, unproved),
+            )
+        return True
+
+
 class PollWatch:
-    """Watches one consumer. attend() and wait() on the thread that polls, works() and rests() on those of handlers.
+    """Whether anybody polls: what a member owns and nobody reads, nobody else can read.
+
+    As Kafka's max.poll.interval.ms, it counts the time that the user's program keeps to itself between two polls: a
+    poll that waits for messages is no such time, and work on messages is, also that of a handler of run().
+
+    attend() and wait() on the thread that polls, works() and rests() on those of handlers.
 
     An exception may come out of any line on the polling thread: what it leaves is put right by the next attend().
     """
