@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, int_field, text_field
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
+from .sends import split_batch
 
 __all__ = [
     "MAX_WAIT_MS",
@@ -122,6 +123,21 @@ class PullReply(NamedTuple):
         if self.damaged_from != NOT_DAMAGED:
             ext["damagedFrom"] = self.damaged_from
         return ext
+
+    def records_in(
+        self, body: memoryview, offset: int
+    ) -> tuple[list[tuple[int, memoryview]], npt.NDArray[np.int64] | None]:
+        """Runs of adjacent records in the body of an answer to a pull from `offset` on, each with its offset; and the
+        sizes of the records, headers included, if there is one run and the broker told them.
+
+        Raises RemoteProtocolError.
+        """
+        if self.records:
+            sizes, records = split_batch(body, self.records)
+            return [(offset, records)], sizes
+        if self.runs:
+            return decode_runs(body, self.runs), None
+        return [(offset, body)] if body else [], None
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:

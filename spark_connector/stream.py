@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from metaq.client.connection import Endpoint
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import messages_before, offset_after, partition_bounds
+from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
@@ -206,7 +206,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _count(self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, span: Span) -> int:
         connection = self._open().connect(held[partition].endpoint)
         need_frames(connection, "cannot count messages", "leave the limits out")
-        before, until = (messages_before(connection, partition, offset) or 0 for offset in span)
+        before, until = (bounds_at(connection, partition, offset)[1] or 0 for offset in span)
         return until - before
 
     def _after(

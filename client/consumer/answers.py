@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
 from metaq.protocol.refusals import frame_error, text_error
-from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
@@ -120,14 +119,11 @@ class PullCodec:
                     f"{cursor}: {endpoint} leads back from {offset} to {end} again, which was read already"
                 )
             return self._go_on_at(request, end, endpoint)
-        if reply.runs:  # a filtered answer: stretches of records with gaps between them
-            runs = decode_runs(frame.body, reply.runs)
-            ends = [start for start, _ in runs[1:]] + [end]
-            return [Chunk.of(records, start, stop) for (start, records), stop in zip(runs, ends, strict=True)]
-        if reply.records:
-            sizes, records = split_batch(frame.body, reply.records)
-            return (Chunk.of(records, offset, end, sizes),)
-        return (Chunk.of(frame.body, offset, end),) if frame.body or end != offset else ()
+        runs, sizes = reply.records_in(frame.body, offset)
+        if not runs:
+            return (Chunk.of(b"", offset, end),) if end != offset else ()
+        ends = [start for start, _ in runs[1:]] + [end]  # a filtered answer has gaps between its runs
+        return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
         """The position is outside the readable bytes: go where the broker says, but never back on a slave's word."""

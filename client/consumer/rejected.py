@@ -93,6 +93,17 @@ class LocalRecoverStore:
             for topic in sorted(topics.intersection(store.queues())):
                 yield from self._round(store, topic, deliver)
 
+    def schedule(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[float]:
+        """Rounds without end, a message a step: the seconds to wait before the next step."""
+        yield self.first_seconds
+        while True:
+            try:
+                for _ in self.rounds(topics, deliver):
+                    yield 0.0
+            except LocalStoreError as error:
+                log.error("kept messages cannot be tried again now: %s", error)
+            yield self.interval_seconds
+
     def _stores(self) -> Iterator[LocalMessageStore]:
         """Our own file, then those of processes that are gone, each while it is looked at."""
         if self._own is None:
@@ -132,54 +143,6 @@ class LocalRecoverStore:
             self._own = None
 
 
-class _RecoverRounds:
-    """Tries what a LocalRecoverStore holds again, for as long as a handler runs, a message a job of its workers."""
-
-    def __init__(
-        self,
-        store: LocalRecoverStore,
-        topics: frozenset[str],
-        deliver: Callable[[Message], object],
-        timers: Timers,
-        add_work: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._store = store
-        self._topics = topics
-        self._deliver = deliver
-        self._timers = timers
-        self._add_work = add_work
-        self._round: Generator[None] | None = None
-        self._ended = False
-
-    def begin(self) -> None:
-        """Have the first round begin after the store's first_seconds."""
-        self._timers.call_later(self._store.first_seconds, self._start)
-
-    def end(self) -> None:
-        """No further round. The workers must have stopped; one that hangs keeps its file until its handler returns."""
-        self._ended = True
-        if self._round is not None and inspect.getgeneratorstate(self._round) != inspect.GEN_RUNNING:
-            self._round.close()
-
-    def _start(self) -> None:
-        if not self._ended:
-            self._round = self._store.rounds(self._topics, self._deliver)
-            self._add_work(self._step)
-
-    def _step(self) -> None:
-        """On a worker."""
-        assert self._round is not None
-        try:
-            next(self._round)
-        except StopIteration:
-            self._timers.call_later(self._store.interval_seconds, self._start)
-        except LocalStoreError as error:
-            log.error("kept messages cannot be tried again now: %s", error)
-            self._timers.call_later(self._store.interval_seconds, self._start)
-        else:
-            self._add_work(self._step)
-
-
 @contextmanager
 def recovering(
     reject: RejectHandler,
@@ -194,10 +157,27 @@ def recovering(
         yield
         return
     reject.open(group)
-    rounds = _RecoverRounds(reject, frozenset(topics), lambda message: deliver([message]), timers, add_work)
+    pauses = reject.schedule(frozenset(topics), lambda message: deliver([message]))
+    ended = False
+
+    def start() -> None:
+        if not ended:
+            add_work(go_on)
+
+    def go_on() -> None:
+        """On a worker: the next message."""
+        pause = next(pauses, None)
+        if pause:
+            timers.call_later(pause, start)
+        elif pause is not None:
+            add_work(go_on)
+
     try:
-        rounds.begin()
+        go_on()
         yield
     finally:
-        rounds.end()
+        ended = True
+        # the workers have stopped; one that hangs keeps its file until its handler returns
+        if inspect.getgeneratorstate(pauses) != inspect.GEN_RUNNING:
+            pauses.close()
         reject.close()

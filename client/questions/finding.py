@@ -17,9 +17,7 @@ from metaq.protocol.errors import (
     RequestTimedOut,
     SearchIncomplete,
 )
-from metaq.protocol.frames import Frame
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES
-from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 from metaq.protocol.searches import (
     ALL_PARTITIONS,
     DEFAULT_FOUND_MESSAGES,
@@ -34,10 +32,11 @@ from ..config import SEARCH_TIMEOUT_SECONDS
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..values import TopicPartition
-from .asking import Asked, ask, need_frames
+from .asking import ask, need_frames
 from .brokers import brokers_of
+from .records import decode_records
 
-__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "nothing_found", "query_message", "view_message"]
+__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "nothing_found"]
 
 
 class FoundMessage(NamedTuple):
@@ -69,53 +68,6 @@ class FoundMessages(NamedTuple):
         return [each.message for each in self.found]
 
 
-# --- one broker -------------------------------------------------------------------------------------------------------
-
-
-def view_message(
-    connection: Asked, broker_id: int, topic: str, message_id: int, partition: int = ALL_PARTITIONS
-) -> FoundMessages:
-    """The message with an id on one broker; several only if Java brokers gave the id.
-
-    Raises RequestRefused if the broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what refusals.py
-    makes of a refusal.
-    """
-    request = ViewMessageRequest(topic, message_id, partition)
-    return _search(connection, broker_id, topic, RequestCode.VIEW_MESSAGE_BY_ID, request.to_ext())
-
-
-def query_message(connection: Asked, broker_id: int, request: QueryMessageRequest) -> FoundMessages:
-    """The messages with a key on one broker. Raises as `view_message`."""
-    return _search(connection, broker_id, request.topic, RequestCode.QUERY_MESSAGE, request.to_ext())
-
-
-def _search(
-    connection: Asked, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
-) -> FoundMessages:
-    need_frames(connection, "cannot search for messages", "read the topic instead")
-    partition = TopicPartition(topic, broker_id, int(ext["partition"]))
-    frame = ask(connection, code, ext, partition, SEARCH_TIMEOUT_SECONDS, (ResponseCode.QUERY_NOT_FOUND,))
-    return _decode(frame, topic, broker_id)
-
-
-def _decode(frame: Frame, topic: str, broker_id: int) -> FoundMessages:
-    reply = FoundReply.from_ext(frame.ext)
-    found, damaged = [], []
-    for row, record in decode_found(frame.body, reply.messages):
-        partition = TopicPartition(topic, broker_id, row.partition)
-        length, expected, message_id, flag = HEADER.unpack_from(record)
-        body = bytes(record[HEADER_BYTES:])
-        if length != len(body) or checksum(body) != expected:
-            damaged.append(CorruptRecord.of(partition, row.offset, "wrong size or checksum"))
-            continue
-        message = Message(partition, row.offset, message_id, flag, body)
-        found.append(FoundMessage(message, abs(row.time_ms), row.time_ms < 0))
-    return FoundMessages(found, reply.unsearched, reply.more, damaged=tuple(damaged))
-
-
-# --- all brokers ------------------------------------------------------------------------------------------------------
-
-
 class MessageFinder:
     """Searches one topic on all brokers that have it, one after the other."""
 
@@ -127,15 +79,17 @@ class MessageFinder:
         """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
 
         A broker that does not answer does not matter if another one has the message. Raises MessageNotFound;
-        SearchIncomplete if it may be in data that was not searched; CorruptRecord if it is damaged; NoPartition; and
-        what the function view_message raises.
+        SearchIncomplete if it may be in data that was not searched; CorruptRecord if it is damaged; NoPartition;
+        RequestRefused if a broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what refusals.py makes
+        of a refusal.
         """
+        ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
         answers: list[FoundMessages] = []
         silent: MetaqError | None = None
         sources = brokers_of(self._view, topic)
         for broker_id, endpoint in sources.endpoints.items():
             try:
-                answers.append(view_message(self._connect(endpoint), broker_id, topic, message_id))
+                answers.append(self._search(endpoint, broker_id, topic, RequestCode.VIEW_MESSAGE_BY_ID, ext))
             except (BrokerUnavailable, RequestTimedOut) as error:
                 silent = silent or error
                 continue
@@ -161,20 +115,20 @@ class MessageFinder:
         """The newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
 
         Nothing found is an empty answer. allow_silent: brokers that do not answer are named in it, and no error. Raises
-        ConfigError, NoPartition, and what the function query_message raises.
+        ConfigError, NoPartition, and as view_message.
         """
         if not 1 <= max_messages <= MAX_FOUND_MESSAGES:
             raise ConfigError("max_messages", max_messages, f"choose 1 … {MAX_FOUND_MESSAGES}")
         if not key:
             raise ConfigError("key", repr(key), "name one of the message's keys")
         first, last = _milliseconds("begin", begin, 0), _milliseconds("end", end, INT64_MAX)
-        request = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first)
+        ext = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first).to_ext()
         answers: list[FoundMessages] = []
         silent: dict[int, str] = {}
         sources = brokers_of(self._view, topic)
         for broker_id, endpoint in sources.endpoints.items():
             try:
-                answers.append(query_message(self._connect(endpoint), broker_id, request))
+                answers.append(self._search(endpoint, broker_id, topic, RequestCode.QUERY_MESSAGE, ext))
             except (BrokerUnavailable, RequestTimedOut) as error:
                 if not allow_silent:
                     raise
@@ -185,6 +139,28 @@ class MessageFinder:
         """The oldest message with a key. Raises as view_message."""
         found = self.query_message(topic, key, 1, oldest_first=True)
         return _first(found, f"topic {topic!r} has no message with the key {key!r}")
+
+    def _search(
+        self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
+    ) -> FoundMessages:
+        """One broker's answer; of the same id it has several messages only if Java brokers gave it."""
+        connection = self._connect(endpoint)
+        need_frames(connection, "cannot search for messages", "read the topic instead")
+        partition = TopicPartition(topic, broker_id, int(ext["partition"]))
+        frame = ask(connection, code, ext, partition, SEARCH_TIMEOUT_SECONDS, (ResponseCode.QUERY_NOT_FOUND,))
+        reply = FoundReply.from_ext(frame.ext)
+        found, damaged = [], []
+        for row, record in decode_found(frame.body, reply.messages):
+            partition = TopicPartition(topic, broker_id, row.partition)
+            try:
+                message, *more = decode_records(record, partition, row.offset)
+                if more or message.next_offset != row.offset + len(record):
+                    raise CorruptRecord.of(partition, row.offset, "wrong size")
+            except CorruptRecord as error:
+                damaged.append(error)
+            else:
+                found.append(FoundMessage(message, abs(row.time_ms), row.time_ms < 0))
+        return FoundMessages(found, reply.unsearched, reply.more, damaged=tuple(damaged))
 
 
 def _milliseconds(option: str, moment: datetime | None, default: int) -> int:

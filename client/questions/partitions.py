@@ -24,9 +24,9 @@ from .asking import READER_GROUP, Asked, as_result, ask, need_frames
 
 __all__ = [
     "Bounds",
+    "bounds_at",
     "lag_behind",
     "max_offset",
-    "messages_before",
     "min_offset",
     "offset_after",
     "offset_at_time",
@@ -49,10 +49,20 @@ class Bounds(NamedTuple):
 
 def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
     """What can be read now. A partition that never got a message has the bounds 0 and 0."""
-    if connection.speaks_frames:
-        counts = _counts(connection, partition, 0, timeout)
-        return Bounds(counts.min_offset, counts.max_offset, counts.total)
-    return _stats_bounds(connection, partition, timeout)
+    return bounds_at(connection, partition, 0, timeout)[0]
+
+
+def bounds_at(
+    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
+) -> tuple[Bounds, int | None]:
+    """What can be read now, and how many of its messages end at or before byte `offset`; None if the broker cannot
+    count."""
+    if not connection.speaks_frames:
+        return _stats_bounds(connection, partition, timeout), None
+    request = MessageCountsRequest(partition.topic, partition.partition, offset)
+    frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
+    counts = MessageCountsReply.from_ext(frame.ext)
+    return Bounds(counts.min_offset, counts.max_offset, counts.total), counts.before
 
 
 def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
@@ -70,19 +80,10 @@ def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeou
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
     try:
-        counts = _counts(connection, partition, offset, timeout)
+        bounds, before = bounds_at(connection, partition, offset, timeout)
     except (PartitionNotFound, TopicNotAccepted):
         return Lag(0, 0)  # as one that never got a message
-    return Lag(max(0, counts.total - counts.before), max(0, counts.max_offset - offset))
-
-
-def messages_before(
-    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
-) -> int | None:
-    """How many readable messages end at or before byte `offset`; None if the broker cannot count."""
-    if not connection.speaks_frames:
-        return None
-    return _counts(connection, partition, offset, timeout).before
+    return Lag(max(0, (bounds.messages or 0) - (before or 0)), max(0, bounds.end - offset))
 
 
 def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
@@ -133,12 +134,6 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
         reply = as_result(connection.call(lambda opaque: (encode_stats(item, opaque),), timeout), connection)
         text = reply.text
     return [line for line in text.splitlines() if line not in ("STATS", "END")]
-
-
-def _counts(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None) -> MessageCountsReply:
-    request = MessageCountsRequest(partition.topic, partition.partition, offset)
-    frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
-    return MessageCountsReply.from_ext(frame.ext)
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:

@@ -22,7 +22,6 @@ __all__ = [
     "Place",
     "Position",
     "locate",
-    "locate_found",
     "offset_in",
 ]
 
@@ -84,7 +83,10 @@ def locate(
             raise ConfigError("Last", count, "choose 0 or more messages")
         return lambda connection, partition: offset_of_last(connection, partition, count)
     if isinstance(position, AtMessage | AtKey) and finder is not None:
-        return locate_found(_find(position, topics, finder))
+        message, stored_ms, _ = _find(position, topics, finder)
+        return lambda connection, partition: (
+            message.offset if partition == message.partition else offset_at_time(connection, partition, stored_ms)
+        )
     raise ConfigError(option, repr(position), "choose an offset of 0 or more bytes, 'earliest', 'latest' or a place")
 
 
@@ -107,16 +109,6 @@ def _find_in(topic: str, place: AtMessage | AtKey, finder: MessageFinder) -> Fou
     if isinstance(place, AtMessage):
         return finder.view_message(topic, place.message_id)
     return finder.oldest_with_key(topic, place.key)
-
-
-def locate_found(found: FoundMessage) -> Locate:
-    """That message in its partition; in others the first one stored at its time or later."""
-    message, stored_ms = found.message, found.stored_ms
-
-    def find(connection: Connection, partition: TopicPartition) -> int:
-        return message.offset if partition == message.partition else offset_at_time(connection, partition, stored_ms)
-
-    return find
 
 
 def offset_in(position: Position, topic: str, finder: MessageFinder) -> OffsetIn:

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
-from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
-from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, decode_runs
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.refusals import text_error
 from metaq.protocol.resync import RecordSearch
-from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Value, encode_get
 
@@ -25,7 +24,7 @@ from ..decoding import Records, decode_walking, in_bytes
 from ..message import Message
 from ..values import TopicPartition
 from .asking import READER_GROUP, Asked, accepted, as_result, ask
-from .partitions import Bounds, max_offset, messages_before, partition_bounds
+from .partitions import Bounds, bounds_at, max_offset
 
 __all__ = [
     "BegunPull",
@@ -37,7 +36,6 @@ __all__ = [
     "located",
     "read_bytes",
     "read_messages",
-    "read_raw",
     "waiting_from",
 ]
 
@@ -66,35 +64,15 @@ class BegunPull:
         self, connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
     ) -> None:
         self._connection = connection
-        self._partition = partition
-        self._offset = offset
-        self._max_bytes = max_bytes
-        if connection.speaks_frames:
-            request = PullRequest(
-                partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True
-            )
-            self._call = connection.begin(lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),))
-        else:
-            self._call = connection.begin(_build_get(partition, offset, max_bytes))
+        self._asked = partition, offset, max_bytes
+        self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags))
 
     def result(self) -> Pulled:
         """Wait for the answer, as long as a request may take. Without runs: no record is there before next_offset.
 
         Raises as `read_bytes`.
         """
-        partition, offset, answer = self._partition, self._offset, self._connection.finish(self._call)
-        if not self._connection.speaks_frames:
-            data = _got(answer, self._connection, partition, offset)
-            data = _whole(data, self._connection, partition, offset, self._max_bytes, None)
-            return Pulled([(offset, data)] if data else [], None if data else offset)
-        frame = _found(accepted(answer, self._connection, partition, _PULL_CODES), partition, offset)
-        reply = PullReply.from_ext(frame.ext)
-        if reply.records:
-            sizes, records = split_batch(frame.body, reply.records)
-            return Pulled([(offset, records)], reply.next_offset, sizes)
-        if reply.runs:
-            return Pulled(decode_runs(frame.body, reply.runs), reply.next_offset)
-        return Pulled([(offset, frame.body)] if frame.body else [], reply.next_offset)
+        return _pulled(self._connection.finish(self._call), self._connection, *self._asked)
 
 
 def read_bytes(
@@ -105,26 +83,9 @@ def read_bytes(
     Raises OffsetOutOfRange with the readable bounds as far as the broker tells them; CorruptRecord if our broker knows
     that no message begins at `offset` (a Java broker does not look).
     """
-    if connection.speaks_frames:
-        return _pull(connection, partition, offset, max_bytes, timeout).body
-    return _get(connection, partition, offset, max_bytes, timeout)
-
-
-def read_raw(
-    connection: Asked, partition: TopicPartition, offset: int, size: int, timeout: float | None = None
-) -> bytes:
-    """Stored bytes [offset, offset + size), whatever they are, fewer only at the end. By the text protocol.
-
-    Asks as often as the broker's maxTransferSize and its segments need. Raises OffsetOutOfRange as `read_bytes` does.
-    """
-    parts, read = [], 0
-    while read < size:
-        data = _get_once(connection, partition, offset + read, size - read, timeout)
-        if not data:
-            break
-        parts.append(bytes(data))
-        read += len(data)
-    return b"".join(parts)
+    reply = connection.call(_build_pull(connection, partition, offset, max_bytes), timeout)
+    runs = _pulled(reply, connection, partition, offset, max_bytes, timeout).runs
+    return runs[0][1] if runs else memoryview(b"")
 
 
 def read_messages(
@@ -170,11 +131,10 @@ class Waiting(NamedTuple):
 
 def waiting_from(connection: Asked, partition: TopicPartition, position: int, now: float) -> Waiting:
     """What is readable behind byte `position`. now: seconds since 1970."""
-    bounds = partition_bounds(connection, partition)
+    bounds, before = bounds_at(connection, partition, position)
     begin = min(max(position, bounds.first), bounds.end)
     if begin == bounds.end:
         return Waiting(bounds, 0, None if bounds.messages is None else 0, 0.0)
-    before = messages_before(connection, partition, begin)
     messages = None if before is None or bounds.messages is None else bounds.messages - before
     try:
         oldest = read_messages(connection, partition, begin, 1)
@@ -197,11 +157,23 @@ def locate_damage(
     record or the end, and blocks for as long as that takes.
     """
     if connection.speaks_frames:
-        return _verified_pull(connection, partition, offset, timeout)
+        request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
+        frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
+        reply = PullReply.from_ext(frame.ext)
+        if reply.damaged_from == NOT_DAMAGED:
+            return None
+        return damaged_bytes(partition, reply.damaged_from, reply.next_offset)
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        return read_raw(connection, partition, position, size, timeout)
+        """Fewer bytes only at the end: asks as often as the broker's maxTransferSize and its segments need."""
+        data = b""
+        while len(data) < size:
+            more = _get_once(connection, partition, position + len(data), size - len(data), timeout)
+            if not more:
+                break
+            data += more
+        return data
 
     search = RecordSearch(read, offset, end, offset)
     if offset >= end or search.begins_good():
@@ -218,18 +190,6 @@ def located(
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
-def _verified_pull(
-    connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
-) -> CorruptRecord | None:
-    """The damaged bytes at `offset` if the broker finds any when it compares the checksum of the record there."""
-    request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
-    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
-    reply = PullReply.from_ext(frame.ext)
-    if reply.damaged_from == NOT_DAMAGED:
-        return None
-    return damaged_bytes(partition, reply.damaged_from, reply.next_offset)
-
-
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
     """The error for bytes [start, end) of a partition that hold no good record."""
     return CorruptRecord.of(partition, start, "no good record is there", end)
@@ -238,44 +198,41 @@ def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRec
 # --- frames and text --------------------------------------------------------------------------------------------------
 
 
-def _pull(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None) -> Frame:
-    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP)
-    frame = ask(connection, RequestCode.PULL, request.to_ext(), partition, timeout, _PULL_CODES)
-    return _found(frame, partition, offset)
+def _build_pull(
+    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
+) -> Build:
+    if not connection.speaks_frames:
+        return _build_get(partition, offset, max_bytes)
+    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True)
+    return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
 
 
-def _found(frame: Frame, partition: TopicPartition, offset: int) -> Frame:
-    """The answer to a pull from `offset` on. Raises CorruptRecord, OffsetOutOfRange."""
-    if frame.code == ResponseCode.PULL_OFFSET_MOVED:
-        moved = PullReply.from_ext(frame.ext)
-        if moved.damaged_from != NOT_DAMAGED:
-            raise damaged_bytes(partition, moved.damaged_from, moved.next_offset)
-        if moved.min_offset <= offset <= moved.max_offset:
-            raise CorruptRecord.of(partition, offset, f"no message begins there, one does at {moved.next_offset}")
-        raise OffsetOutOfRange(offset, moved.min_offset, moved.max_offset)
-    return frame
-
-
-def _get(
-    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
-) -> memoryview:
-    data = _get_once(connection, partition, offset, max_bytes, timeout)
-    return _whole(data, connection, partition, offset, max_bytes, timeout)
-
-
-def _whole(
-    data: memoryview,
+def _pulled(
+    reply: Reply,
     connection: Asked,
     partition: TopicPartition,
     offset: int,
     max_bytes: int,
-    timeout: float | None,
-) -> memoryview:
-    """A `get` cuts even its first record at the size asked for: then it is asked for more than `data`."""
-    while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
-        max_bytes *= 2
-        data = _get_once(connection, partition, offset, max_bytes, timeout)
-    return data
+    timeout: float | None = None,
+) -> Pulled:
+    """The answer to a pull or `get` from `offset` on. Raises as `read_bytes`."""
+    if not connection.speaks_frames:
+        data = _got(reply, connection, partition, offset)
+        # a `get` cuts even its first record at the size asked for: then it is asked for more
+        while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
+            max_bytes *= 2
+            data = _get_once(connection, partition, offset, max_bytes, timeout)
+        return Pulled([(offset, data)] if data else [], None if data else offset)
+    frame = accepted(reply, connection, partition, _PULL_CODES)
+    answer = PullReply.from_ext(frame.ext)
+    if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+        if answer.damaged_from != NOT_DAMAGED:
+            raise damaged_bytes(partition, answer.damaged_from, answer.next_offset)
+        if answer.min_offset <= offset <= answer.max_offset:
+            raise CorruptRecord.of(partition, offset, f"no message begins there, one does at {answer.next_offset}")
+        raise OffsetOutOfRange(offset, answer.min_offset, answer.max_offset)
+    runs, sizes = answer.records_in(frame.body, offset)
+    return Pulled(runs, answer.next_offset, sizes)
 
 
 def _get_once(

@@ -13,9 +13,9 @@ from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.questions.partitions import (
+    bounds_at,
     lag_behind,
     max_offset,
-    messages_before,
     min_offset,
     offset_at_time,
     partition_bounds,
@@ -335,7 +335,7 @@ def test_lag_is_counted_in_messages_where_the_broker_can(broker, connection, pro
     assert lag_behind(connection, HERE, 21) == Lag(2 if protocol == "auto" else None, 42)
     assert lag_behind(connection, HERE, 63) == Lag(0 if protocol == "auto" else None, 0)
     assert partition_bounds(connection, HERE).messages == (3 if protocol == "auto" else None)
-    assert messages_before(connection, HERE, 21) == (1 if protocol == "auto" else None)
+    assert bounds_at(connection, HERE, 21)[1] == (1 if protocol == "auto" else None)
 
 
 def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, protocol):

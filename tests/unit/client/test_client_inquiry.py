@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from metaq.client.connection import Build, Endpoint, Reply
-from metaq.client.questions.partitions import Bounds, messages_before, offset_at_time, partition_bounds, read_stats
+from metaq.client.questions.partitions import Bounds, bounds_at, offset_at_time, partition_bounds, read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
@@ -59,7 +59,7 @@ def test_frames_bounds_and_counts_come_with_one_request():
 
 def test_frames_messages_before_an_offset_are_counted_by_the_broker():
     peer = Peer(frame(**COUNTS), frames=True)
-    assert messages_before(peer, PLACE, 500) == 4
+    assert bounds_at(peer, PLACE, 500)[1] == 4
     assert peer.asked[0].ext["offset"] == "500"
 
 
@@ -111,9 +111,8 @@ OFFSETS = "STATS\r\ntrades part 13 min_offset 1 max_offset 2\r\ntrades part 3 mi
 
 def test_text_bounds_come_from_the_statistics_and_counts_are_unknown():
     peer = Peer(Result(Status.SUCCESS, 1, OFFSETS), frames=False)
-    assert partition_bounds(peer, PLACE) == Bounds(100, 900, None)
+    assert bounds_at(peer, PLACE, 500) == (Bounds(100, 900, None), None)
     assert peer.asked == [b"stats offsets 1\r\n"]
-    assert messages_before(peer, PLACE, 500) is None
 
 
 def test_text_a_partition_without_data_is_empty():
