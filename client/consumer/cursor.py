@@ -108,7 +108,6 @@ class PartitionCursor:
         self.last_id = stored[1] if stored is not None and stored[0] == begin else UNKNOWN_MESSAGE_ID
         self.consumed: Reached | None = None
         self.committed = stored
-        self.buffered_bytes = 0
         self.asking = False
         self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
         self._config = config
@@ -170,7 +169,6 @@ class PartitionCursor:
             self._generation += 1
             self.moves += 1
             self._chunks = empty
-            self.buffered_bytes = 0
             self.asking = False
             self._not_before = 0.0
             self._ask = ask
@@ -222,7 +220,6 @@ class PartitionCursor:
             self._generation += 1
             self.moves += 1
             self._chunks.clear()
-            self.buffered_bytes = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -266,9 +263,7 @@ class PartitionCursor:
         with self.lock:
             if self.revoking or not self.awaits(request):
                 return False
-            size = chunk.bytes_left
             # the one call comes last: an interrupt comes before all of it, or after
-            self.buffered_bytes += size
             self.fetch_offset = chunk.end_offset
             self._chunks.append(chunk)
             return True
@@ -353,6 +348,11 @@ class PartitionCursor:
     # --- taking -----------------------------------------------------------------------------------------------------
 
     @property
+    def buffered_bytes(self) -> int:
+        """Fetched and not handed out."""
+        return sum(each.bytes_left for each in list(self._chunks))  # any thread: copied in one step
+
+    @property
     def has_next(self) -> bool:
         """Whether something was fetched that may be handed out."""
         return bool(self._chunks) and self.announced and self.active and not self.revoking
@@ -368,7 +368,6 @@ class PartitionCursor:
             self._wanting.append(self)
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()
-                self.buffered_bytes = sum(each.bytes_left for each in self._chunks)
 
     def handing_out(self) -> None:
         """The polling thread is about to give the user something: what, if anything, is known once it has returned."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
-from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
+from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
@@ -35,7 +34,7 @@ from .core import ConsumerCore
 from .cursor import Ask, PartitionCursor, Request
 from .tuning import CONNECT_SECONDS
 
-__all__ = ["BrokerThreads", "Fetcher"]
+__all__ = ["Fetcher"]
 
 log = get_log(__name__)
 
@@ -52,16 +51,14 @@ class Fetcher:
         pool: ConnectionPool,
         endpoint_of: Callable[[TopicPartition], Endpoint | None],
         timers: Timers,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._pool = pool
         self._endpoint_of = endpoint_of
         self._timers = timers
-        self._clock = clock
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self._broker_threads = BrokerThreads("metaq-fetch")
+        self._asides: dict[Endpoint, Aside] = {}  # what may wait for a broker is done on a thread of that broker
         self._bell_lock = threading.Lock()
         self._bell = Bell()  # in front of it `_rung`
         self._rung = False
@@ -100,7 +97,7 @@ class Fetcher:
         waiter = self._waiter = _PollWaiter()
         try:
             if not self._rung:  # it may have rung before the waiter was there to be told
-                connections[0].drive(waiter, self._clock() + seconds)
+                connections[0].drive(waiter, time.monotonic() + seconds)
         finally:
             self._waiter = None
 
@@ -127,7 +124,7 @@ class Fetcher:
     def ask(self, cursor: PartitionCursor) -> None:
         """Send what this partition needs, if anything."""
         try:
-            request = cursor.next_request(self._clock())
+            request = cursor.next_request(time.monotonic())
             if request is not None:
                 self._send(request)
         except BaseException:
@@ -159,33 +156,38 @@ class Fetcher:
                 self._use(connection)
                 self._pull(request, connection)
             else:
-                # the timer thread starts the broker's: no interrupt comes between the two steps
-                action = partial(self._ask_here, request, endpoint)
-                self._timers.call_later(0, partial(self._broker_threads.run, endpoint, action))
+                aside = self._asides.get(endpoint)
+                if aside is None:
+                    aside = self._asides[endpoint] = Aside(f"metaq-fetch-{endpoint.host}:{endpoint.port}")
+                aside.start(partial(self._ask_here, request, endpoint))
         except MetaqError as error:
-            self._then(request, self._core.failed(request, error, self._clock()))
+            self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
         """Broker's thread: what may wait for it."""
+        try:
+            if request.cursor.awaits(request):
+                self._then(request, self._asked_here(request, endpoint))
+        except Exception:  # one partition's bug must not stop the others
+            log.exception("asking %s failed", endpoint)
+
+    def _asked_here(self, request: Request, endpoint: Endpoint) -> float | None:
         core, cursor = self._core, request.cursor
-        if not cursor.awaits(request):
-            return
         try:
             connection = self._pool.connection(endpoint, CONNECT_SECONDS)
             self._use(connection)
             if request.ask is Ask.PULL:
                 self._pull(request, connection)
-                return
+                return None
             look = {Ask.BEGIN: cursor.locate, Ask.END: max_offset}.get(request.ask)
             what = (
                 locate_damage(connection, cursor.partition, request.offset)
                 if look is None
                 else look(connection, cursor.partition)
             )
-            pause = core.found(request, what, self._clock())
+            return core.found(request, what, time.monotonic())
         except MetaqError as error:
-            pause = core.failed(request, error, self._clock())
-        self._then(request, pause)
+            return core.failed(request, error, time.monotonic())
 
     def _use(self, connection: Connection) -> None:
         """If it is new: one thread in poll() can read one connection; several need their reader threads. May be
@@ -207,7 +209,7 @@ class Fetcher:
         connection.submit(
             self._core.codec.encode(request, frames),
             partial(self._answered, request, connection),
-            self._clock() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
+            time.monotonic() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
             background=len(self._connections) > 1,
             on_begun=partial(self._begun, request) if self._core.codec.reads_in_bulk else None,
         )
@@ -225,10 +227,10 @@ class Fetcher:
         cursor, core = request.cursor, self._core
         try:
             if reply is not None:
-                pause = core.answered(request, reply, connection.endpoint, self._clock())
+                pause = core.answered(request, reply, connection.endpoint, time.monotonic())
             else:
                 error = error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
-                pause = core.unanswered(request, error, self._clock())
+                pause = core.unanswered(request, error, time.monotonic())
             self._then(request, pause)
         except BaseException:
             begin_elsewhere((self._ask_anew, cursor))
@@ -248,38 +250,3 @@ class Fetcher:
 class _PollWaiter(Waiter):
     __slots__ = ()
     returns = True
-
-
-class BrokerThreads:
-    """Runs actions in order, those of one broker on one thread, which ends when nothing is left to do. Any thread."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._waiting: dict[Endpoint, deque[Callable[[], None]]] = {}
-
-    def run(self, endpoint: Endpoint, action: Callable[[], None]) -> None:
-        """Have `action` run soon; what it raises is logged."""
-        with self._lock:
-            waiting = self._waiting.get(endpoint)
-            if waiting is not None:
-                waiting.append(action)
-                return
-            self._waiting[endpoint] = deque((action,))
-        name = f"{self._name}-{endpoint.host}:{endpoint.port}"
-        BackgroundThread(self._work, name, endpoint)
-
-    def _work(self, endpoint: Endpoint) -> None:
-        while (action := self._next(endpoint)) is not None:
-            try:
-                action()
-            except Exception:  # one action's bug must not stop the others
-                log.exception("%s: an action failed", self._name)
-
-    def _next(self, endpoint: Endpoint) -> Callable[[], None] | None:
-        with self._lock:
-            waiting = self._waiting[endpoint]
-            if waiting:
-                return waiting.popleft()
-            del self._waiting[endpoint]
-            return None
