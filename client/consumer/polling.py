@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_ALONE", "Poller"]
 
-NOT_ALONE = (
-    "poll() or run() is under way, on another thread or around this call-back: give each thread a consumer of its own"
-)
+NOT_ALONE = "poll() or run() is under way, on another thread or around this call-back: give each thread one of its own"
 
 Taken = TypeVar("Taken", bound=Sized)
 

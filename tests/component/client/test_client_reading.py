@@ -1,5 +1,6 @@
 """One partition of one broker, without ZooKeeper, over both protocols."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -174,6 +175,21 @@ def eventually_told(reader, told):
     while not told:
         assert time.monotonic() < deadline
         assert reader.poll(timeout=0.01) == []
+
+
+def test_a_poll_inside_a_poll_is_refused(broker):
+    broker.append("t", 0, b"1")
+    with reading(broker, accept=lambda message: reader.poll()) as reader, pytest.raises(ClientError, match="under way"):
+        take(reader, 1)
+
+
+def test_a_poll_that_waits_ends_when_another_thread_closes_the_reader(broker, reader):
+    closing = threading.Timer(0.05, reader.close)
+    closing.start()
+    started = time.monotonic()
+    assert reader.poll(timeout=DEADLINE) == []
+    assert time.monotonic() - started < DEADLINE
+    closing.join()
 
 
 def test_a_closed_reader_says_so(broker, reader):
