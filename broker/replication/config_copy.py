@@ -17,6 +17,7 @@ from metaq.protocol.errors import ConfigError
 from ..broker import Broker
 from ..configuration.config import parse_config
 from ..configuration.reload_plan import ReloadReport
+from ..store.files import REAL_FILES, replace_file
 
 __all__ = ["ConfigCopy", "with_topics_of"]
 
@@ -62,17 +63,9 @@ class ConfigCopy:
             return
         wanted = with_topics_of(master, own.source)
         parse_config(wanted, self._path)
-        await self._broker.in_thread(lambda: _replace(self._path, wanted))
+        try:
+            await self._broker.in_thread(lambda: replace_file(REAL_FILES, os.path.abspath(self._path), wanted))
+        except OSError as error:
+            remedy = f"cannot be written ({error.strerror})"
+            raise ConfigError("autoSyncMasterConfig", self._path, remedy) from error
         await self._reload()
-
-
-def _replace(path: str, data: bytes) -> None:
-    temporary = f"{path}.new"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError("autoSyncMasterConfig", path, f"cannot be written ({error.strerror})") from error

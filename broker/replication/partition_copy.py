@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, ReplicaDiverged, StoreError
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import HEADER, HEADER_BYTES
@@ -55,7 +55,8 @@ class PartitionCopy:
         self._topic = topic
         self._partition = partition
         self._max_delay = max_delay_seconds
-        self._delay = self._pause_after_trouble = 0.0
+        self._delay = 0.0
+        self._pauses = Backoff(*_TROUBLE_SECONDS)
         self._want = FETCH_BYTES
         self._end_known_at = float("-inf")
         self._suspect = -1  # what came from here was damaged
@@ -75,7 +76,7 @@ class PartitionCopy:
                     begun = await self._begin(source)
                 else:
                     await self._step(source)
-                self._pause_after_trouble = 0.0
+                self._pauses.reset()
             except (PeerLost, PeerTimedOut):
                 self._enter(CopyState.CONNECTING)
                 return
@@ -273,9 +274,7 @@ class PartitionCopy:
         if self.status.error != text:
             _log.warning("copying %s-%d: %s; trying again", self._topic, self._partition, text)
         self._enter(CopyState.TROUBLED, text)
-        shortest, longest = _TROUBLE_SECONDS
-        self._pause_after_trouble = min(longest, max(shortest, self._pause_after_trouble * 2))
-        await self._sleep(self._pause_after_trouble)
+        await self._sleep(self._pauses.next())
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -304,6 +303,5 @@ def _visible(log: PartitionLog) -> Deferred[None]:
         else:
             deferred.errback(error)
 
-    callback: Callable[[MetaqError | None], None] = done
-    log.when_visible(log.end_offset, callback)
+    log.when_visible(log.end_offset, done)
     return deferred

@@ -5,28 +5,43 @@ Twisted's driver of a ClientStream. client/connection.py is the one for blocking
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.client_stream import ClientStream, Reply
-from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, RemoteProtocolError, RequestTimedOut
+from metaq.protocol.errors import (
+    MetaqError,
+    PeerLost,
+    PeerTimedOut,
+    RemoteProtocolError,
+    ReplicationError,
+    RequestTimedOut,
+)
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.text import Answer, Result, encode_version
 
+from ..broker import Broker
 from ..runtime.reactor import Transport
 from ..runtime.timers import repeat
 
-__all__ = ["OnReply", "Peer", "connect"]
+__all__ = ["CONNECT_SECONDS", "KeptPeer", "OnReply", "Peer", "connect"]
+
+_log = logging.getLogger(__name__)
 
 OnReply = Callable[[Reply | None, MetaqError | None], None]
 """done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
+
+CONNECT_SECONDS = 5.0
+"""For a connection, and for the first answer on it."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -175,3 +190,78 @@ def _agree(answer: Answer, peer: Peer, frames: bool) -> Peer:
 def _give_up(failure: Failure, peer: Peer) -> Failure:
     peer.close()
     return failure
+
+
+Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
+"""serve(peer, lost): use a connection; returns when `lost` has fired."""
+
+
+class KeptPeer:
+    """The connection to one other broker, made again for ever when it is lost or refused, with growing pauses."""
+
+    def __init__(self, broker: Broker, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
+        """complaint: for the log, with why there is no connection as its only argument. frames: see `connect`."""
+        self.peer: Peer | None = None
+        """While it is connected."""
+        self.error = ""
+        """Why it is not."""
+        self.since_ms = 0
+        """When it was connected or lost, wall clock; 0 if never."""
+        self.stopped = False
+        self._broker = broker
+        self._pauses = pauses
+        self._complaint = complaint
+        self._frames = frames
+
+    async def keep(
+        self, where: Callable[[], Awaitable[tuple[str, int] | None]], serve: Serve, tried: Callable[[], None]
+    ) -> None:
+        """Until `stop`. where: host and port to connect to; None: ask again. tried: called when a try has failed."""
+        reactor: Any = self._broker.reactor
+        while not self.stopped:
+            address = await where()
+            if address is None:
+                continue
+            try:
+                peer = await connect(reactor, *address, CONNECT_SECONDS, frames=self._frames)
+            except ReplicationError as error:
+                self.trouble(str(error))
+                tried()
+                await deferLater(reactor, self._pauses.next())
+                continue
+            self._pauses.reset()
+            await self._use(peer, serve)
+
+    async def _use(self, peer: Peer, serve: Serve) -> None:
+        lost: Deferred[None] = Deferred()
+        if peer.lost is not None:
+            return
+
+        def gone(error: Exception) -> None:
+            self.peer = None
+            lost.callback(None)
+
+        peer.on_lost = gone
+        self.peer, self.error, self.since_ms = peer, "", self._broker.now_ms()
+        if self.stopped:
+            peer.close()
+        await serve(peer, lost)
+        self.since_ms = self._broker.now_ms()
+        if not self.stopped:
+            self.trouble(str(peer.lost))
+
+    def stop(self) -> None:
+        """Lose the connection for good."""
+        self.stopped = True
+        self.restart()
+
+    def restart(self) -> None:
+        """Connect anew."""
+        if self.peer is not None:
+            self.peer.close()
+
+    def trouble(self, text: str) -> None:
+        """There is no connection; said once for each reason."""
+        if text != self.error:
+            self.error = text
+            _log.warning(self._complaint, text)

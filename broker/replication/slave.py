@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
-from twisted.internet.task import deferLater
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.master_watch import MasterView, MasterWatch
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import MetaqError, ReplicationError
+from metaq.protocol.errors import MetaqError
 
 from ..broker import Broker
 from .config_copy import ConfigCopy
 from .partition_copy import PartitionCopy
-from .peer import Peer, connect
+from .peer import KeptPeer, Peer
 from .plugins import MetaslavePlugin
 from .source import MasterSource, source_of
 from .status import CopyState, ReplicationStatus
@@ -25,9 +25,8 @@ __all__ = ["AsyncSlave"]
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.2, 5.0)
-"""The pause after a lost or refused connection grows between these, for ever."""
+"""The pause after a refused connection grows between these."""
 
 OnTopics = Callable[[Mapping[str, int]], None]
 """on_topics(partitions by topic): the master offers these."""
@@ -54,12 +53,10 @@ class AsyncSlave:
         self._seen = False  # whether ZooKeeper has shown anything yet
         self._watch: MasterWatch | None = None
         self._changed: Deferred[None] | None = None
-        self._peer: Peer | None = None
+        self._connecting_to = self._view.address
+        self._link = KeptPeer(broker, Backoff(*_BACKOFF_SECONDS), "nothing is copied now: %s; trying again")
         self._source: MasterSource | None = None
         self._running: list[Deferred[None]] = []
-        self._stopped = False
-        self._error = ""
-        self._since_ms = 0
         self._checksum: str | None = None
 
     def start(self, session: ZkSession) -> None:
@@ -71,12 +68,11 @@ class AsyncSlave:
 
         self._watch = MasterWatch(session, self._broker.config.broker_id, self._plugin.group, seen)
         self._watch.start()
-        ensureDeferred(self._keep_connected())
+        ensureDeferred(self._link.keep(self._where, self._copy_from, lambda: None))
 
     def stop(self) -> Deferred[None]:
         """Copy nothing any more, and leave ZooKeeper."""
-        self._stopped = True
-        self._halt("stopped")
+        self._link.stop()
         self._wake()
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
@@ -90,17 +86,17 @@ class AsyncSlave:
     def status(self) -> ReplicationStatus:
         """Everything there is to know, partitions sorted."""
         partitions = [self._copies[key].status for key in sorted(self._copies)]
-        address = self._view.address
+        address, peer = self._view.address, self._link.peer
         stopped = sum(each.state is CopyState.STOPPED for each in partitions)
         return ReplicationStatus(
             "slave",
-            self._peer.name if self._peer else f"meta://{address.host}:{address.port}" if address else "",
-            self._peer is not None,
-            self._error,
-            self._since_ms,
+            peer.name if peer else f"meta://{address.host}:{address.port}" if address else "",
+            peer is not None,
+            self._link.error,
+            self._link.since_ms,
             {
                 "slaveId": self._plugin.slave_id,
-                "masterVersion": self._peer.version if self._peer else "",
+                "masterVersion": peer.version if peer else "",
                 "partitionsStopped": stopped,
                 "lagBytes": sum(each.lag_bytes or 0 for each in partitions),
             },
@@ -133,49 +129,33 @@ class AsyncSlave:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def _keep_connected(self) -> None:
-        pause = _BACKOFF_SECONDS[0]
-        while not self._stopped:
-            address = self._view.address
-            if address is None:
-                if self._seen:
-                    self._trouble("there is no master in ZooKeeper")
-                await self._change()
-                continue
-            try:
-                reactor: Any = self._broker.reactor
-                peer = await connect(reactor, address.host, address.port, _CONNECT_SECONDS)
-            except ReplicationError as error:
-                self._trouble(str(error))
-                await deferLater(reactor, pause)
-                pause = min(_BACKOFF_SECONDS[1], pause * 2)
-                continue
-            pause = _BACKOFF_SECONDS[0]
-            if address == self._view.address and not self._stopped:
-                await self._copy_from(peer)
-            peer.close()
+    async def _where(self) -> tuple[str, int] | None:
+        """The master; None after a change if ZooKeeper shows none."""
+        address = self._connecting_to = self._view.address
+        if address is not None:
+            return address.host, address.port
+        if self._seen:
+            self._link.trouble("there is no master in ZooKeeper")
+        self._changed = Deferred()
+        await self._changed
+        return None
 
-    async def _copy_from(self, peer: Peer) -> None:
+    async def _copy_from(self, peer: Peer, lost: Deferred[None]) -> None:
         """Copy everything until the connection is lost."""
-        lost: Deferred[None] = Deferred()
-        if peer.lost is not None:
+        if self._connecting_to != self._view.address:
+            peer.close()
             return
-        peer.on_lost = lambda error: lost.callback(None)
-        self._peer, self._source = peer, source_of(peer, self._plugin.group)
-        self._error, self._since_ms = "", self._broker.now_ms()
+        self._source = source_of(peer, self._plugin.group)
         _log.info("copying %d partitions from %s (version %s)", len(self._copies), peer.name, peer.version)
         await self._copy_config(self._source)
         for copy in list(self._copies.values()):
             self._run(copy, self._source)
         await lost
-        self._peer = self._source = None
+        self._source = None
         for copy in self._copies.values():
             copy.active = False
         running, self._running = self._running, []
         await DeferredList(running)
-        if not self._stopped:
-            self._since_ms = self._broker.now_ms()
-            self._trouble(str(peer.lost))
 
     def _run(self, copy: PartitionCopy, source: MasterSource) -> None:
         copy.active = True
@@ -193,22 +173,11 @@ class AsyncSlave:
             _log.error("the master's topics could not be copied into server.ini: %s", error)
 
     def _halt(self, why: str) -> None:
-        if self._peer is not None:
-            _log.info("closing the connection to %s: %s", self._peer.name, why)
-            self._peer.close()
-
-    # --- waiting ------------------------------------------------------------------------------------------------------
-
-    def _change(self) -> Deferred[None]:
-        self._changed = Deferred()
-        return self._changed
+        if self._link.peer is not None:
+            _log.info("closing the connection to %s: %s", self._link.peer.name, why)
+            self._link.restart()
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.callback(None)
-
-    def _trouble(self, text: str) -> None:
-        if text != self._error:
-            self._error = text
-            _log.warning("nothing is copied now: %s; trying again", text)

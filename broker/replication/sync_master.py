@@ -10,9 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError, PeerLost, ReplicationError, SlaveDisconnected, SyncFailed
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC
@@ -23,7 +24,7 @@ from metaq.protocol.text import Result, encode_sync_line
 from ..broker import Broker
 from ..store.partition_log import PartitionLog
 from ..writing import CopiesDone
-from .peer import Peer, connect
+from .peer import CONNECT_SECONDS, KeptPeer, Peer
 from .plugins import SamsaPlugin
 from .status import ReplicationStatus
 
@@ -31,9 +32,8 @@ __all__ = ["SyncMaster"]
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.1, 2.0)
-"""The pause after a lost or refused connection grows between these, for ever."""
+"""The pause after a refused connection grows between these."""
 HEARTBEAT_SECONDS = 10.0
 """How often the slave is asked for a sign of life: a broker cuts connections that are idle for 300 s."""
 _PROBE = b"test"
@@ -57,45 +57,42 @@ class SyncMaster:
         self._register = register
         host = f"[{plugin.host}]" if ":" in plugin.host else plugin.host
         self._url = f"meta://{host}:{plugin.port}"
-        self._peer: Peer | None = None
+        complaint = f"no connection to the synchronous slave {self._url}: %s; trying again"
+        self._link = KeptPeer(broker, Backoff(*_BACKOFF_SECONDS), complaint, frames=False)
+        self._first: Deferred[None] = Deferred()
         self._failures = 0  # bad answers and timeouts in a row
         self._healing = False
-        self._stopped = False
-        self._error = ""
-        self._since_ms = 0
         self._sent = self._failed = 0
 
     def start(self) -> Deferred[None]:
         """Keep connected from now on; fires when the first try has ended, so that a broker does not begin by refusing
         what a slave that is there would take."""
-        first: Deferred[None] = Deferred()
-        ensureDeferred(self._keep_connected(first))
-        return first
+        address = self._plugin.host, self._plugin.port
+        ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
+        return self._first
 
     def stop(self) -> None:
         """Lose the connection for good."""
-        self._stopped = True
-        self.restart()
+        self._link.stop()
 
     def restart(self) -> None:
         """Connect anew."""
-        if self._peer is not None:
-            self._peer.close()
+        self._link.restart()
 
     def status(self) -> ReplicationStatus:
         """Without partitions: a master does not know its slave's offsets, which are the slave's own."""
         return ReplicationStatus(
             "sync-master",
             self._url,
-            self._peer is not None,
-            self._error,
-            self._since_ms,
+            self._link.peer is not None,
+            self._link.error,
+            self._link.since_ms,
             {
                 "registered": not self._healing,
                 "failuresInARow": self._failures,
                 "messagesSent": self._sent,
                 "messagesFailed": self._failed,
-                "messagesUnderWay": self._peer.waiting if self._peer else 0,
+                "messagesUnderWay": self._link.peer.waiting if self._link.peer else 0,
             },
         )
 
@@ -103,7 +100,7 @@ class SyncMaster:
 
     def check(self) -> None:
         """Raise SlaveDisconnected if there is no connection; nothing should be stored then (1.x)."""
-        if self._peer is None:
+        if self._link.peer is None:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
@@ -137,14 +134,15 @@ class SyncMaster:
         done: Callable[[Reply | None, Exception | None], None],
     ) -> None:
         flag, crc, body = put
-        if self._peer is None:
+        peer = self._link.peer
+        if peer is None:
             done(None, PeerLost(f"there is no connection to {self._url}"))
             return
 
         def build(opaque: int) -> Sequence[Buffer]:
             return encode_sync_line(topic, partition, len(body), flag, message_id, crc, opaque), body
 
-        self._peer.send(build, done, self._plugin.send_timeout_ms / 1000)
+        peer.send(build, done, self._plugin.send_timeout_ms / 1000)
 
     def _is_good(self, reply: Reply | None, error: Exception | None) -> bool:
         if isinstance(reply, Result) and reply.code == Status.SUCCESS:
@@ -153,10 +151,10 @@ class SyncMaster:
         if isinstance(error, PeerLost):
             return False  # not counted (1.x)
         self._failures += 1
-        self._error = str(error) if error is not None else str(getattr(reply, "text", reply))
+        self._link.error = str(error) if error is not None else str(getattr(reply, "text", reply))
         if self._failures >= self._plugin.failure_threshold:
             self._failures = 0
-            if not self._healing and not self._stopped:
+            if not self._healing and not self._link.stopped:
                 self._healing = True
                 ensureDeferred(self._heal()).addErrback(lambda failure: _log.error("%s", failure.getTraceback()))
         return False
@@ -169,14 +167,14 @@ class SyncMaster:
             "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",
             self._url,
             self._plugin.failure_threshold,
-            self._error,
+            self._link.error,
         )
         await self._unregister()
-        while not (self._stopped or await self._probe()):
+        while not (self._link.stopped or await self._probe()):
             await self._sleep(self._plugin.check_interval_ms / 1000)
-        if not self._stopped:
+        if not self._link.stopped:
             _log.warning("the slave %s stores messages again: back to ZooKeeper", self._url)
-            self._failures, self._error = 0, ""
+            self._failures, self._link.error = 0, ""
             await self._register()
         self._healing = False
 
@@ -191,48 +189,17 @@ class SyncMaster:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def _keep_connected(self, first: Deferred[None]) -> None:
-        pause = _BACKOFF_SECONDS[0]
-        while not self._stopped:
-            try:
-                reactor: Any = self._broker.reactor
-                peer = await connect(reactor, self._plugin.host, self._plugin.port, _CONNECT_SECONDS, frames=False)
-            except ReplicationError as error:
-                self._trouble(str(error))
-                _fire(first)
-                await self._sleep(pause)
-                pause = min(_BACKOFF_SECONDS[1], pause * 2)
-                continue
-            pause = _BACKOFF_SECONDS[0]
-            await self._serve(peer, first)
-
-    async def _serve(self, peer: Peer, first: Deferred[None]) -> None:
-        """Use the connection until it is lost."""
-        lost: Deferred[None] = Deferred()
-        if peer.lost is not None:
-            return
-
-        def gone(error: Exception) -> None:
-            self._peer = None
-            lost.callback(None)
-
-        peer.on_lost = gone
-        self._peer, self._error, self._since_ms = peer, "", self._broker.now_ms()
+    async def _serve(self, peer: Peer, lost: Deferred[None]) -> None:
         _log.info("connected to the synchronous slave %s (version %s)", self._url, peer.version)
-        _fire(first)
+        _fire(self._first)
         ensureDeferred(self._heartbeat(peer))
-        if self._stopped:
-            peer.close()
         await lost
-        self._since_ms = self._broker.now_ms()
-        if not self._stopped:
-            self._trouble(str(peer.lost))
 
     async def _heartbeat(self, peer: Peer) -> None:
         while peer.lost is None:
             await self._sleep(HEARTBEAT_SECONDS)
             try:
-                await peer.heartbeat(_CONNECT_SECONDS)
+                await peer.heartbeat(CONNECT_SECONDS)
             except ReplicationError:
                 peer.close()
                 return
@@ -240,11 +207,6 @@ class SyncMaster:
     def _sleep(self, seconds: float) -> Deferred[Any]:
         reactor: Any = self._broker.reactor
         return deferLater(reactor, seconds)
-
-    def _trouble(self, text: str) -> None:
-        if text != self._error:
-            self._error = text
-            _log.warning("no connection to the synchronous slave %s: %s; trying again", self._url, text)
 
 
 def _fire(deferred: Deferred[None]) -> None:

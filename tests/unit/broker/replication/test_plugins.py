@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.replication.plugins import MetaslavePlugin, SamsaPlugin, read_plugins
-from metaq.broker.replication.properties import parse_properties
+from metaq.broker.replication.plugins import MetaslavePlugin, SamsaPlugin, parse_properties, read_plugins
 from metaq.protocol.errors import ConfigError
 
 
