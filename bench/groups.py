@@ -124,6 +124,7 @@ class _Process:
 class _Observer:
     def __init__(self, server: EmbeddedZooKeeper, session: ZkSession, topics: list[str]) -> None:
         self._server = server
+        self._session = session
         self._view = ClusterView(session)
         self._topics = topics
         self._partitions = {topic: self._view.consumer_partitions(topic) for topic in topics}
@@ -136,8 +137,8 @@ class _Observer:
         return int(float(line.split()[1]))
 
     def is_settled(self, members: int) -> bool:
-        names = self._view.owned_partitions(GROUP, self._topics)
-        if any(len(names[topic]) != len(self._partitions[topic]) for topic in self._topics):
+        owned = self._session.nodes.children_many([self._session.paths.owners(GROUP, each) for each in self._topics])
+        if list(map(len, owned)) != [len(self._partitions[topic]) for topic in self._topics]:
             return False
         consumers = list(self._view.consumers(GROUP))
         if len(consumers) != members:

@@ -21,12 +21,12 @@ from .records import (
     parse_slave_name,
     parse_topics,
 )
-from .registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from .registration import BrokerAddress
 from .session import ZkSession
 from .watches import ChildrenWatchers
 from .znodes import Znode
 
-__all__ = ["BrokerAddress", "BrokerNodes", "BrokerRegistration", "ClusterView", "TopicRegistration", "TopicReplica"]
+__all__ = ["BrokerAddress", "BrokerNodes", "ClusterView", "TopicReplica", "read_entry"]
 
 log = get_log(__name__)
 
@@ -68,7 +68,8 @@ class ClusterView:
     def broker_ids(self) -> list[int]:
         """Ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
         parent = self._paths.broker_ids()
-        return sorted(_readable(parse_broker_id, ((parent, name) for name in self._nodes.children(parent))))
+        ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
+        return sorted(each for each in ids if each is not None)
 
     def absent_brokers(self, registered: Container[int]) -> list[int]:
         """Ids of brokers that were registered once and are not among `registered`, those of now; in order."""
@@ -168,11 +169,6 @@ class ClusterView:
         owners = {name: read_entry(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
         return {name: owner for name, owner in owners.items() if owner}
 
-    def owned_partitions(self, group: str, topics: Sequence[str]) -> dict[str, list[str]]:
-        """The partitions of each topic that a member of the group owns."""
-        names = self._nodes.children_many([self._paths.owners(group, topic) for topic in topics])
-        return dict(zip(topics, names, strict=True))
-
     def committed_topics(self, group: str) -> list[str]:
         """Topics for which the group has committed an offset, sorted."""
         return sorted(self._nodes.children(self._paths.group_offsets(group)))
@@ -255,8 +251,3 @@ def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None
     except CoordinationError as error:
         log.error("left out: %s", error)
         return None
-
-
-def _readable(parse: Callable[[str, str], _T], entries: Iterable[tuple[str, str]]) -> list[_T]:
-    parsed = (read_entry(parse, path, name) for path, name in entries)
-    return [each for each in parsed if each is not None]

@@ -44,7 +44,7 @@ _JARS = (
 
 _JVM_OPTIONS = (
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",  # starts in half the time, and nothing here runs hot
+    "-XX:TieredStopAtLevel=1",  # starts sooner, and nothing here runs hot
     "-Dorg.apache.logging.log4j.level=WARN",
     "-Dzookeeper.jmx.log4j.disable=true",
     "-Djava.net.preferIPv4Stack=true",

@@ -35,6 +35,7 @@ class OffsetStore(Protocol):
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
         """The committed offset of `<broker>-<partition>`; None if the group never committed it."""
+        return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         """As load(), for each in order, in about one round trip."""
@@ -48,7 +49,7 @@ class OffsetStore(Protocol):
         """
 
 
-class ZooKeeperOffsetStore:
+class ZooKeeperOffsetStore(OffsetStore):
     """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
 
     Reads are pipelined, writes go out in transactions of many. A failed commit may have stored some of the offsets;
@@ -60,9 +61,6 @@ class ZooKeeperOffsetStore:
         self._session = session
         self._paths = session.paths
         self._known: set[str] = set()  # nodes that have been seen: they are set, others are made
-
-    def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         paths = [self._paths.offset(group, *each) for each in partitions]
@@ -115,7 +113,7 @@ class ZooKeeperOffsetStore:
         return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
 
 
-class LocalOffsetStore:
+class LocalOffsetStore(OffsetStore):
     """The file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8), shared by the processes of one user.
 
     Java rewrites the whole file from memory, so processes lose each other's groups. Here a commit changes only its own
@@ -125,9 +123,6 @@ class LocalOffsetStore:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self._path = Path(path) if path else Path.home() / ".meta_offsets"
-
-    def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         known = self._entries(self._read(), group)
@@ -206,7 +201,7 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
     return (str(entry["topic"]), name), Offset(int(message_id), int(entry["offset"]))
 
 
-class OwnerCheckedStore:
+class OwnerCheckedStore(OffsetStore):
     """Implements OffsetStore around one that knows nothing of ZooKeeper (a file, a database). Any thread.
 
     Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
@@ -218,9 +213,6 @@ class OwnerCheckedStore:
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:
         self._store = store
         self._membership = membership
-
-    def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        return self._store.load(group, topic, partition)
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         return self._store.load_many(group, partitions)

@@ -12,7 +12,7 @@ from typing import Any
 
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable
 
-from .offset_store import TopicPartitionName
+from .offset_store import OffsetStore, TopicPartitionName
 from .records import Offset
 
 __all__ = ["DEFAULT_TABLE", "SqlOffsetStore"]
@@ -32,7 +32,7 @@ _QUOTES = ('"', "`")
 _TABLE_NAME = re.compile(r"\w+(\.\w+)?")
 
 
-class SqlOffsetStore:
+class SqlOffsetStore(OffsetStore):
     """Implements OffsetStore. Any thread; each call is one transaction on a connection of its own, which it closes.
 
     A row is inserted with a group's first commit of a partition and updated by later ones. (1.x inserts it when the
@@ -78,9 +78,6 @@ class SqlOffsetStore:
         """Make the table if it is not there. Raises CoordinationUnavailable."""
         with self._transaction() as cursor:
             cursor.execute(self._create)
-
-    def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         with self._transaction() as cursor:

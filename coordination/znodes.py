@@ -170,7 +170,7 @@ class Znodes:
         Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other one raises
         CoordinationError when all have been tried. Raises SessionLost if one of them found another session (the server
         has refused it), CoordinationUnavailable if the outcome of one is unknown.
-        Each ATOMIC_WRITES are sent as a transaction, which costs a tenth; one that fails is sent again write by write.
+        ATOMIC_WRITES at a time are sent as one transaction, which costs far less; if it fails they are sent one by one.
         """
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
