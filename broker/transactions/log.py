@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import ConfigError, StoreError, TransactionRefused
+from metaq.protocol.errors import ConfigError, StoreError
 
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
@@ -23,8 +23,9 @@ from .config import FlushTxLog, TransactionConfig
 from .directory import DAMAGED_PREFIX, DIRECTORY, RedoPosition, keep_copy, read_file
 from .recovery import Logs, Replayed, replay
 from .redo import add_content, sealed_operation_record, sealed_put_record
+from .refusals import log_failed
 from .transaction import OpenTransaction
-from .writer import OnWritten, RedoWriter
+from .writer import RedoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,9 +178,18 @@ class TransactionLog:
         messages, content = transaction.messages, transaction.content
         self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
-    def when_written(self, done: OnWritten) -> None:
-        """Call back when what was queued is as safe as flushTxLogAtCommit says."""
+    def written(self, key: str) -> Deferred[None]:
+        """Fires when what was queued is as safe as flushTxLogAtCommit says; fails with refusals.log_failed(key, …)."""
+        deferred: Deferred[None] = Deferred()
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                deferred.callback(None)
+            else:
+                deferred.errback(log_failed(key, failure))
+
         self._writer.when_written(done)
+        return deferred
 
     def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
         """See Committer.commit."""
@@ -198,22 +208,13 @@ class TransactionLog:
         return self._heuristics
 
     def set_heuristic(self, key: str, decision: Heuristic | None) -> Deferred[None]:
-        """Note a decision, or with None forget it; called back when that is on the disk."""
+        """Note a decision, or with None forget it; fires when that is on the disk."""
         if decision is None:
             self._heuristics.pop(key, None)
         else:
             self._heuristics[key] = decision
         self._save_state(self._saved)
-        deferred: Deferred[None] = Deferred()
-
-        def written(failure: str | None) -> None:
-            if failure is None:
-                deferred.callback(None)
-            else:
-                deferred.errback(TransactionRefused(failure))
-
-        self._writer.when_written(written)
-        return deferred
+        return self.written(key)
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
@@ -172,9 +171,7 @@ class Transactions:
         self._open.stop_timer(transaction)
         operation = Operation(transaction.key, OperationType.XA_PREPARE, was_prepared=False)
         self._log.append_operation(transaction, operation)
-        deferred: Deferred[XaVote] = Deferred()
-        self._log.when_written(partial(self._prepared, transaction, deferred))
-        return deferred
+        return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
         """None, now or later: all messages are there for everybody to read."""
@@ -279,12 +276,9 @@ class Transactions:
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    def _prepared(self, transaction: OpenTransaction, deferred: Deferred[XaVote], failure: str | None) -> None:
-        if failure is not None:
-            deferred.errback(log_failed(transaction.key, failure))
-            return
+    def _prepared(self, _: None, transaction: OpenTransaction) -> XaVote:
         transaction.prepared_at_ms = self._now_ms()
-        deferred.callback(XaVote.OK)
+        return XaVote.OK
 
     def _commit(self, transaction: OpenTransaction) -> Deferred[None] | None:
         if not transaction.messages:
@@ -324,16 +318,7 @@ class Transactions:
         kind = OperationType.XA_ROLLBACK if transaction.is_xa else OperationType.LOCAL_ROLLBACK
         self._log.append_operation(transaction, Operation(transaction.key, kind, was_prepared=False))
         self._log.settle(transaction)
-        deferred: Deferred[None] = Deferred()
-
-        def written(failure: str | None) -> None:
-            if failure is None:
-                deferred.callback(None)
-            else:
-                deferred.errback(log_failed(transaction.key, failure))
-
-        self._log.when_written(written)
-        return deferred
+        return self._log.written(transaction.key)
 
     def _expired(self, transaction: OpenTransaction) -> None:
         _log.info("%s is rolled back: its timeout has passed", transaction.key)
