@@ -10,7 +10,7 @@ low rates, and order within a partition holds across retries.
 
 1. `join`, or `add`, for a message; `landed` and then `release` for what a flight ended with; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends the flights that it gets, each to the broker of its partitions (`encode_many` makes the bytes), and ends the
+3. it sends the flights that it gets, each to the broker of its partitions (answers.py makes the bytes), and ends the
    messages that it is told of; of the `ended` it says so with `forget`.
 
 The threads of `Producer` are one driver. An event loop's or a simulator's needs no more: it keeps a clock, looks at
@@ -51,14 +51,13 @@ from .futures import Outcome
 from .key_order import KeyOrder
 from .losses import Losses
 from .outgoing import GatheredBatch, OnDelivery, Outgoing
-from .queues import BrokerQueue, Flight, PartitionQueue, Turn, expired, take_expired
+from .queues import BrokerQueue, FailedTurn, Flight, PartitionQueue, Turn, expired, take_expired
 from .routing import no_partition
 
-__all__ = ["Actions", "FailedTurn", "GivenUp", "ProducerCore", "Routes"]
+__all__ = ["Actions", "GivenUp", "ProducerCore", "Routes"]
 
 GivenUp = tuple[Outgoing, Exception]
 """A message that is not tried any more, and why."""
-FailedTurn = tuple[Turn, MetaqError]
 
 
 class Actions(NamedTuple):
@@ -256,11 +255,13 @@ class ProducerCore:
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
         """As `landed` for a flight of one message, which it returns what has gathered meanwhile of, to be sent by the
-        caller; None, and nothing is done, while keys move.
+        caller; None, and nothing is done, while keys move or a partition is avoided.
 
         For one that a thread blocks for it is `release` as well: nobody else waits for its result. It is done or not,
         whatever interrupts; where that may be, what has gathered is a reason for None too.
         """
+        if self._places.avoids_any:
+            return None
         queue, (outgoing,) = flight.turns[0]
         broker = flight.broker
         blocking, size = outgoing.report is None, outgoing.size

@@ -19,11 +19,11 @@ from ..pool import ConnectionPool
 from ..timers import TimeLeft, Timers
 from ..values import SendResult, TopicPartition
 from . import tuning
-from .core import Actions, FailedTurn, ProducerCore
+from .core import Actions, ProducerCore
 from .futures import refuse_in_callback
 from .losses import Losses
 from .outgoing import GatheredBatch, Outgoing
-from .queues import Flight, PartitionQueue, Turn
+from .queues import Flight, PartitionQueue
 from .resending import Undelivered
 from .routing import Router, no_partition
 from .sending import Sender
@@ -61,7 +61,7 @@ class Driver:
         self._wake_armed = self._look_armed = math.inf
         self._freed = Bells()  # of threads that wait for room, or for all to end
         self._sender = Sender(
-            metadata, pool, config.connection, self._landed, self._settled, self._landed_alone, self._elsewhere, clock
+            self.core, metadata, pool, config.connection, self._do, self._released, self._elsewhere, clock
         )
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
@@ -279,30 +279,8 @@ class Driver:
         if topics:
             self._do(self.core.view_changed(topics))
 
-    def _landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn]) -> None:
-        actions = self.core.landed(flight, finished, failed)
-        if failed:
-            self._do(actions)
-        else:
-            self._send_all(actions.flights)
-
-    def _landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        if self._router.avoids_any:
-            return None
-        try:
-            following = self.core.landed_alone(flight)
-            if self._freed.waiting:
-                self._freed.ring()
-            return following
-        except BaseException:
-            begin_elsewhere((self._freed.ring,))
-            raise
-
-    def _settled(self, flight: Flight, finished: Sequence[Turn]) -> None:
-        if self.core.keys_move and may_be_interrupted():
-            self._elsewhere(partial(self._settled, flight, finished))
-            return
-        self._send_all(self.core.release(flight, finished))
+    def _released(self) -> None:
+        """There may be room, or nothing left. May be repeated."""
         if self._freed.waiting:
             self._freed.ring()
 

@@ -11,11 +11,7 @@ import numpy.typing as npt
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.frames import encode_frame
-from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
-from metaq.protocol.send_many import SendManyRequest, encode_parts
-from metaq.protocol.statuses import RequestCode
 
 from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
@@ -32,9 +28,7 @@ __all__ = [
     "Outgoing",
     "OutgoingBatch",
     "call_back",
-    "encode_batch",
-    "encode_many",
-    "give_results",
+    "joined",
 ]
 
 log = get_log(__name__)
@@ -210,7 +204,7 @@ class OutgoingBatch(Outgoing):
         if 0 < length <= tuning.TABLE_BYTES and (self._lengths == length).all():
             return [self._table(length)]
         headers = map(_pack, self._lengths.tolist(), self.checksums.tolist(), repeat(0), self._each_flag())
-        return _joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
+        return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
         """Records of one size are the rows of a table, which numpy fills without a step for each."""
@@ -378,73 +372,6 @@ class GatheredBatch(OutgoingBatch):
                 self._left.pop()
 
 
-def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
-    """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
-    first = batch[0]
-    if len(batch) == 1 and isinstance(first, OutgoingBatch):
-        first.seal()
-        return [first.sizes.astype(">u4").tobytes(), *first.encoded()]
-    sizes: list[int] = []
-    parts: list[Buffer] = []
-    _encode_records(batch, sizes, parts)
-    return [np.array(sizes, dtype=">u4").tobytes(), *_joined(parts, sum(sizes))]
-
-
-def encode_many(opaque: int, turns: Sequence[tuple[TopicPartition, list[Outgoing]]]) -> Sequence[Buffer]:
-    """A SEND_MANY frame with a part for each partition."""
-    topics: dict[str, int] = {}
-    table: list[tuple[int, int, int]] = []
-    sizes: list[int] = []
-    parts: list[Buffer] = []
-    for partition, batch in turns:
-        before = len(sizes)
-        _encode_records(batch, sizes, parts)
-        table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
-    body = [encode_parts(table, sizes), *_joined(parts, sum(sizes))]
-    ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
-    return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
-
-
-def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buffer]) -> None:
-    for outgoing in batch:
-        if type(outgoing) is Outgoing:
-            body = outgoing.body
-            sizes.append(outgoing.size)
-            parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
-        else:
-            assert isinstance(outgoing, OutgoingBatch)
-            outgoing.seal()
-            sizes.extend(outgoing.sizes.tolist())
-            parts.extend(outgoing.encoded())
-
-
-def _joined(parts: list[Buffer], size: int) -> list[Buffer]:
+def joined(parts: list[Buffer], size: int) -> list[Buffer]:
+    """In one buffer, unless they are large."""
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts
-
-
-def give_results(
-    batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
-) -> None:
-    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on.
-
-    Those whose threads have parked are added to `parked`, to be finished together.
-    """
-    if len(batch) == 1:
-        _give_result(batch[0], first_id, partition, offset, parked)
-        return
-    ids = message_ids_from(first_id, sum([outgoing.count for outgoing in batch])).tolist()
-    position = 0
-    for outgoing in batch:
-        _give_result(outgoing, ids[position], partition, offset, parked)
-        position += outgoing.count
-        offset += outgoing.size
-
-
-def _give_result(
-    outgoing: Outgoing, first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
-) -> None:
-    if outgoing.mailbox is None:
-        outgoing.succeed(outgoing.native_result(first_id, partition, offset))
-    elif not outgoing.done:
-        outgoing.result = outgoing.native_result(first_id, partition, offset)
-        parked.append(outgoing)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_PARTS
 
 from ..connection import Connection, Exchange
@@ -16,7 +17,7 @@ from ..values import TopicPartition
 from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 
-__all__ = ["BrokerQueue", "Flight", "PartitionQueue", "Turn", "expired", "take_expired"]
+__all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Turn", "expired", "take_expired"]
 
 
 class PartitionQueue:
@@ -154,6 +155,9 @@ class Turn(NamedTuple):
 
     queue: PartitionQueue
     batch: list[Outgoing]
+
+
+FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:

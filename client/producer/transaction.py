@@ -30,11 +30,11 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer
-from metaq.protocol.refusals import frame_error, is_success, text_error, transaction_refusal
+from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
 from metaq.protocol.remoting import TransactionRequest
-from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
+from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
-from metaq.protocol.text import Result, encode_put, encode_transaction, parse_put_result
+from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transactions import TransactionType
 
 from ..config import ProducerConfig
@@ -43,9 +43,10 @@ from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..values import SendResult, TopicPartition
+from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message
 from .futures import refuse_in_callback
-from .outgoing import Outgoing, OutgoingBatch, encode_batch
+from .outgoing import Outgoing, OutgoingBatch
 from .routing import Router
 
 __all__ = ["Transaction", "TransactionSends", "Transactional"]
@@ -170,14 +171,10 @@ class Transactional:
             return [result for piece in pieces for result in self._put_frame(connection, tx_key, partition, piece)]
 
         def build(opaque: int) -> Sequence[Buffer]:
-            topic, number = partition.topic, partition.partition
-            if type(outgoing) is Outgoing:
-                body: list[Buffer] = [outgoing.body]
-                ext = SendRequest(topic, number, outgoing.flag, outgoing.checksum, tx_key).to_ext()
-                return encode_frame(RequestCode.SEND, opaque, ext, len(outgoing.body)), *body
-            body = encode_batch([outgoing])
-            ext = SendBatchRequest(topic, number, outgoing.count, tx_key).to_ext()
-            return encode_frame(RequestCode.SEND_BATCH, opaque, ext, sum(map(len, body))), *body
+            if type(outgoing) is not Outgoing:
+                return batch_frame(opaque, partition, [outgoing], tx_key)
+            ext = SendRequest(partition.topic, partition.partition, outgoing.flag, outgoing.checksum, tx_key).to_ext()
+            return encode_frame(RequestCode.SEND, opaque, ext, len(outgoing.body)), outgoing.body
 
         reply = connection.call(build, self._wait(outgoing.deadline))
         if not isinstance(reply, Frame):  # with an offset: the broker did not see the key
@@ -193,11 +190,14 @@ class Transactional:
     ) -> Sequence[SendResult]:
         """One after the other, because a Java broker may take pipelined puts in any order."""
         results = []
-        for flag, checksum, body in outgoing.records():
-            reply = connection.call(
-                partial(_put_line, partition, flag, checksum, bytes(body), tx_key), self._wait(outgoing.deadline)
-            )
-            results.append(SendResult(_put_id(reply, partition, connection), partition, PENDING_OFFSET))
+        for record in outgoing.records():
+            reply = connection.call(partial(_put_line, partition, record, tx_key), self._wait(outgoing.deadline))
+            try:
+                result = put_result(reply, partition, connection.endpoint)
+            except RequestRefused as error:
+                assert isinstance(reply, Result)
+                raise transaction_refusal(reply.text) from error
+            results.append(SendResult(result.message_id, partition, PENDING_OFFSET))
         return results
 
     def _wait(self, deadline: float | None) -> float:
@@ -243,19 +243,9 @@ class TransactionSends(ABC):
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...
 
 
-def _put_line(
-    partition: TopicPartition, flag: int, checksum: int, body: bytes, tx_key: str, opaque: int
-) -> Sequence[Buffer]:
-    return (encode_put(partition.topic, partition.partition, flag, checksum, opaque, body, tx_key),)
-
-
-def _put_id(reply: object, partition: TopicPartition, connection: Connection) -> int:
-    if not isinstance(reply, Result):
-        raise BrokerUnavailable(f"{connection.endpoint} answered a put with data")
-    if reply.code != Status.SUCCESS:
-        error = text_error(reply, partition, connection.endpoint)
-        raise transaction_refusal(reply.text) if isinstance(error, RequestRefused) else error
-    return parse_put_result(reply.text)[0]
+def _put_line(partition: TopicPartition, record: tuple[int, int, Buffer], tx_key: str, opaque: int) -> Sequence[Buffer]:
+    flag, checksum, body = record
+    return (encode_put(partition.topic, partition.partition, flag, checksum, opaque, bytes(body), tx_key),)
 
 
 class _State(Enum):

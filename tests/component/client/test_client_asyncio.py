@@ -13,16 +13,14 @@ from metaq.client.config import ConsumerConfig, ProducerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Request
+from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.core import Actions, ProducerCore
-from metaq.client.producer.outgoing import GatheredBatch, Outgoing, encode_many, give_results
+from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight
 from metaq.client.values import SendResult
 from metaq.protocol.client_stream import ClientStream, Opening, Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
-from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer, checksum
-from metaq.protocol.refusals import is_success
-from metaq.protocol.send_many import decode_rows
 from metaq.protocol.topic_partition import TopicPartition
 from metaq.testing import FakeBroker
 
@@ -44,6 +42,8 @@ class Asked:
 
 class Link:
     """Drives a ClientStream on asyncio's streams, and connects again when the broker has closed the connection."""
+
+    speaks_frames = takes_many = True
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -122,6 +122,7 @@ class Producer:
         self._room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._core = ProducerCore(CONFIG, self, self._loop.time)
+        self._codec = FlightCodec()
         self._group = group
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
@@ -179,23 +180,18 @@ class Producer:
             self._group.create_task(self._send(flight))
 
     async def _send(self, flight: Flight) -> None:
-        turns = flight.turns
-        parts = [(turn.queue.partition, turn.batch) for turn in turns]
+        (request,) = self._codec.requests(flight.turns, self._link)
         try:
-            reply = await self._link.ask(lambda opaque: encode_many(opaque, parts))
+            landing = request.read(0, await self._link.ask(lambda opaque: request.encode([opaque])), None)
         except MetaqError as error:
             self.failures += 1
-            self._do(self._core.landed(flight, (), [(turn, error) for turn in turns]))
-            return
-        assert isinstance(reply, Frame)
-        assert is_success(reply)
-        rows = decode_rows(reply.body, len(turns))
-        assert not any(rows.codes)
-        self._do(self._core.landed(flight, turns))
-        for (partition, batch), first_id, offset, _, _ in zip(parts, *rows, strict=True):
-            give_results(batch, first_id, partition, offset, [])
-        self._send_all(self._core.release(flight, turns))
-        self._room.set()
+            landing = request.read(0, None, error)
+        assert landing is not None
+        self._do(self._core.landed(flight, landing.stored, landing.failed))
+        if landing.stored:
+            landing.give()
+            self._send_all(self._core.release(flight, landing.stored))
+            self._room.set()
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import CodeType
-from typing import Any, cast
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,6 +39,7 @@ from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
+from metaq.client.producer import answers as answers_module
 from metaq.client.producer import core as producer_core_module
 from metaq.client.producer import driver as driver_module
 from metaq.client.producer import futures as futures_module
@@ -47,7 +48,8 @@ from metaq.client.producer import outgoing as outgoing_module
 from metaq.client.producer import producer as producer_module
 from metaq.client.producer import resending as resending_module
 from metaq.client.producer import sending as sending_module
-from metaq.client.producer import text_sending as text_sending_module
+from metaq.client.producer.answers import FlightCodec
+from metaq.client.producer.core import Actions
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue, Turn
@@ -351,7 +353,7 @@ def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker, st
 @pytest.mark.parametrize("protocol", ["auto", "text"])
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside futures"])
 def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(others, protocol, storm):
-    files = FILES | {sending_module.__file__, text_sending_module.__file__}
+    files = FILES | {sending_module.__file__, answers_module.__file__}
     with FakeBroker({"t": 2}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
@@ -729,23 +731,34 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     queued: list[Callable[[], None]] = []
     failed: list[Any] = []
 
-    def landed(flight, finished, failures):
-        flight.landed.extend(finished)
-        failed.extend(failures)
+    class Core:
+        keys_move = False
 
-    sender: Any = Sender(
-        cast(Any, None), cast(Any, None), CONFIG, landed, lambda *_: None, lambda _: None, queued.append
-    )
+        def landed(self, flight, finished, failures):
+            flight.landed.extend(finished)
+            failed.extend(failures)
+            return Actions()
+
+        def landed_alone(self, flight):
+            return None
+
+        def release(self, flight, turns):
+            return ()
+
+    nothing: Any = None
+    core: Any = Core()
+    sender: Any = Sender(core, nothing, nothing, CONFIG, nothing, lambda: None, queued.append)
     broker = BrokerQueue()
     outgoing = Outgoing("t", 0, 0, b"x", time.monotonic() + 60)
     future = SendFuture[SendResult]()
     outgoing.report = future.outcome.settle
     turn = Turn(PartitionQueue(TopicPartition("t", 0, 0), broker), [outgoing])
     flight, endpoint = Flight(broker, [turn]), Endpoint("localhost", 8123)
-    sender._frame_answered(flight, turn, endpoint, SentReply(1, 77, 0, 4096), None)
+    (request,) = FlightCodec().requests([turn], SimpleNamespace(endpoint=endpoint, speaks_frames=True, takes_many=True))
+    sender._answered(flight, request, 0, SentReply(1, 77, 0, 4096), None)
     assert len(queued) == 1, "the main thread may be interrupted"
     interrupted = BrokerUnavailable("taking an answer was interrupted")
-    again = threading.Thread(target=sender._frame_answered, args=(flight, turn, endpoint, None, interrupted))
+    again = threading.Thread(target=sender._answered, args=(flight, request, 0, None, interrupted))
     again.start()
     again.join(DEADLINE)
     assert len(queued) == 2

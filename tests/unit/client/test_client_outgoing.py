@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.producer.outgoing import Outgoing, OutgoingBatch, encode_batch, give_results
+from metaq.client.producer.answers import encode_batch, give_results
+from metaq.client.producer.outgoing import Outgoing, OutgoingBatch
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.message_id import message_ids_from

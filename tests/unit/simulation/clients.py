@@ -13,9 +13,9 @@ from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
 from metaq.client.metadata import TopicView
-from metaq.client.producer.core import Actions, FailedTurn, ProducerCore
+from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
-from metaq.client.producer.queues import Flight, Turn
+from metaq.client.producer.queues import Flight
 from metaq.client.producer.routing import Router
 from metaq.client.producer.sending import Sender
 from metaq.client.values import SendResult
@@ -101,12 +101,12 @@ class Producer:
         self._router = Router(self._cluster, pool, None, None, self._now)
         self.core = ProducerCore(SENDING, self._router, self._now, world.rng.random)
         self._sender = Sender(
+            self.core,
             self._cluster,
             pool,
             SENDING.connection,
-            self._landed,
-            self._settled,
-            self._landed_alone,
+            self._do,
+            partial(world.later, 0, self._admit),
             partial(world.later, 0),
             self._now,
         )
@@ -200,16 +200,6 @@ class Producer:
     def _expire(self) -> None:
         self._look_armed = math.inf
         self._do(self.core.expire(self._now()))
-
-    def _landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn]) -> None:
-        self._do(self.core.landed(flight, finished, failed))
-
-    def _landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        return None if self._router.avoids_any else self.core.landed_alone(flight)
-
-    def _settled(self, flight: Flight, turns: Sequence[Turn]) -> None:
-        self._transmit(self.core.release(flight, turns))
-        self._world.later(0, self._admit)
 
 
 class Consumer:

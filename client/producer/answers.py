@@ -1,0 +1,315 @@
+"""The bytes of a flight's requests, and what their answers say of its messages; both protocols. No I/O.
+
+A driver (client/producer/sending.py) makes the requests of a flight, sends each under as many opaques as it has
+`answers`, and has every answer `read`. A Landing, once there is one, says what became of the request's turns; the core
+is told of that first, then its `give` gives the messages their results.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.record import HEADER, Buffer
+from metaq.protocol.refusals import frame_error, is_success, text_error
+from metaq.protocol.send_many import PartRows, SendManyRequest, decode_rows, encode_parts
+from metaq.protocol.sends import SendBatchRequest, SendHeaders, SentReply
+from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.text import Result, encode_put, parse_put_result
+
+from ..connection import Endpoint, Reply
+from ..values import SendResult, TopicPartition
+from ..waiting import Waiter
+from .outgoing import Outgoing, OutgoingBatch, joined
+from .queues import FailedTurn, Turn
+
+__all__ = ["FlightCodec", "FlightRequest", "Landing", "batch_frame", "encode_batch", "give_results", "put_result"]
+
+_pack = HEADER.pack
+
+
+class Landing(NamedTuple):
+    """What became of a request's turns. give: gives the messages of the stored ones their results, and returns those
+    whose threads have parked, to be finished together."""
+
+    stored: Sequence[Turn]
+    failed: Sequence[FailedTurn]
+    give: Callable[[], list[Waiter]] = list
+
+
+class FlightRequest(Protocol):
+    """What carries some turns of a flight."""
+
+    turns: Sequence[Turn]
+
+    @property
+    def answers(self) -> int:
+        """How many it gets, and so the opaques it needs."""
+
+    def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
+        """Its bytes."""
+
+    def result_alone(self, reply: Reply | None) -> object:
+        """What the only message of the request ends with, if that is all that this answer says; else None."""
+
+    def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
+        """Take the answer to the opaque `index`, or why there is none. None: others are to come. May be repeated."""
+
+
+class Speaks(Protocol):
+    """What the requests to a broker depend on: its Connection."""
+
+    endpoint: Endpoint
+    speaks_frames: bool
+    takes_many: bool
+
+
+class FlightCodec:
+    """How one producer sends its flights."""
+
+    def __init__(self) -> None:
+        self._headers = SendHeaders()
+
+    def requests(self, turns: Sequence[Turn], broker: Speaks) -> Sequence[FlightRequest]:
+        """Those that carry these turns. There is more than one only if the broker is older than was known."""
+        if len(turns) > 1 and not broker.takes_many:
+            return [request for turn in turns for request in self.requests([turn], broker)]
+        if broker.speaks_frames:
+            return (FrameRequest(turns, broker.endpoint, self._headers),)
+        return (PutRequests(turns, broker.endpoint),)
+
+
+class FrameRequest:
+    """One frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
+
+    __slots__ = ("_endpoint", "_headers", "turns")
+
+    answers = 1
+
+    def __init__(self, turns: Sequence[Turn], endpoint: Endpoint, headers: SendHeaders) -> None:
+        self.turns = turns
+        self._endpoint = endpoint
+        self._headers = headers
+
+    def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
+        opaque = opaques[0]
+        if len(self.turns) > 1:
+            return _encode_many(opaque, self.turns)
+        queue, batch = self.turns[0]
+        partition, first = queue.partition, batch[0]
+        if len(batch) == 1 and first.is_single:
+            ((flag, checksum, body),) = first.records()
+            return self._headers.encode(opaque, partition, flag, checksum, len(body)), body
+        return batch_frame(opaque, partition, batch)
+
+    def result_alone(self, reply: Reply | None) -> object:
+        if type(reply) is not SentReply or len(self.turns) > 1 or len(batch := self.turns[0].batch) > 1:
+            return None
+        partition = _chosen(self.turns[0].queue.partition, reply.partition)
+        return batch[0].native_result(reply.message_id, partition, reply.offset)
+
+    def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
+        if error is None:
+            try:
+                return self._landing(self._rows(reply), reply)
+            except MetaqError as wrong:
+                error = wrong
+        return Landing((), [(turn, error) for turn in self.turns])
+
+    def _rows(self, reply: Reply | None) -> PartRows:
+        """Raises MetaqError: the whole frame was refused, or the answer is not one."""
+        turns = self.turns
+        if type(reply) is SentReply and len(turns) == 1:
+            return PartRows([reply.message_id], [reply.offset], [reply.partition], [0])
+        if isinstance(reply, Frame):
+            if not is_success(reply):
+                raise frame_error(reply, turns[0].queue.partition, self._endpoint)
+            if len(turns) > 1:
+                try:
+                    return decode_rows(reply.body, len(turns))
+                except RemoteProtocolError as wrong:
+                    raise BrokerUnavailable(f"{self._endpoint} answered a send with something else: {wrong}") from wrong
+        raise BrokerUnavailable(f"{self._endpoint} answered a send with something else: {reply!r}")
+
+    def _landing(self, rows: PartRows, reply: Reply | None) -> Landing:
+        turns = self.turns
+        if not any(rows.codes):
+            return Landing(turns, (), partial(self._give, rows))
+        assert isinstance(reply, Frame)
+        stored: list[Turn] = []
+        failed: list[FailedTurn] = []
+        for turn, code in zip(turns, rows.codes, strict=True):
+            if code:
+                refused = reply._replace(code=code)
+                failed.append((turn, frame_error(refused, turn.queue.partition, self._endpoint)))
+            else:
+                stored.append(turn)
+        return Landing(stored, failed, partial(self._give, rows))
+
+    def _give(self, rows: PartRows) -> list[Waiter]:
+        parked: list[Waiter] = []
+        for (queue, batch), first_id, offset, number, code in zip(self.turns, *rows, strict=True):
+            if not code:
+                give_results(batch, first_id, _chosen(queue.partition, number), offset, parked)
+        return parked
+
+
+class PutRequests:
+    """A turn as pipelined puts of the text protocol, answered one by one, for brokers that do not speak frames.
+
+    A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
+    time (`PartitionQueue.take`).
+    """
+
+    def __init__(self, turns: Sequence[Turn], endpoint: Endpoint) -> None:
+        self.turns = turns
+        self._partition = turns[0].queue.partition
+        self._endpoint = endpoint
+        self._records = [record for outgoing in turns[0].batch for record in outgoing.records()]
+        self.answers = len(self._records)
+        self._results: list[SendResult | None] = [None] * self.answers
+        self._missing = set(range(self.answers))
+        self._error: MetaqError | None = None
+        self._has_landed = False
+        self._lock = threading.Lock()
+
+    def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
+        topic, number = self._partition.topic, self._partition.partition
+        return [
+            encode_put(topic, number, flag, checksum, opaque, bytes(body))
+            for opaque, (flag, checksum, body) in zip(opaques, self._records, strict=True)
+        ]
+
+    def result_alone(self, reply: Reply | None) -> object:
+        if self.answers > 1 or not (outgoing := self.turns[0].batch[0]).is_single:
+            return None
+        try:
+            return outgoing.native_result(*put_result(reply, self._partition, self._endpoint))
+        except MetaqError:
+            return None
+
+    def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
+        with self._lock:  # the reader, and the thread that ends the connection
+            if index in self._missing:
+                if error is None:
+                    try:
+                        self._results[index] = put_result(reply, self._partition, self._endpoint)
+                    except MetaqError as wrong:
+                        error = wrong
+                self._error = error or self._error
+                self._missing.discard(index)
+            if self._missing or self._has_landed:
+                return None
+            self._give_all()
+            failed = () if self._error is None else [(self.turns[0], self._error)]
+            self._has_landed = True
+            return Landing(() if failed else self.turns, failed)
+
+    def _give_all(self) -> None:
+        position = 0
+        for outgoing in self.turns[0].batch:
+            count = sum(1 for _ in outgoing.records())
+            results = self._results[position : position + count]
+            position += count
+            put = [result for result in results if result is not None]
+            if len(put) == count:
+                outgoing.succeed_text(put)
+            else:
+                outgoing.keep(results)
+
+
+def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
+    """Of a put of the text protocol. Raises BrokerUnavailable (it is no such answer), and a refusal's error."""
+    if not isinstance(reply, Result):
+        raise BrokerUnavailable(f"{endpoint} answered a put with data")
+    if reply.code != Status.SUCCESS:
+        raise text_error(reply, partition, endpoint)
+    try:
+        message_id, number, offset = parse_put_result(reply.text)
+    except RemoteProtocolError as wrong:
+        raise BrokerUnavailable(f"{endpoint} answered a put with something else: {wrong}") from wrong
+    return SendResult(message_id, partition._replace(partition=number), offset)
+
+
+def batch_frame(
+    opaque: int, partition: TopicPartition, batch: Sequence[Outgoing], tx_key: str | None = None
+) -> Sequence[Buffer]:
+    """A SEND_BATCH frame."""
+    body = encode_batch(batch)
+    records = sum(outgoing.count for outgoing in batch)
+    ext = SendBatchRequest(partition.topic, partition.partition, records, tx_key).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, opaque, ext, sum(map(len, body))), *body
+
+
+def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
+    """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
+    first = batch[0]
+    if len(batch) == 1 and isinstance(first, OutgoingBatch):
+        first.seal()
+        return [first.sizes.astype(">u4").tobytes(), *first.encoded()]
+    sizes: list[int] = []
+    parts: list[Buffer] = []
+    _encode_records(batch, sizes, parts)
+    return [np.array(sizes, dtype=">u4").tobytes(), *joined(parts, sum(sizes))]
+
+
+def _encode_many(opaque: int, turns: Sequence[Turn]) -> Sequence[Buffer]:
+    """A SEND_MANY frame with a part for each partition."""
+    topics: dict[str, int] = {}
+    table: list[tuple[int, int, int]] = []
+    sizes: list[int] = []
+    parts: list[Buffer] = []
+    for queue, batch in turns:
+        before, partition = len(sizes), queue.partition
+        _encode_records(batch, sizes, parts)
+        table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
+    body = [encode_parts(table, sizes), *joined(parts, sum(sizes))]
+    ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
+    return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
+
+
+def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buffer]) -> None:
+    for outgoing in batch:
+        if type(outgoing) is Outgoing:
+            body = outgoing.body
+            sizes.append(outgoing.size)
+            parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
+        else:
+            assert isinstance(outgoing, OutgoingBatch)
+            outgoing.seal()
+            sizes.extend(outgoing.sizes.tolist())
+            parts.extend(outgoing.encoded())
+
+
+def give_results(
+    batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
+) -> None:
+    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on.
+
+    Those whose threads have parked are added to `parked`, to be finished together.
+    """
+    ids = [first_id]
+    if len(batch) > 1:
+        ids = message_ids_from(first_id, sum([outgoing.count for outgoing in batch])).tolist()
+    position = 0
+    for outgoing in batch:
+        result = outgoing.native_result(ids[position], partition, offset)
+        if outgoing.mailbox is None:
+            outgoing.succeed(result)
+        elif not outgoing.done:
+            outgoing.result = result
+            parked.append(outgoing)
+        position += outgoing.count
+        offset += outgoing.size
+
+
+def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
+    """Where it was stored: some senders leave the choice to the broker."""
+    return partition if partition.partition >= 0 else partition._replace(partition=number)
