@@ -8,21 +8,24 @@ bytes. Acknowledged messages in whose place that broker has put its own are told
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import iter_headers
 
-from .files import Files, opened, read_exactly, write_all
-from .journal_format import JournalData, JournalEntry
+from .files import Files, opened, read_exactly, unused_name, write_all
+from .journal_format import DAMAGED_SUFFIX, JournalContents, JournalData, JournalEntry, read_journal
 from .recovery import trusted_checkpoint
 from .scan import scan_units
 from .segment import SegmentFile, data_name, segment_files
 
-__all__ = ["Continuation", "Gap", "continuations", "first_gap", "replay_partition"]
+__all__ = ["Continuation", "Gap", "continuations", "drop_journal", "first_gap", "replay_journal"]
+
+_log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 
@@ -64,24 +67,89 @@ def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | Non
     return end, None
 
 
-def replay_partition(
-    files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData
-) -> tuple[int, list[Gap]]:
-    """Continue the segments of a partition directory by the journal's entries: the bytes added, and what is lost.
+def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], str]) -> JournalContents:
+    """Continue every partition by the journal's entries and say what is lost; what the journal has.
 
-    What was added is not synced: the journal must stay until it is. Raises StoreError; the rest as `continuations`.
+    directory_for: where the partition `<topic>-<partition>` lies, or is to be made. What was added is not synced: the
+    journal must stay until it is. Raises StoreError; the rest as `continuations`.
     """
-    added, lost = 0, []
+    try:
+        journal = read_journal(files, data_path)
+    except OSError as error:
+        raise StoreError(f"the journal in {data_path} cannot be read: {error}") from error
+    _report_gaps(journal)
+    data = JournalData(files)
+    total = partitions = 0
+    try:
+        for name, entries in journal.entries.items():
+            if added := _replay_partition(files, directory_for(name), entries, data):
+                total += added
+                partitions += 1
+    finally:
+        data.close()
+    if total:
+        _log.warning("%d bytes of %d partitions came back from the journal", total, partitions)
+    return journal
+
+
+def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
+    """Continue the segments of a partition directory by the journal's entries: the bytes added."""
+    added = 0
     try:
         files.make_directory(directory)
         for each in continuations(files, directory, segment_files(files, directory), entries, data):
             if each.parts:
                 _write(files, each)
                 added += sum(map(len, each.parts))
-            lost += each.lost
+            _report_lost(directory, each.lost)
     except OSError as error:
         raise StoreError(f"{directory} cannot be recovered from the journal: {error}") from error
-    return added, lost
+    if added:
+        _log.info("%s: %d bytes came back from the journal", directory, added)
+    return added
+
+
+def _report_gaps(journal: JournalContents) -> None:
+    """Say which parts of the journal could not be read."""
+    for gap in journal.gaps:
+        if gap.damaged:
+            _log.error(
+                "%s is damaged in [%d, %d): puts that only it had are lost; the file is kept", gap.path, *gap[1:3]
+            )
+        else:
+            _log.warning(
+                "%s: the last %d bytes are no whole block: a write that was never finished, or damage",
+                gap.path,
+                gap.end - gap.start,
+            )
+
+
+def _report_lost(directory: str, lost: Iterable[Gap]) -> None:
+    """Say which acknowledged bytes of a partition the journal could not put back."""
+    for gap in lost:
+        if gap.replaced:
+            why = (
+                "other records are in their place, or in front of them: after a power cut another broker, which does "
+                "not read the journal, must not be the first to start"
+            )
+        else:
+            why = "and what the journal has behind them cannot be put back"
+        _log.error("%s: acknowledged bytes [%d, %d) are lost, %s", directory, gap.start, gap.end, why)
+
+
+def drop_journal(files: Files, journal: JournalContents) -> None:
+    """Remove files that the partitions cover now, but keep those that are damaged under another name."""
+    damaged = journal.damaged_paths
+    for path in journal.paths:
+        try:
+            if path in damaged:
+                kept = unused_name(files, path + DAMAGED_SUFFIX)
+                files.rename(path, kept)
+                _log.error("%s is kept as %s: delete it when nobody needs it", path, kept)
+            else:
+                files.unlink(path)
+        except OSError as error:  # replayed once more it changes nothing
+            _log.error("%s is of no more use but could not be removed: %s: remove it by hand", path, error)
 
 
 def _write(files: Files, found: Continuation) -> None:

@@ -18,15 +18,14 @@ from .background_syncs import BackgroundSyncs
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
 from .disk_space import DiskSpace
 from .file_systems import FileSystems
-from .files import REAL_FILES, Files, OpenFiles, default_open_limit
+from .files import REAL_FILES, Files, OpenFiles, default_open_limit, naming
 from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
-from .journal_format import JournalData, JournalEntry, journal_number
+from .journal_format import journal_number
 from .key_building import KeyBuilding
-from .opening import drop_journal, read_entries, report_gaps, report_lost, sync_recovered
 from .partition_log import PartitionLog, StoreServices
 from .recovery import RecoveryReport, recover_partition
-from .replay import replay_partition
+from .replay import drop_journal, replay_journal
 from .retention_runs import RemovedSegment, RetentionRuns
 from .rewriting import PageCacheSync
 from .searching import Searching
@@ -141,38 +140,49 @@ class Store:
 
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
-        journal = read_entries(self.files, self.data_paths[0])
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
-        report_gaps(journal)
-        self._replay(journal.entries, found)
+
+        def directory_for(name: str) -> str:
+            directory = found[name] = found.get(name) or self._directory_for(name)
+            return directory.path
+
+        journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self._report(recovered.report)
             log = self._add(*entry, recovered.segments, recovered.unsynced_directories)
             self._rebuilding.add(log)
-        sync_recovered(self.files, self._file_systems, self._logs.values(), journaled=bool(journal.paths))
+        self._sync_recovered(journaled=bool(journal.paths))
         drop_journal(self.files, journal)
         if journal.paths:
             self._journal.start_after(journal_number(journal.paths[-1]))
 
-    def _replay(self, entries: Mapping[str, Sequence[JournalEntry]], found: dict[str, PartitionDirectory]) -> None:
-        """Continue the partitions by the journal's entries; lost directories are made and put into `found`."""
-        data = JournalData(self.files)
-        total = partitions = 0
+    def _sync_recovered(self, *, journaled: bool) -> None:
+        """Wait until what was found is on the disk where readers may only see what cannot be lost.
+
+        journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
+        """
+        logs = [log for log in self._logs.values() if journaled or log.waits]
+        segments = [
+            segment for log in logs for segment in log.segments if segment.synced < segment.end or segment.index is None
+        ]
+        directories = dict.fromkeys(path for log in logs for path in log.unsynced_directories)
         try:
-            for name, of_partition in entries.items():
-                directory = found[name] = found.get(name) or self._directory_for(name)
-                added, lost = replay_partition(self.files, directory.path, of_partition, data)
-                report_lost(directory.path, lost)
-                if added:
-                    _log.info("%s: %d bytes came back from the journal", directory.path, added)
-                    total += added
-                    partitions += 1
-        finally:
-            data.close()
-        if total:
-            _log.warning("%d bytes of %d partitions came back from the journal", total, partitions)
+            if len(segments) + len(directories) > tuning.SYNCED_ONE_BY_ONE:
+                places = dict.fromkeys(os.path.dirname(segment.path) for segment in segments)
+                self._file_systems.sync([*places, *directories])
+            else:
+                for segment in segments:
+                    with naming(segment.path):
+                        self.files.fdatasync(segment.data.use())
+                for path in directories:
+                    with naming(path):
+                        self.files.fsync_directory(path)
+        except OSError as error:
+            raise StoreError(f"what was recovered cannot be synced: {error}") from error
+        for log in logs:
+            log.mark_synced()
 
     def _directory_for(self, name: str) -> PartitionDirectory:
         topic, _, number = name.rpartition("-")
