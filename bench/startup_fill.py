@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from metaq.broker.store.batch import stamp_batch
+from metaq.broker.store.batch import stamp_puts
 from metaq.broker.store.store import Store, TopicStoreConfig
-from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
+from metaq.protocol.record import HEADER_BYTES, checksum
 
 __all__ = ["REBUILT_TOPIC", "TOPIC", "fill"]
 
@@ -76,20 +76,20 @@ def fill(
 
 def _append(store: Store, threads: _Threads, topic: str, partitions: int, bytes_each: int, body_bytes: int) -> None:
     body = os.urandom(body_bytes)
-    record = HEADER.pack(len(body), checksum(body), 0, 0) + body
-    left = bytes_each // len(record)
+    record_bytes = HEADER_BYTES + body_bytes
+    left = bytes_each // record_bytes
     next_id = _FIRST_ID
     while left:
-        count = min(left, max(1, _BATCH_BYTES // len(record)))
+        count = min(left, max(1, _BATCH_BYTES // record_bytes))
         left -= count
-        batch = record * count
-        sizes = np.full(count, HEADER_BYTES + body_bytes)
+        flags, checksums = np.zeros(count, np.int64), np.full(count, checksum(body))
         for partition in range(partitions):
             log = store.get_or_create(topic, partition)
             ids = np.arange(next_id, next_id + count, dtype=np.int64)
             next_id += count
-            data, units = stamp_batch(bytearray(batch), sizes, log.end_offset, ids)
-            log.append((data,), units)
+            stamped = stamp_puts(flags, checksums, [body] * count, ids)
+            stamped.units["offset"] += log.end_offset
+            log.append((stamped.data,), stamped.units.tobytes())
             if not partition % _TICK_EVERY:
                 store.tick()
                 threads.deliver()

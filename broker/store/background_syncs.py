@@ -105,7 +105,7 @@ class BackgroundSyncs:
         """After `stop`: sync all dirty logs on this thread, waiting for the disk, in a group if they are many."""
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
-            jobs = [(log, log.begin_last(grouped=True)) for log in logs]
+            jobs = [(log, log.begin_last()) for log in logs]
             begun = [(log, job) for log, job in jobs if job is not None]
             run_together(self._file_systems.sync, [job for _, job in begun])
             for log, job in begun:
@@ -182,5 +182,5 @@ class BackgroundSyncs:
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
     """Jobs of these kinds, of the logs that can begin one now."""
-    jobs = [(log, log.begin(kind, grouped=True)) for log, kind in wanted]
+    jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

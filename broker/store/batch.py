@@ -8,8 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
-from metaq.protocol.limits import INT32_MAX
+from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
@@ -32,10 +31,8 @@ from .index import UNIT, UNIT_DTYPE
 __all__ = [
     "StampedRecords",
     "encode_puts",
-    "stamp_batch",
     "stamp_in_slices",
     "stamp_puts",
-    "stamp_records",
 ]
 
 _HEADER_BYTES_DTYPE = np.dtype(("V", HEADER_BYTES))
@@ -88,7 +85,7 @@ def stamp_puts(
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
 ) -> StampedRecords:
-    """The records of puts, whose checksums are verified, back to back, with their index units. As `stamp_records`."""
+    """The records of puts, whose checksums are verified, back to back, with their index units. As `stamp_in_slices`."""
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
     ends = np.cumsum(widths)
     headers = np.empty(len(bodies), HEADER_DTYPE)
@@ -102,7 +99,9 @@ def stamp_puts(
     data = memoryview(b"".join(parts))
     starts = ends - widths
     stamped = StampedRecords(data, starts, ends, _units(starts, ids, widths), np.ones(len(bodies), np.bool_))
-    _hash_tags(stamped, flags)
+    tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
+    if len(tagged):
+        _Tags().hash(stamped, tagged, flags[tagged])
     return stamped
 
 
@@ -117,38 +116,16 @@ def _units(
     return units
 
 
-def stamp_batch(
-    body: Buffer, sizes: npt.NDArray[np.integer], base_offset: int, ids: npt.NDArray[np.int64]
-) -> tuple[memoryview, bytes]:
-    """Check a batch of whole records, write their message ids, and make their index units.
-
-    base_offset: the log's end_offset. The rest: as for `stamp_records`. Raises ChecksumMismatch if any body is damaged,
-    and what `stamp_records` raises.
-    """
-    stamped = stamp_records(body, sizes, ids)
-    if not stamped.intact.all():
-        raise ChecksumMismatch
-    stamped.units["offset"] += base_offset
-    return stamped.data, stamped.units.tobytes()
-
-
-def stamp_records(body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64]) -> StampedRecords:
+def stamp_in_slices(
+    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64]
+) -> Generator[None, None, StampedRecords]:
     """Write message ids into whole records, look at their checksums, and make their index units.
 
-    body: the records back to back, whatever their ids; stamped in place if it is writable, else in a copy.
-    sizes: of each record in bytes, header included. ids: ours, one for each. numpy over all; only
-    records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes, length
-    fields and body do not agree or there is no record.
+    Pauses (`yield`) every few milliseconds. body: the records back to back, whatever their ids; stamped in place if it
+    is writable, else in a copy. sizes: of each record in bytes, header included. ids: ours, one for each. numpy over
+    all; only records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes,
+    length fields and body do not agree or there is no record.
     """
-    stamped, flags = _stamp(body, sizes, ids, 0)
-    _hash_tags(stamped, flags)
-    return stamped
-
-
-def _stamp(
-    body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64], number: int
-) -> tuple[StampedRecords, npt.NDArray[np.int64]]:
-    """The same without tags, and the records' flags. number: of the first record, for errors."""
     data = memoryview(body)
     if data.readonly:
         data = memoryview(bytearray(body))
@@ -156,53 +133,46 @@ def _stamp(
     ends = np.cumsum(widths)
     starts = ends - widths
     _check_sizes(widths, int(ends[-1]) if len(ends) else 0, len(data))
+    stamped = StampedRecords(data, starts, ends, _units(starts, ids, widths), np.empty(len(ids), np.bool_))
+    tags = _Tags()
+    first = 0
+    while True:
+        last = _slice_end(stamped, first)
+        flags = _stamp(stamped, widths, ids, slice(first, last))
+        if flags.any():
+            yield from tags.hash_in_slices(stamped, first, flags)
+        first = last
+        if first == len(ids):
+            return stamped
+        yield
+
+
+def _slice_end(stamped: StampedRecords, first: int) -> int:
+    """Number behind the last record that is stamped at once with record `first`."""
+    ends = stamped.ends
+    if len(stamped.data) <= tuning.SLICE_BYTES:
+        return min(len(ends), first + tuning.SLICE_RECORDS)
+    fitting = int(np.searchsorted(ends, stamped.starts[first] + tuning.SLICE_BYTES, "right"))
+    return max(first + 1, min(first + tuning.SLICE_RECORDS, fitting))
+
+
+def _stamp(
+    stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
+) -> npt.NDArray[np.int64]:
+    """Write the ids of these records, and look at their checksums; their flags."""
+    data, starts, ends, _, intact = stamped
+    starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
     headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES
     if wrong.any():
-        raise RemoteProtocolError(
-            f"record {number + int(wrong.argmax())} of the batch does not have the announced size"
-        )
-    intact = matching_checksums(data, starts + HEADER_BYTES, ends, headers["checksum"])
+        number = int(chosen.start) + int(wrong.argmax())
+        raise RemoteProtocolError(f"record {number} of the batch does not have the announced size")
+    intact[chosen] = matching_checksums(data, starts + HEADER_BYTES, ends, headers["checksum"])
     if in_place:
         headers["id"] = ids
     else:
         _write_ids(data, starts, ids)
-    units = _units(starts, ids, widths)
-    return StampedRecords(data, starts, ends, units, intact), headers["flag"].astype(np.int64)
-
-
-def stamp_in_slices(
-    body: Buffer, sizes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-) -> Generator[None, None, StampedRecords]:
-    """As `stamp_records`, with a pause (`yield`) every few milliseconds."""
-    tags = _Tags()
-    is_small = len(sizes) <= tuning.SLICE_RECORDS and len(memoryview(body)) <= tuning.SLICE_BYTES
-    if is_small:  # the usual case, without copies
-        stamped, flags = _stamp(body, sizes, ids, 0)
-        yield from tags.hash_in_slices(stamped, flags)
-        return stamped
-    data = memoryview(body)
-    if data.readonly:
-        data = memoryview(bytearray(body))
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
-    _check_sizes(sizes, int(ends[-1]) if len(ends) else 0, len(data))
-    units = np.empty(len(sizes), UNIT_DTYPE)
-    intact = np.empty(len(sizes), np.bool_)
-    first = 0
-    while first < len(sizes):
-        fitting = int(np.searchsorted(ends, starts[first] + tuning.SLICE_BYTES, "right"))
-        last = max(first + 1, min(first + tuning.SLICE_RECORDS, fitting))
-        start = int(starts[first])
-        stamped, flags = _stamp(data[start : int(ends[last - 1])], sizes[first:last], ids[first:last], first)
-        yield from tags.hash_in_slices(stamped, flags)
-        units[first:last] = stamped.units
-        units["offset"][first:last] += start
-        intact[first:last] = stamped.intact
-        first = last
-        if first < len(sizes):
-            yield
-    return StampedRecords(data, starts, ends, units, intact)
+    return headers["flag"].astype(np.int64)
 
 
 def _headers(
@@ -211,15 +181,15 @@ def _headers(
     """The headers, and whether they are the ones in `data` themselves: that needs records of one size."""
     width = int(widths[0])
     if (widths == width).all():
-        return np.ndarray(len(widths), HEADER_DTYPE, data, strides=(width,)), True
+        return np.ndarray(len(widths), HEADER_DTYPE, data, int(starts[0]), (width,)), True
     return headers_at(data, starts), False
 
 
 def _check_sizes(widths: npt.NDArray[np.int64], total: int, body_bytes: int) -> None:
     if not len(widths):
         raise RemoteProtocolError("the batch has no record")
-    if widths.min() < HEADER_BYTES or widths.max() > INT32_MAX:
-        raise RemoteProtocolError(f"record size {int(widths.min())} … {int(widths.max())} is impossible")
+    if (least := int(widths.min())) < HEADER_BYTES:
+        raise RemoteProtocolError(f"record size {least} is impossible")
     if total != body_bytes:
         raise RemoteProtocolError(f"the batch's records have {total} bytes, its body {body_bytes}")
 
@@ -230,34 +200,31 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
     raw[where] = ids.astype(">i8").view(np.uint8).reshape(-1, _ID_BYTES)
 
 
-def _hash_tags(stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> None:
-    tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
-    if len(tagged):
-        _Tags().hash(stamped, tagged, flags)
-
-
 class _Tags:
     """Tag hashes by attribute: equal attributes, the usual case, are decoded once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes | None, int], int] = {}
 
-    def hash_in_slices(self, stamped: StampedRecords, flags: npt.NDArray[np.int64]) -> Generator[None, None, None]:
-        """`hash` for all records that have an attribute, with pauses."""
+    def hash_in_slices(
+        self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
+    ) -> Generator[None, None, None]:
+        """`hash` for all records from `first` on that have an attribute, with pauses. flags: of those."""
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
             if done:
                 yield
-            self.hash(stamped, tagged[done : done + tuning.SLICE_ATTRIBUTES], flags)
+            chosen = tagged[done : done + tuning.SLICE_ATTRIBUTES]
+            self.hash(stamped, chosen + first, flags[chosen])
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
-        """Fill in the tag hashes of the records with these numbers, which have an attribute."""
+        """Fill in the tag hashes of the records with these numbers, which have an attribute. flags: of these."""
         data, known = stamped.data, self._known
         hashes = []
         bodies = zip(
             (stamped.starts[tagged] + HEADER_BYTES).tolist(),
             stamped.ends[tagged].tolist(),
-            flags[tagged].tolist(),
+            flags.tolist(),
             strict=True,
         )
         for start, end, flag in bodies:

@@ -244,8 +244,11 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor for this block. An OSError that is raised in it gets the file's name, as by `naming`."""
     fd = files.open(path, flags)
     try:
-        with naming(path):
-            yield fd
+        yield fd
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
     finally:
         files.close(fd)
 
@@ -301,19 +304,14 @@ class OpenFile:
         fd = self.fd
         return self._table.open(self) if fd is None else fd
 
-    def write(self, buffers: Sequence[Buffer], size: int, position: int) -> None:
-        """`write_all` of `size` bytes; a file that is not open may be closed again at once (`OpenFiles.write`)."""
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        """`write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
         fd = self.fd
         if fd is None:
             self._table.write(self, buffers, position)
-        elif len(buffers) > 1:
+        else:
             self.recent = True
             write_all(self._table.files, fd, buffers, position)
-        else:  # as most appends are where partitions are many
-            self.recent = True
-            written = self._table.files.pwritev(fd, buffers, position)
-            if written < size:
-                write_all(self._table.files, fd, (memoryview(buffers[0])[written:],), position + written)
 
     def pin(self) -> int:
         """Like `use`, and the descriptor stays open until `unpin` is called as often."""

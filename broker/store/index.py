@@ -188,33 +188,21 @@ def write_units(
     promises is touched, or there is always the old file or the new one.
     """
     if vouched is not None:
-        return _replace_and_write(files, path, units, *vouched)
+        return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
     parts, crc = pack_units(stored, units, crc)
     with opened(files, path, os.O_RDWR | (0 if stored else os.O_CREAT | os.O_TRUNC)) as fd:
         write_all(files, fd, parts, unit_position(stored))
     return crc
 
 
-def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> Checkpoint:
-    """Make an index file of these units, for the synced data in [first_offset, end), in the place of another or none.
+def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
+    """Make an index file of these units in the place of another or none: its header, and the CRC-32 behind all units.
 
-    Any thread. There is always the old file or the new one, which is synced. Raises OSError.
+    The header promises the synced data in [first_offset, end) and the units up to `end`; others may follow. Any
+    thread. There is always the old file or the new one, which is synced. Raises OSError.
     """
-    return _replace_index(files, path, units, len(units), first_offset, end)[0]
-
-
-def _replace_and_write(files: Files, path: str, units: Buffer, first_offset: int, end: int) -> int:
-    """units: behind those up to `end`, others may follow, unsynced."""
-    array = np.frombuffer(units, UNIT_DTYPE)
-    covered = int(np.searchsorted(array["offset"] + array["size"], end, "right"))
-    return _replace_index(files, path, array, covered, first_offset, end)[1]
-
-
-def _replace_index(
-    files: Files, path: str, units: UnitArray, covered: int, first_offset: int, end: int
-) -> tuple[Checkpoint, int]:
-    """The header, which promises `covered` units and the data up to `end`; and the CRC-32 behind all units."""
     fresh = path + FRESH_SUFFIX
+    covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
     promised = units[:covered]
     crc = write_units(files, fresh, 0, promised.tobytes())
     checkpoint = Checkpoint(first_offset, end, covered, largest_id(promised), crc)

@@ -122,7 +122,7 @@ def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tupl
     with opened(files, path) as fd:
         units, damage = walk_segment(files, fd, first_offset, size)
     bound_java_times(units, file.modified_ms)
-    return replace_index(files, file.index_path, units, first_offset, file.end), damage
+    return replace_index(files, file.index_path, units, first_offset, file.end)[0], damage
 
 
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:

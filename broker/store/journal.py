@@ -19,40 +19,24 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.record import Buffer
 
 from . import tuning
-from .durability import DATA, Durability
+from .durability import DATA
 from .files import Files, write_all
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
 
-__all__ = ["Journal", "JournalStatus", "JournaledLog"]
+if TYPE_CHECKING:
+    from .partition_log import PartitionLog
+
+__all__ = ["Journal", "JournalStatus"]
 
 _log = logging.getLogger(__name__)
-
-
-class JournaledLog(Protocol):
-    """A partition's log, as its journal sees it. Owning thread."""
-
-    journal_name: bytes
-    durability: Durability
-
-    def begin(self, kind: int) -> SyncJob | None:
-        """A sync of the partition's own files, to be run and handed to `end`; None if it cannot begin now."""
-
-    def end(self, job: SyncJob, result: object) -> None: ...
-    def go_on(self) -> None: ...
-
-    def safe(self, end: int, count: int) -> None:
-        """Everything below `end`, the first `count` records of the log's own count, is safe."""
-
-    def sync_failed(self, cause: str) -> None:
-        """Nothing can be made safe any more."""
 
 
 class JournalStatus(NamedTuple):
@@ -65,10 +49,10 @@ class JournalStatus(NamedTuple):
     waiting_bytes: int
 
 
-_Append: TypeAlias = tuple[JournaledLog, int, int, int, Sequence[Buffer]]
+_Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
 """(log, base, end, count, data): a plain tuple, one is made per append."""
 
-_Last: TypeAlias = dict[JournaledLog, tuple[int, int]]
+_Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
 """(end, count) of each log's last append in a group."""
 
 
@@ -82,7 +66,7 @@ class _File:
         self.path = path
         self.fd = fd
         self.size = 0
-        self.ends: dict[JournaledLog, int] = {}
+        self.ends: dict[PartitionLog, int] = {}
 
 
 class Journal:
@@ -93,7 +77,7 @@ class Journal:
         data_path: str,
         files: Files,
         run_in_thread: RunInThread,
-        checkpoint: Callable[[Any], None],
+        checkpoint: Callable[[PartitionLog], None],
         *,
         run_group: RunInThread | None = None,
         max_file_bytes: int = tuning.JOURNAL_FILE_BYTES,
@@ -135,7 +119,7 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, log: JournaledLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
+    def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
         """Have what was appended to `log` at [base, end) made safe; the log is told (`safe`, or `end` of its own job).
 
         count: records in the log up to `end`, in its own count. data: the bytes, kept unchanged until then.
@@ -192,11 +176,12 @@ class Journal:
             jobs = [(log, job) for log in last if (job := log.begin(DATA)) is not None]
             self._direct = len(jobs)
             for log, job in jobs:
+                job.pin()
                 self._run_group(job.run, partial(self._synced_directly, log, job))
         else:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
-    def _synced_directly(self, log: JournaledLog, job: SyncJob, result: object) -> None:
+    def _synced_directly(self, log: PartitionLog, job: SyncJob, result: object) -> None:
         """A log has made itself safe, or has failed by itself; either way the next group may go."""
         log.end(job, result)
         self._direct -= 1

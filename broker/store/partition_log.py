@@ -267,14 +267,15 @@ class PartitionLog:
         """Have everything appended up to now covered by a job of this kind; nothing after a failure."""
         job = self.begin(kind)
         if job is not None:
+            job.pin()
             self._shared.run_in_thread(job.run, partial(self._ended, job))
 
     def _ended(self, job: SyncJob, result: object) -> None:
         self.end(job, result)
         self.go_on()
 
-    def begin(self, kind: int, *, grouped: bool = False) -> SyncJob | None:
-        """As `request`, but the caller has the job run, alone or in a group, and calls `end` and `go_on` then.
+    def begin(self, kind: int) -> SyncJob | None:
+        """As `request`, but the caller has the job run, pinned or in a group, and calls `end` and `go_on` then.
 
         None after a failure, and if it cannot begin now: one that syncs follows those under way, units alone are to be
         asked for again.
@@ -284,7 +285,7 @@ class PartitionLog:
         kind = self.durability.begin(kind)
         if not kind:
             return None
-        job = self._make_job(kind, grouped=grouped)
+        job = self._make_job(kind)
         self._jobs.append(job)
         return job
 
@@ -308,10 +309,11 @@ class PartitionLog:
         """Sync everything on this thread, waiting for the disk, and answer everybody. For start and shutdown."""
         job = self.begin_last()
         if job is not None:
+            job.pin()
             job.run()
             self.end_last(job)
 
-    def begin_last(self, *, grouped: bool = False) -> SyncJob | None:
+    def begin_last(self) -> SyncJob | None:
         """The job that covers everything, for the caller to run and to hand to `end_last`; None after a failure.
 
         Jobs under way are awaited, or cancelled if they have not begun.
@@ -321,7 +323,7 @@ class PartitionLog:
             job.cancel()
             self.end_last(job)
         kind = self.durability.begin_last()
-        return self._make_job(kind, grouped=grouped) if kind else None
+        return self._make_job(kind) if kind else None
 
     def end_last(self, job: SyncJob) -> None:
         """Answer everybody who waits for this job."""
@@ -339,7 +341,7 @@ class PartitionLog:
         """Whether a job under way may write the index file of this segment."""
         return any(job.writes_index(segment) for job in self._jobs)
 
-    def _make_job(self, kind: int, *, grouped: bool) -> SyncJob:
+    def _make_job(self, kind: int) -> SyncJob:
         return SyncJob(
             self.segments.files,
             kind,
@@ -348,7 +350,6 @@ class PartitionLog:
             tuple(self._writer.unsynced_directories) if kind & DATA else (),
             self.end_offset,
             self.durability.count,
-            grouped=grouped,
         )
 
     def _settle_units(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which segments are too old (storage.md §5), or too many. Pure: `discard.py` acts on it."""
+"""Which segments are too old (storage.md §5), or too many. Pure: `retention_runs.py` acts on it."""
 
 from __future__ import annotations
 

@@ -22,25 +22,11 @@ __all__ = ["SyncJob", "run_together"]
 class _Part:
     """One segment's share of a job: what it looked like when the job was made."""
 
-    __slots__ = (
-        "count",
-        "crc",
-        "end",
-        "fd",
-        "index",
-        "max_id",
-        "max_stored_id",
-        "segment",
-        "stored",
-        "units",
-        "vouched",
-    )
-
-    def __init__(self, segment: Segment, kind: int, *, grouped: bool) -> None:
+    def __init__(self, segment: Segment, kind: int) -> None:
         self.segment = segment
         self.end = segment.end
-        unsynced = kind & DATA and segment.synced < segment.end
-        self.fd = segment.data.pin() if unsynced and not grouped else None
+        self.unsynced = kind & DATA and segment.synced < segment.end
+        self.fd: int | None = None  # to sync it by
         # None also later on: an index that is made again meanwhile has nothing to do with this job
         self.index = index = segment.index if kind & INDEX else None
         self.units = b"" if index is None else index.tail()
@@ -68,13 +54,8 @@ class SyncJob:
         directories: Sequence[str],
         end: int,
         count: int,
-        *,
-        grouped: bool = False,
     ) -> None:
-        """directory: of the partition. directories: whose entries are new.
-
-        grouped: it will be run by `run_together`, which needs no descriptors.
-        """
+        """directory: of the partition. directories: whose entries are new."""
         self.kind = kind
         self.directory = directory
         self.end = end
@@ -83,19 +64,23 @@ class SyncJob:
         self.error: OSError | None = None
         self.ran = False
         self._files = files
-        self._parts: list[_Part] = []
+        self._parts = [_Part(segment, kind) for segment in segments]
         self._lock = threading.Lock()
         self._cancelled = False
         self._units_written = not kind & INDEX
         self._units_settled = not kind & INDEX
+
+    def pin(self) -> None:
+        """Owning thread: keep the descriptors that `run` needs, until `release`. `run_together` needs none."""
         try:
-            for segment in segments:
-                self._parts.append(_Part(segment, kind, grouped=grouped))
+            for part in self._parts:
+                if part.unsynced:
+                    part.fd = part.segment.data.pin()
         except OSError as error:  # a file could not be opened: reported like a failed sync
             self.error = error
 
     def run(self) -> None:
-        """Worker thread: all of the job alone. Does nothing if it was cancelled first. What ends it is in `error`."""
+        """Worker thread: all of a pinned job alone, or nothing if it was cancelled. What ends it is in `error`."""
         if self.enter():
             try:
                 self.step(self.write_units)

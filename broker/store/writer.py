@@ -67,7 +67,7 @@ class Writer:
             units, last_ms = ordered_units(units, stored_ms), max(last_ms, stored_ms)
         active = segments.active
         try:
-            active.data.write(data, size, active.size)
+            active.data.write(data, active.size)
         except OSError as error:
             raise self._cut_back(active, error) from error
         self._stored_ms = last_ms

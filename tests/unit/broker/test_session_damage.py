@@ -82,7 +82,7 @@ def ask(harness, peer, *arguments, **more):
             (frame,) = frames
             return frame
         waiting = harness.threads.waiting
-        jobs = [job for job in waiting if "_rebuild" not in repr(job[0])]
+        jobs = [job for job in waiting if "rebuild_index" not in repr(job[0])]
         if jobs:
             function, done = jobs[0]
             waiting.remove(jobs[0])
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_damage(opened, monkeypatc
     def fail(*_):
         raise OSError(5, "broken disk")
 
-    monkeypatch.setattr("metaq.broker.store.damage.find_record", fail)
+    monkeypatch.setattr("metaq.broker.store.scan.find_record", fail)
     frame = ask(harness, harness.connect(), 3 * SIZE)
     assert (frame.code, "broken disk" in frame.remark) == (ResponseCode.SYSTEM_ERROR, True)
     assert "is damaged in" not in caplog.text

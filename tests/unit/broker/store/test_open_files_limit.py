@@ -72,7 +72,7 @@ def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp
     kept = [file.fd for file in opened[:4]]
     for turn in range(10):
         for file in opened:
-            file.write((b"%d" % turn,), 1, turn)
+            file.write((b"%d" % turn,), turn)
     assert [file.fd for file in opened] == [*kept, *[None] * 16]
     assert {(tmp_path / str(number)).read_bytes() for number in range(20)} == {b"0123456789"}
     assert faults.open_descriptors == 4
@@ -82,10 +82,10 @@ def test_files_that_are_no_longer_written_make_room_for_others(tmp_path: Path) -
     table = OpenFiles(FaultyFiles(), 2)
     old, new = [[table.file(str(tmp_path / f"{kind}{n}"), os.O_RDWR | os.O_CREAT) for n in range(2)] for kind in "ab"]
     for file in old:
-        file.write((b"x",), 1, 0)
+        file.write((b"x",), 0)
     for _ in range(100):
         for file in new:
-            file.write((b"x",), 1, 0)
+            file.write((b"x",), 0)
     assert [file.fd is None for file in (*old, *new)] == [True, True, False, False]
 
 
@@ -96,5 +96,5 @@ def test_a_failed_write_to_a_file_that_is_not_open_leaves_no_descriptor(tmp_path
     other = table.file(str(tmp_path / "other"), os.O_RDWR | os.O_CREAT)
     faults.fail("pwritev")
     with pytest.raises(OSError, match="Input/output error"):
-        other.write((b"x",), 1, 0)
+        other.write((b"x",), 0)
     assert (other.fd, faults.open_descriptors) == (None, 1)

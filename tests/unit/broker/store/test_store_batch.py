@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.broker.store.batch import encode_puts, stamp_batch
+from metaq.broker.store.batch import StampedRecords, encode_puts, stamp_in_slices
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.protocol.errors import ChecksumMismatch, RemoteProtocolError
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers, tag_hash
@@ -18,7 +18,20 @@ from metaq.protocol.record import checksum, encode_attributes, encode_body, enco
 def stamp(records: Sequence[bytes], sizes: Sequence[int] | None = None) -> tuple[memoryview, bytes]:
     widths = np.array([len(record) for record in records] if sizes is None else sizes, dtype=">u4")
     ids = np.arange(1000, 1000 + len(widths), dtype=np.int64)
-    return stamp_batch(b"".join(records), widths, 500, ids)
+    stamped = finish(stamp_in_slices(b"".join(records), widths, ids))
+    if not stamped.intact.all():
+        raise ChecksumMismatch
+    stamped.units["offset"] += 500
+    return stamped.data, stamped.units.tobytes()
+
+
+def finish(slices: Generator[None, None, StampedRecords]) -> StampedRecords:
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            stamped: StampedRecords = end.value
+            return stamped
 
 
 messages = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([None, "", "buy", "中", "sell"])), min_size=1)
@@ -56,7 +69,7 @@ def test_ids_and_puts_must_be_as_many() -> None:
 def test_sizes_that_do_not_fit_the_body_are_refused(sizes: list[int]) -> None:
     records = [encode_record(b"abc", 0, 0), encode_record(b"def", 0, 0)]
     with pytest.raises(RemoteProtocolError):
-        stamp_batch(b"".join(records), np.array(sizes, dtype=np.int64), 0, np.arange(len(sizes)))
+        finish(stamp_in_slices(b"".join(records), np.array(sizes, dtype=np.int64), np.arange(len(sizes))))
 
 
 def test_a_length_field_that_contradicts_its_size_is_refused() -> None:
@@ -88,6 +101,6 @@ def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
 def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone() -> None:
     raw = encode_record(b"one", 0, 0)
     for body in (memoryview(bytearray(raw)), memoryview(raw)):
-        data, _ = stamp_batch(body, np.array([len(raw)]), 0, np.array([77]))
+        data = finish(stamp_in_slices(body, np.array([len(raw)]), np.array([77]))).data
         assert bytes(data) == encode_record(b"one", 77, 0)
         assert bytes(body) == (raw if body.readonly else bytes(data))
