@@ -71,9 +71,9 @@ def answer_frame(
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
 
 
-def reply_frame(opaque: int, reply: ReplyFields) -> Bytes:
+def reply_frame(opaque: int, reply: ReplyFields) -> bytes:
     """A successful answer that is all in its extFields."""
-    return answer_frame(opaque, reply.to_ext())
+    return encode_frame(ResponseCode.SUCCESS, opaque, reply.to_ext(), flag=RESPONSE)
 
 
 def body_frame(opaque: int, body: Buffer) -> Bytes:

@@ -27,7 +27,7 @@ class Copies:
         self._url = url
         self._now_ms = now_ms
 
-    def store(self, sync: Sync) -> Answer:
+    def store(self, sync: Sync, caller: object) -> Answer:
         """The answer, now or when the message is safe."""
         if not self._writing.takes_copies:
             return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)

@@ -28,7 +28,7 @@ from ..store.batch import StampedRecords, encode_puts, stamp_puts
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
-from .answers import Answer, answer_frame, error_frame, error_result, put_failure
+from .answers import Answer, error_frame, error_result, put_failure, reply_frame
 
 __all__ = ["PutAnswers", "PutGroup", "answer_run"]
 
@@ -192,7 +192,7 @@ class PutGroup:
             elif cast(_Send, put).one_way:
                 encoded.append(b"")
             else:
-                encoded.append(answer_frame(put.opaque, SendReply(message_id, partition, offset).to_ext()))
+                encoded.append(reply_frame(put.opaque, SendReply(message_id, partition, offset)))
             offset += HEADER_BYTES + len(put.body)
         for number, copy_error in enumerate(batch.copy_errors):
             if copy_error is not None:
@@ -203,7 +203,7 @@ class PutGroup:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def answer_run(writing: Writing, answers: PutAnswers, run: PutRun) -> Answer:
+def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
     """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
     logs = None if few else _logs(writing, run)

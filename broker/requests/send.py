@@ -29,7 +29,7 @@ from .answers import Bytes, Work, answer_frame, reply_frame
 __all__ = ["answer_send_batch", "answer_send_many"]
 
 
-def answer_send_batch(writing: Writing, frame: Frame) -> Work:
+def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
     """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
     request = SendBatchRequest.from_ext(frame.ext)
     topic, asked, count, _ = request
@@ -60,7 +60,7 @@ def answer_send_batch(writing: Writing, frame: Frame) -> Work:
     return writing.answer(writing.append((write,)), encode)
 
 
-def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame) -> Work:
+def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: object) -> Work:
     """Each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that is not what it says."""
     request = SendManyRequest.from_ext(frame.ext)
     parts = split_many(frame.body, request)

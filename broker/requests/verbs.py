@@ -91,10 +91,10 @@ def make_gate(broker: Broker) -> Gate:
 
     texts: Mapping[type, Verb] = {
         Put: Verb(_gathered, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
-        PutRun: Verb(lambda run, caller: answer_run(writing, answers, run), _run_bytes, stores=True),
+        PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put)),
-        Sync: Verb(lambda sync, caller: copies.store(sync), _sync_bytes, stores=True),
-        Get: Verb(lambda get, caller: answer_get(reading, get, caller), lambda get: get.max_size),
+        Sync: Verb(copies.store, _sync_bytes, stores=True),
+        Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text),
         Stats: Verb(stats),
@@ -106,14 +106,12 @@ def make_gate(broker: Broker) -> Gate:
             _gathered, stores=True, gathers=True, in_transaction=Verb(transactions.send, _body_bytes)
         ),
         RequestCode.SEND_BATCH: Verb(
-            lambda frame, caller: answer_send_batch(writing, frame),
+            partial(answer_send_batch, writing),
             _body_bytes,
             stores=True,
             in_transaction=Verb(transactions.send_batch, _body_bytes),
         ),
-        RequestCode.SEND_MANY: Verb(
-            lambda frame, caller: answer_send_many(writing, broker.reactor, frame), _many_bytes, stores=True
-        ),
+        RequestCode.SEND_MANY: Verb(partial(answer_send_many, writing, broker.reactor), _many_bytes, stores=True),
         RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame)),
         RequestCode.MIN_OFFSET: _framed(PartitionRequest.from_ext, lookups.min_offset),
         RequestCode.MAX_OFFSET: _framed(PartitionRequest.from_ext, lookups.max_offset),

@@ -22,9 +22,9 @@ def runs(monkeypatch):
     """The runs that were served; a test that wants none sees that there are none."""
     found = []
 
-    def counted(writing, answers, run):
+    def counted(writing, answers, run, caller):
         found.append(run)
-        return put_module.answer_run(writing, answers, run)
+        return put_module.answer_run(writing, answers, run, caller)
 
     monkeypatch.setattr(verbs, "answer_run", counted)
     return found
