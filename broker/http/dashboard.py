@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import platform
@@ -10,33 +11,37 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
-from urllib.parse import quote
+from typing import Any, NamedTuple, TypeAlias, cast
+from urllib.parse import quote, urlsplit
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.records import Offset
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import InvalidName, MetaqError
+from metaq.protocol.errors import CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
 from ..broker import Broker
 from ..requests.stats import stats_text
 from ..store.partition_log import PartitionLog
-from .groups import group_progress, live_brokers, skip_pending
 from .metrics import CONTENT_TYPE_LATEST, exposition
 from .pages import Button, Page, Table, Text, to_html, to_json
-from .site import comes_from_own_page
 
 __all__ = ["Dashboard", "RecentLog"]
 
 _log = logging.getLogger(__name__)
 
 _KEPT_LINES = 500
+
+_UNKNOWN_ID = 0
+"""What 1.x's dashboard writes as the id of the last message when it skips."""
 
 View: TypeAlias = "Page | Deferred[Page]"
 
@@ -119,7 +124,7 @@ class Dashboard:
         session = self._require_session()
         broker_id = self.broker.config.broker_id
         partitions = [log.partition for log in logs]
-        progress = await self.broker.in_thread(lambda: group_progress(session, group, topic, broker_id, partitions))
+        progress = await self.broker.in_thread(lambda: _group_progress(session, group, topic, broker_id, partitions))
         rows, actions = [], []
         for log, (partition, committed, owner) in zip(logs, progress, strict=True):
             offset = log.first_offset if committed is None else committed
@@ -135,7 +140,7 @@ class Dashboard:
 
     async def _cluster(self) -> Page:
         session = self._require_session()
-        rows = await self.broker.in_thread(lambda: live_brokers(session))
+        rows = await self.broker.in_thread(lambda: _live_brokers(session))
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def stats(self, item: str) -> Page:
@@ -182,7 +187,7 @@ class Dashboard:
         if log is None:
             return Page("Skip", [Text(f"{topic}-{partition}: there is no such partition here")], status=404)
         broker_id, end = self.broker.config.broker_id, log.visible_end
-        await self.broker.in_thread(lambda: skip_pending(session, group, topic, broker_id, log.partition, end))
+        await self.broker.in_thread(lambda: _skip_pending(session, group, topic, broker_id, log.partition, end))
         return Page("Skip", [Text(f"group {group} continues at {end} in partition {broker_id}-{partition} of {topic}")])
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ class _Root(Resource):
     render_HEAD = render_GET  # noqa: N815
 
     def render_POST(self, request: Request) -> bytes | int:  # noqa: N802
-        if not comes_from_own_page(request, self._own_names):
+        if not _comes_from_own_page(request, self._own_names):
             return _write(request, Page("Forbidden", [Text("this request came from another site's page")], status=403))
         return _show(request, lambda: self._change(_words(request)))
 
@@ -296,3 +301,77 @@ def _write(request: Request, page: Page) -> bytes:
         return to_json(page)
     request.setHeader("content-type", "text/html; charset=utf-8")
     return to_html(page)
+
+
+# --- what waits for ZooKeeper: worker threads only --------------------------------------------------------------------
+
+
+class _PartitionProgress(NamedTuple):
+    """committed: a byte offset, None if the group never committed one. owner: a consumer id, "" for none."""
+
+    partition: int
+    committed: int | None
+    owner: str
+
+
+class _PartitionOwned(CoordinationError):
+    """The group reads the partition at the moment."""
+
+
+def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
+    """(broker id, master or slave<n>, host:port) of every live process."""
+    found = []
+    for broker_id, nodes in ClusterView(session).brokers().items():
+        for address in ([nodes.master] if nodes.master else []) + list(nodes.slaves):
+            role = "master" if address.slave_id is None else f"slave{address.slave_id}"
+            found.append((broker_id, role, f"{address.host}:{address.port}"))
+    return found
+
+
+def _group_progress(
+    session: ZkSession, group: str, topic: str, broker_id: int, partitions: Sequence[int]
+) -> list[_PartitionProgress]:
+    """One entry per partition of this broker. Raises CoordinationError."""
+    names = [f"{broker_id}-{partition}" for partition in partitions]
+    offsets = ZooKeeperOffsetStore(session).load_many(group, [(topic, name) for name in names])
+    owners = ClusterView(session).owners(group, topic)
+    return [
+        _PartitionProgress(partition, offset.offset if offset else None, owners.get(name, ""))
+        for partition, name, offset in zip(partitions, names, offsets, strict=True)
+    ]
+
+
+def _skip_pending(session: ZkSession, group: str, topic: str, broker_id: int, partition: int, end: int) -> None:
+    """Set the group's offset to `end`. Raises _PartitionOwned while a consumer has the partition, CoordinationError."""
+    name = f"{broker_id}-{partition}"
+    if owner := ClusterView(session).owners(group, topic).get(name):
+        raise _PartitionOwned(f"partition {name} of {topic} is owned by {owner}: stop the consumers of {group} first")
+    ZooKeeperOffsetStore(session).commit(group, {(topic, name): Offset(_UNKNOWN_ID, end)}, None)
+
+
+# --- no answer for foreign web pages ----------------------------------------------------------------------------------
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a Host header names an address or this machine, not a domain that somebody made point here.
+
+    A browser that a foreign page sends here by DNS rebinding gives that page's domain.
+    """
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
+
+
+def _comes_from_own_page(request: Request, own_names: frozenset[str]) -> bool:
+    """Whether a request that changes something was sent by a page of ours or by no page at all (curl).
+
+    own_names: further host names under which the broker is known.
+    """
+    host = (request.getHeader("host") or "").lower()
+    if not _is_local_name(host) and (urlsplit(f"//{host}").hostname or "") not in own_names:
+        return False
+    origin = request.getHeader("origin")
+    return origin is None or urlsplit(origin).netloc.lower() == host

@@ -1,25 +1,67 @@
-"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if it is asked for."""
+"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if it is asked for; bounded requests."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.error import CannotListenError
+from twisted.web.resource import IResource
+from twisted.web.server import Request, Site
 
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import MAX_BODY_BYTES
 
 from ..broker import Broker
 from ..requests.verbs import make_gate
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
-from .site import listen_http
 
-__all__ = ["HttpPorts"]
+__all__ = ["BoundedRequest", "HttpPorts"]
 
 _log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 60
+"""A connection that sends nothing for this long is closed."""
+
+
+class BoundedRequest(Request):
+    """A request whose body has at most MAX_BODY_BYTES; a larger one closes the connection before it is kept."""
+
+    _refused = False
+
+    def gotLength(self, length: int | None) -> None:  # noqa: N802
+        super().gotLength(length)
+        self._check(length or 0)
+
+    def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
+        self._check(cast(Any, self.content).tell() + len(data))
+        if not self._refused:
+            super().handleContentChunk(data)
+
+    def process(self) -> None:
+        if not self._refused:
+            super().process()
+
+    def _check(self, body_bytes: int) -> None:
+        if body_bytes > MAX_BODY_BYTES and not self._refused:
+            self._refused = True
+            cast(Any, self.channel).forceAbortClient()
+
+
+def _listen_http(root: IResource, option: str, port: int, reactor: Any, interface: str) -> Any:
+    """Serve `root`; the listening port. Raises ConfigError naming `option` if it cannot listen there."""
+    site = Site(cast(Any, root), requestFactory=BoundedRequest, timeout=_IDLE_SECONDS)
+    site.noisy = False
+    try:
+        return reactor.listenTCP(port, site, interface=interface)
+    except CannotListenError as error:
+        reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
+        remedy = f"cannot listen there ({reason}): stop the other program or set another {option}"
+        raise ConfigError(option, port, remedy) from error
 
 
 class HttpPorts:
@@ -64,7 +106,7 @@ class HttpPorts:
             raise
 
     def _listen(self, name: str, root: Any, option: str, port: int, reactor: Any, interface: str) -> None:
-        listening = listen_http(root, option, port, reactor, interface)
+        listening = _listen_http(root, option, port, reactor, interface)
         self._ports.append(listening)
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 

@@ -16,7 +16,7 @@ from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
-from metaq.broker.http.site import BoundedRequest
+from metaq.broker.http.ports import BoundedRequest
 from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.broker.requests.put import PutGroup
 from metaq.protocol.limits import MAX_BODY_BYTES
