@@ -6,15 +6,15 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
 from metaq.protocol.errors import ConfigError
 from metaq.version import __version__
 
-from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig
 from .configuration.reload_plan import ReloadReport
+from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .filters.table import FilterTable
 from .message_ids import MessageIds
 from .metrics import Metrics
@@ -22,7 +22,7 @@ from .network.long_poll import ParkedPulls
 from .network.pending_puts import PendingPuts
 from .partitions import Partitions
 from .replication.status import ReplicationStatus
-from .requests.admin import AdminFrom, Replication
+from .requests.admin import Replication
 from .requests.cold_reads import ColdReads
 from .requests.reading import Reading
 from .requests.search import Searches
@@ -35,7 +35,7 @@ from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
 from .writing import Writing
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "WorkerThreads"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,15 @@ class Reloads(Protocol):
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
 
 
+class WorkerThreads(NamedTuple):
+    """Where a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be slow. cold: reads
+    behind the page cache. None: the threads for the disk."""
+
+    disk: RunInThread
+    filters: RunInThread | None = None
+    cold: RunInThread | None = None
+
+
 class Broker:
     """The parts of one running broker. Lives on the reactor thread."""
 
@@ -56,27 +65,20 @@ class Broker:
         store: Store,
         *,
         reactor: ReactorTime,
-        run_in_thread: RunInThread,
+        threads: WorkerThreads,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         on_topic: Callable[[str, TopicConfig], None] | None = None,
-        admin_from: AdminFrom = "loopback",
         filters: FilterTable | None = None,
-        run_filter: RunInThread | None = None,
-        run_cold: RunInThread | None = None,
-        max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
+        options: BrokerOptions = BrokerOptions(),  # noqa: B008
     ) -> None:
-        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once.
-
-        run_filter: threads for users' filters, which may be slow; run_cold: threads for reads behind the page cache. By
-        default those for the disk. max_pending_put_bytes: of puts that wait to be safe (pending_puts.py).
-        """
+        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
         self.config = config
         self.store = store
         self.reactor = reactor
         self.clock = clock
         self.version = __version__
-        self.admin_from = admin_from
+        self.admin_from = options.admin_from
         self.port = config.port
         """The port listened on; set by the server if the configured one is 0."""
         self.connections = 0
@@ -86,11 +88,11 @@ class Broker:
         """This broker's part in replication; None for a plain master."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
-        self.pending_puts = PendingPuts(max_pending_put_bytes, reactor)
+        self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.cold_reads = ColdReads(
-            run_cold or run_in_thread,
+            threads.cold or threads.disk,
             store.files,
             store.cached_only,
             reactor,
@@ -100,7 +102,7 @@ class Broker:
             self.partitions,
             self.cold_reads,
             filters or FilterTable(),
-            partial(_deferred, run_filter or run_in_thread),
+            partial(_deferred, threads.filters or threads.disk),
             self.metrics,
             reactor,
             config,
@@ -115,7 +117,7 @@ class Broker:
             TransactionLog(
                 config.transactions,
                 store.data_paths,
-                run_in_thread=run_in_thread,
+                run_in_thread=threads.disk,
                 seconds=reactor.seconds,
                 now_ms=self.now_ms,
                 writing=self.writing,
@@ -128,7 +130,7 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
-        self._run_in_thread = run_in_thread
+        self._run_in_thread = threads.disk
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
 
     def _watch(self, log: PartitionLog) -> None:

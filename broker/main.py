@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -17,23 +17,22 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.python.failure import Failure
-from twisted.python.threadpool import ThreadPool
 
 from metaq.protocol.errors import MetaqError
 
 from . import tuning
-from .broker import Broker
-from .configuration.config import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerConfig, TopicConfig, read_config
+from .broker import Broker, WorkerThreads
+from .configuration.config import read_config
 from .configuration.reload import Reloader
 from .configuration.schedule import Schedule
+from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
 from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
-from .requests.admin import AdminFrom
 from .runtime.heap import set_up_heap
-from .runtime.threads import DaemonThreads, DiskThread
+from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
 from .store.retention_runs import RemovedSegment
 from .store.store import Store, TopicStoreConfig
@@ -62,23 +61,16 @@ def run(
     filters_path: str | None = None,
     plugins: Mapping[str, str] | None = None,
     listen_on: str = "",
-    admin_from: AdminFrom = "loopback",
-    grace_seconds: float | None = None,
-    disk_reserve: int | None = None,
-    max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
+    options: BrokerOptions = BrokerOptions(),  # noqa: B008
 ) -> int:
     """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
 
-    plugins: 1.x's -F options, plugin name -> properties file (replication/plugins.py).
+    SIGHUP reads the files again. A stop unregisters first, and serves for the file's zkSyncTimeMs longer, so that
+    clients can move; a second signal ends it at once. Main thread only.
 
-    SIGHUP reads the files again. filters_path: maps Java's filter classes to Python callables, by default filters.ini
-    beside the file. listen_on: a numeric address, by default all IPv4 ones. admin_from: where admin requests are taken
-    from. grace_seconds: how long to go on serving after unregistering, so that clients can move; by default the file's
-    zkSyncTimeMs. A second signal ends it at once. Main thread only.
-
-    disk_reserve: bytes of each data directory's disk below which puts are refused, by default a part of it
-    (store/disk_space.py). max_pending_put_bytes: of all connections, waiting to be safe, above which no more puts are
-    read (pending_puts.py).
+    filters_path: maps Java's filter classes to Python callables, by default filters.ini beside the file. plugins: 1.x's
+    -F options, plugin name -> properties file (replication/plugins.py). listen_on: a numeric address, by default all
+    IPv4 ones.
     """
     set_up_heap()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -93,16 +85,7 @@ def run(
         config = config_for(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(
-            config,
-            reactor,
-            grace_seconds,
-            files=files,
-            admin_from=admin_from,
-            plugins=chosen,
-            disk_reserve=disk_reserve,
-            max_pending_put_bytes=max_pending_put_bytes,
-        ).run()
+        return BrokerProcess(config, reactor, files=files, plugins=chosen, options=options).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -115,14 +98,11 @@ class BrokerProcess:
         self,
         config: BrokerConfig,
         reactor: Any,
-        grace_seconds: float | None = None,
         *,
         files: ConfigFiles | None = None,
-        admin_from: AdminFrom = "loopback",
         plugins: Plugins = NO_PLUGINS,
+        options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
-        disk_reserve: int | None = None,
-        max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES,
     ) -> None:
         """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
 
@@ -130,19 +110,15 @@ class BrokerProcess:
         """
         self._config = config
         self._files = files
-        self._admin_from = admin_from
         self._plugins = plugins
+        self._options = options
         self._reactor = reactor
         self._rng = rng
-        self._disk_reserve = disk_reserve
-        self._max_pending_put_bytes = max_pending_put_bytes
-        self._grace_seconds = config.zookeeper.sync_time_ms / 1000 if grace_seconds is None else grace_seconds
+        self._grace_seconds = config.zookeeper.sync_time_ms / 1000
         self._failure: BaseException | None = None
         self._stopping = False
         self._hurried = False  # by a second signal
         self._hurry: Deferred[None] | None = None  # cancelled by it
-        self._filter_threads = DaemonThreads("filters", FILTER_THREADS)
-        self._cold_threads = DaemonThreads("cold reads", tuning.MAX_COLD_READS)
         self._registration: Registration | None = None
         self._serving = False
         self._opened = ""  # what the start has found
@@ -151,14 +127,19 @@ class BrokerProcess:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
+        threads = WorkerThreads(
+            partial(run_in_pool, self._reactor, self._reactor.getThreadPool()),
+            DaemonThreads(self._reactor, "filters", FILTER_THREADS),
+            DaemonThreads(self._reactor, "cold reads", tuning.MAX_COLD_READS),
+        )
         filters = load_filters(self._config)
         store = Store(
             self._config.data_paths,
             self._store_config,
             self._data_path,
-            run_in_thread=self._run_in_thread,
+            run_in_thread=threads.disk,
             run_journal=DiskThread(self._reactor, "journal"),
-            disk_reserve=self._disk_reserve,
+            disk_reserve=self._options.disk_reserve,
         )
         started = time.monotonic()
         store.open()
@@ -172,14 +153,11 @@ class BrokerProcess:
                 self._config,
                 store,
                 reactor=self._reactor,
-                run_in_thread=self._run_in_thread,
+                threads=threads,
                 rng=self._rng,
                 on_topic=self._topic_appeared,
-                admin_from=self._admin_from,
                 filters=filters,
-                run_filter=self._run_filter,
-                run_cold=self._run_cold,
-                max_pending_put_bytes=self._max_pending_put_bytes,
+                options=self._options,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.transactions.open()
@@ -221,7 +199,7 @@ class BrokerProcess:
             dashboard_port=dashboard_port,
             gateway_port=gateway_port,
             interface=self._config.listen,
-            dashboard_interface=self._config.listen if self._admin_from == "any" else "127.0.0.1",
+            dashboard_interface=self._config.listen if self._options.admin_from == "any" else "127.0.0.1",
             session=lambda: None if self._registration is None else self._registration.session,
         )
 
@@ -238,25 +216,6 @@ class BrokerProcess:
 
     def _data_path(self, topic: str) -> str:
         return self._topic(topic).data_path
-
-    def _run_in_thread(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self._run_in(self._reactor.getThreadPool(), function, done)
-
-    def _run_cold(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        if not self._cold_threads.started:
-            self._cold_threads.start()
-        self._run_in(self._cold_threads, function, done)
-
-    def _run_filter(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        if not self._filter_threads.started:
-            self._filter_threads.start()
-        self._run_in(self._filter_threads, function, done)
-
-    def _run_in(self, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        def finished(success: bool, result: Any) -> None:
-            self._reactor.callFromThread(done, result if success else result.value)
-
-        pool.callInThreadWithCallback(finished, function)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ from .settings import BrokerConfig, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
-    "DEFAULT_MAX_PENDING_PUT_BYTES",
     "BrokerConfig",
     "TopicConfig",
     "ZooKeeperConfig",
@@ -45,10 +44,6 @@ __all__ = [
     "read_config",
 ]
 
-DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
-"""Bytes of puts, of all connections, that may wait to be safe before no more are read. An option of the command
-(`--max-pending-puts`), not of server.ini: a Java broker refuses a key that it does not know.
-"""
 DEFAULT_MAX_CHECKPOINTS = 3
 DEFAULT_CHECKPOINT_INTERVAL_MS = 60 * 60 * 1000
 DEFAULT_MAX_TX_TIMEOUT_SECONDS = 60

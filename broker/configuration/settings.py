@@ -6,16 +6,40 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 from zlib import crc32
 
 from ..store.retention import DeletePolicy, parse_delete_policy
 from ..transactions.config import TransactionConfig
 from .schedule import Schedule, parse_schedule
 
-__all__ = ["BrokerConfig", "TopicConfig", "ZooKeeperConfig"]
+__all__ = [
+    "DEFAULT_MAX_PENDING_PUT_BYTES",
+    "AdminFrom",
+    "BrokerConfig",
+    "BrokerOptions",
+    "TopicConfig",
+    "ZooKeeperConfig",
+]
+
+AdminFrom = Literal["loopback", "any"]
+"""Where admin requests are accepted from: this machine, or every address that reaches the port."""
+
+DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
 DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """Options of the command that server.ini does not have: a Java broker refuses a key that it does not know."""
+
+    admin_from: AdminFrom = "loopback"
+    disk_reserve: int | None = None
+    """Bytes of each data directory's disk below which puts are refused; None: a part of it (store/disk_space.py)."""
+    max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
+    """Of all connections, waiting to be safe, above which no more puts are read (pending_puts.py)."""
 
 
 @dataclass(frozen=True, slots=True)

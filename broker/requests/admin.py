@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
@@ -12,13 +12,11 @@ from metaq.protocol.errors import NotReplicating
 from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
 
 from ..configuration.reload_plan import ReloadReport
+from ..configuration.settings import AdminFrom
 from ..partitions import Partitions
 from ..replication.status import ReplicationStatus
 
-__all__ = ["Admin", "AdminFrom", "Replication", "admits"]
-
-AdminFrom = Literal["loopback", "any"]
-"""Where admin requests are accepted from: this machine, or every address that reaches the port."""
+__all__ = ["Admin", "Replication", "admits"]
 
 
 class Replication(Protocol):

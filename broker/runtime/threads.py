@@ -11,7 +11,16 @@ from twisted.python.threadpool import ThreadPool
 
 from .reactor import Reactor
 
-__all__ = ["DaemonThreads", "DiskThread"]
+__all__ = ["DaemonThreads", "DiskThread", "run_in_pool"]
+
+
+def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    """Run `function` in a thread of the pool, then `done(its result or exception)` on the reactor's."""
+
+    def finished(success: bool, result: Any) -> None:
+        reactor.callFromThread(done, result if success else result.value)
+
+    pool.callInThreadWithCallback(finished, function)
 
 
 class _Daemon(Thread):
@@ -22,19 +31,25 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A pool for users' filters, or for reads behind the page cache, apart from the threads that sync.
-
-    At most `limit` threads, started when they are needed first and never stopped.
+    """A `RunInThread` (store/threads.py) for users' filters, or for reads behind the page cache, apart from the threads
+    that sync: at most `limit` threads, started when they are needed first and never stopped.
     """
 
     threadFactory = _Daemon  # noqa: N815
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, reactor: Reactor, name: str, limit: int) -> None:
         super().__init__(0, limit, name)
+        self._reactor = reactor
+
+    def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """As `run_in_pool`. Reactor thread."""
+        if not self.started:
+            self.start()
+        run_in_pool(self._reactor, self, function, done)
 
 
 class DiskThread:
-    """A `RunInThread` (store/flush.py) for the journal alone: an acknowledgement never waits for other disk work.
+    """A `RunInThread` (store/threads.py) for the journal alone: an acknowledgement never waits for other disk work.
     It does one call after the other, with less work per call than a pool has.
 
     Started at the first call. A caller that needs the result of the last call waits for it before the process ends.

@@ -105,17 +105,15 @@ def broker(
       metaq broker -f conf/server.ini
       metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
     """
-    from metaq.broker.configuration.config import (
-        DEFAULT_MAX_PENDING_PUT_BYTES,  # these, and Twisted: only for this command
-    )
+    # these, and Twisted: only for this command
+    from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerOptions
     from metaq.broker.main import run
 
+    max_pending = DEFAULT_MAX_PENDING_PUT_BYTES if max_pending_puts is None else max_pending_puts
     return run(
         str(ini),
         filters_path=None if filters is None else str(filters),
         plugins=plugins,
         listen_on=listen,
-        admin_from="any" if admin_from == "any" else "loopback",
-        disk_reserve=disk_reserve,
-        max_pending_put_bytes=DEFAULT_MAX_PENDING_PUT_BYTES if max_pending_puts is None else max_pending_puts,
+        options=BrokerOptions("any" if admin_from == "any" else "loopback", disk_reserve, max_pending),
     )

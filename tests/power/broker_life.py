@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
-from metaq.broker.broker import Broker
+from metaq.broker.broker import Broker, WorkerThreads
 from metaq.broker.configuration.config import parse_config
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.network.session import Session
@@ -173,7 +173,7 @@ class BrokerLife:
             self.config,
             self.store,
             reactor=self.reactor,
-            run_in_thread=self.threads.run_in_thread,
+            threads=WorkerThreads(self.threads.run_in_thread),
             clock=lambda: NOW,
             rng=random.Random(1),
         )

@@ -62,7 +62,7 @@ LAYERS = (
         "metaq.cli",
         ours=(
             *(f"metaq.{name}" for name in metaq.__all__),
-            "metaq.broker.configuration.config",
+            "metaq.broker.configuration.settings",
             "metaq.broker.inspection",
             "metaq.broker.main",
             "metaq.client",

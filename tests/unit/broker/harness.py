@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from metaq.broker.broker import Broker
+from metaq.broker.broker import Broker, WorkerThreads
 from metaq.broker.configuration.config import BrokerConfig, parse_config
 from metaq.broker.configuration.reload import Reloader
 from metaq.broker.configuration.sources import ConfigTexts
@@ -172,7 +172,7 @@ class Harness:
             self.config,
             self.store,
             reactor=self.reactor,
-            run_in_thread=self.threads,
+            threads=WorkerThreads(self.threads),
             clock=lambda: self.time,
             rng=random.Random(1),
             on_topic=lambda name, config: self.topics_seen.append(name),
