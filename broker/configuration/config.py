@@ -1,42 +1,35 @@
-"""From a server.ini of metaq 1.x (storage.md §9) to settings: every default and check in one place.
+"""From a server.ini of metaq 1.x (storage.md §9) to settings: every key, default and check in one place.
 
-`read_config` is the only reader.
+`read_config` is the only reader. Each key stands in one table, with the field of settings.py that it sets.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from ipaddress import ip_address
+from typing import Any, NamedTuple
 
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError, InvalidName
-from metaq.protocol.limits import DEFAULT_PORT, check_topic
+from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
 from ..filters.mapping import parse_filter_map
-from ..store.retention import DeletePolicy, parse_delete_policy
+from ..store.retention import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
-from .ini import Section, parse_ini
-from .ini_values import (
-    FILTER_PREFIX,
-    SYSTEM_KEYS,
-    SYSTEM_KEYS_WITHOUT_EFFECT,
-    TOPIC_KEYS,
-    TOPIC_KEYS_WITHOUT_EFFECT,
-    TOPIC_PREFIX,
-    ZOOKEEPER_KEYS,
-    SectionValues,
-    check_keys,
-    wrong,
-)
-from .schedule import Schedule, parse_schedule
+from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
+from .schedule import parse_schedule
 from .settings import BrokerConfig, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
+    "SYSTEM_KEYS",
+    "SYSTEM_KEYS_WITHOUT_EFFECT",
+    "TOPIC_KEYS_WITHOUT_EFFECT",
+    "ZOOKEEPER_KEYS",
     "BrokerConfig",
     "TopicConfig",
     "ZooKeeperConfig",
@@ -48,10 +41,129 @@ DEFAULT_MAX_CHECKPOINTS = 3
 DEFAULT_CHECKPOINT_INTERVAL_MS = 60 * 60 * 1000
 DEFAULT_MAX_TX_TIMEOUT_SECONDS = 60
 DEFAULT_MAX_TX_TIMEOUTS = 30_000
-_ZOOKEEPER_DEFAULTS = ZooKeeperConfig()
-
+_TRANSACTION_DEFAULTS: Mapping[str, Any] = {
+    "flush": FlushTxLog.AT_COMMIT,
+    "max_checkpoints": DEFAULT_MAX_CHECKPOINTS,
+    "checkpoint_interval_ms": DEFAULT_CHECKPOINT_INTERVAL_MS,
+    "max_timeout_seconds": DEFAULT_MAX_TX_TIMEOUT_SECONDS,
+    "max_timeouts": DEFAULT_MAX_TX_TIMEOUTS,
+}
 
 _MAX_PARTITIONS = 100_000
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+ReadValue = Callable[[SectionValues, str, Any], Any]
+"""read(section, key, default) -> the value. A default of None: the key is required."""
+
+
+class _Key(NamedTuple):
+    """A key of server.ini and how its value is read."""
+
+    name: str
+    read: ReadValue
+
+
+def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
+    return lambda values, key, default: values.integer(key, default, low, high)
+
+
+def _optional(read: ReadValue) -> ReadValue:
+    """The default may be None."""
+    return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
+
+
+def _parsed(parse: Callable[[str, str], Any]) -> ReadValue:
+    """parse(text, where it stands)."""
+
+    def read(values: SectionValues, key: str, default: Any) -> Any:
+        entry = values.entry(key)
+        return default if entry is None else parse(entry.value, f"{entry.where}: {entry.key}")
+
+    return read
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _parse_host(entry: Entry) -> str:
+    if "_" in entry.value or any(c.isspace() or c == "/" for c in entry.value):
+        raise wrong(entry, "cannot be read by Java clients: use a name without '_', '/' and blanks, or an IP address")
+    return entry.value.removeprefix("[").removesuffix("]")
+
+
+_path = _parsed(lambda text, where: _absolute(text))
+_flag: ReadValue = SectionValues.boolean
+_positive = _integer(1)
+_number = _integer(0)
+_port = _integer(0, 65535)
+_flush = _integer(min(FlushTxLog), max(FlushTxLog))
+
+_TOPIC: Mapping[str, _Key] = {
+    "partitions": _Key("numPartitions", _integer(1, _MAX_PARTITIONS)),
+    "unflush_threshold": _Key("unflushThreshold", _integer()),
+    "unflush_interval_ms": _Key("unflushInterval", _number),
+    "data_path": _Key("dataPath", _path),
+    "delete_policy": _Key("deletePolicy", _parsed(parse_delete_policy)),
+    "delete_when": _Key("deleteWhen", _parsed(parse_schedule)),
+    "accept_publish": _Key("acceptPublish", _flag),
+    "accept_subscribe": _Key("acceptSubscribe", _flag),
+    "stat": _Key("stat", _flag),
+}
+_SYSTEM: Mapping[str, _Key] = {
+    "broker_id": _Key("brokerId", _integer(0, MAX_BROKER_ID)),
+    "host": _Key("hostName", lambda values, key, default: _parse_host(e) if (e := values.entry(key)) else default),
+    "port": _Key("serverPort", _port),
+    "max_segment_size": _Key("maxSegmentSize", _positive),
+    "max_transfer_size": _Key("maxTransferSize", _positive),
+    "dashboard_port": _Key("dashboardHttpPort", _optional(_port)),
+    "move_consumers_past_end": _Key("updateConsumerOffsets", _flag),
+    "app_class_path": _Key("appClassPath", _path),
+}
+_TRANSACTIONS: Mapping[str, _Key] = {
+    "log_path": _Key("dataLogPath", _path),
+    "flush": _Key("flushTxLogAtCommit", lambda values, key, default: FlushTxLog(_flush(values, key, default))),
+    "max_checkpoints": _Key("maxCheckpoints", _positive),
+    "checkpoint_interval_ms": _Key("checkpointInterval", _positive),
+    "max_timeout_seconds": _Key("maxTxTimeoutInSeconds", _positive),
+    "max_timeouts": _Key("maxTxTimeoutTimerCapacity", _positive),
+}
+_ZOOKEEPER: Mapping[str, _Key] = {
+    "connect": _Key("zk.zkConnect", SectionValues.text),
+    "root": _Key("zk.zkRoot", SectionValues.text),
+    "enabled": _Key("zk.zkEnable", _flag),
+    "session_timeout_ms": _Key("zk.zkSessionTimeoutMs", _positive),
+    "connection_timeout_ms": _Key("zk.zkConnectionTimeoutMs", _positive),
+    "sync_time_ms": _Key("zk.zkSyncTimeMs", _number),
+}
+_CHECKED: Mapping[str, ReadValue] = {
+    "getProcessThreadCount": _integer(),
+    "loadMessageStoresInParallel": _flag,
+    "putProcessThreadCount": _integer(),
+    "quartzThreadCount": _integer(),
+}
+"""Threads of the Java broker. What it would not start with is refused, so that it can take the file back."""
+
+_IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
+"""Fields of Java's configuration class, which it accepts and ignores."""
+
+TOPIC_KEYS = {key.name for key in _TOPIC.values()}
+SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}
+ZOOKEEPER_KEYS = {key.name for key in _ZOOKEEPER.values()}
+SYSTEM_KEYS_WITHOUT_EFFECT = _CHECKED.keys() | {*_IGNORED.split(), "topics", "zkConfig"}
+TOPIC_KEYS_WITHOUT_EFFECT = {"filterClassNames", "topic"}
+_FILTER_PREFIX = "group."
+_TOPIC_PREFIX = "topic="
+
+
+def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a table; those without a default are required."""
+    return {field: key.read(values, key.name, defaults.get(field)) for field, key in table.items()}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
@@ -79,87 +191,46 @@ def parse_config(
     check_keys(sections["system"], "system", SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     check_keys(sections["zookeeper"], "zookeeper", ZOOKEEPER_KEYS | SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     values = SectionValues(sections["system"], "system", name)
-    system = _topic("", values, None)
-    _check_values_without_effect(values)
+    unset = TopicConfig("", 0, 0, 0, _absolute("~/meta"))
+    optional = (field for field in _TOPIC if field not in ("partitions", "unflush_threshold", "unflush_interval_ms"))
+    system = TopicConfig("", **_read(_TOPIC, values, {field: getattr(unset, field) for field in optional}))
+    for key, read in _CHECKED.items():
+        read(values, key, False)
+    host = None if values.entry("hostName") else listen
+    if host is not None and (not host or ip_address(host).is_unspecified):
+        host = local_address()
+    defaults = {"host": host, "port": DEFAULT_PORT, "move_consumers_past_end": False}
     return BrokerConfig(
-        broker_id=values.integer("brokerId", None, 0, MAX_BROKER_ID),
-        host=_host(values, listen),
-        port=values.integer("serverPort", DEFAULT_PORT, 0, 65535),
+        **_read(_SYSTEM, values, defaults),
         system=system,
         topics=_topics(sections, inherited or system, name),
-        max_segment_size=values.integer("maxSegmentSize", None, 1),
-        max_transfer_size=values.integer("maxTransferSize", None, 1),
-        transactions=_transactions(values, system.data_path),
+        transactions=TransactionConfig(
+            **_read(_TRANSACTIONS, values, {**_TRANSACTION_DEFAULTS, "log_path": _absolute(system.data_path)})
+        ),
         zookeeper=_zookeeper(SectionValues(sections["zookeeper"], "zookeeper", name)),
         listen=listen,
-        dashboard_port=values.integer("dashboardHttpPort", 0, 0, 65535) if values.entry("dashboardHttpPort") else None,
-        move_consumers_past_end=values.boolean("updateConsumerOffsets", False),
-        app_class_path=_path(values.text("appClassPath", "")),
         filter_classes=parse_filter_map(filter_source),
         source=source,
         filter_source=filter_source,
     )
 
 
-def _check_values_without_effect(values: SectionValues) -> None:
-    """What the Java broker would not start with is refused, so that it can take the file back."""
-    for key in ("getProcessThreadCount", "putProcessThreadCount", "quartzThreadCount"):
-        values.integer(key, 0)
-    values.boolean("loadMessageStoresInParallel", False)
-
-
-def _path(text: str) -> str | None:
-    return _absolute(text) if text else None
-
-
-def _topic(name: str, values: SectionValues, inherited: TopicConfig | None) -> TopicConfig:
-    """Settings of one section; without `inherited` it is [system], where three keys are required."""
-    base = inherited or TopicConfig(name, 0, 0, 0, _absolute("~/meta"))
-    required = inherited is None
-    return TopicConfig(
-        name=name,
-        partitions=values.integer("numPartitions", None if required else base.partitions, 1, _MAX_PARTITIONS),
-        unflush_threshold=values.integer("unflushThreshold", None if required else base.unflush_threshold),
-        unflush_interval_ms=values.integer("unflushInterval", None if required else base.unflush_interval_ms, 0),
-        data_path=_absolute(values.text("dataPath", base.data_path)),
-        delete_policy=_delete_policy(values, base),
-        delete_when=_delete_when(values, base),
-        accept_publish=values.boolean("acceptPublish", base.accept_publish),
-        accept_subscribe=values.boolean("acceptSubscribe", base.accept_subscribe),
-        stat=values.boolean("stat", base.stat) if required else values.text("stat", _java(base.stat)).lower() == "true",
-    )
-
-
-def _java(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _delete_policy(values: SectionValues, base: TopicConfig) -> DeletePolicy:
-    entry = values.entry("deletePolicy")
-    return base.delete_policy if entry is None else parse_delete_policy(entry.value, f"{entry.where}: {entry.key}")
-
-
-def _delete_when(values: SectionValues, base: TopicConfig) -> Schedule:
-    entry = values.entry("deleteWhen")
-    return base.delete_when if entry is None else parse_schedule(entry.value, f"{entry.where}: {entry.key}")
-
-
 def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> dict[str, TopicConfig]:
     topics: dict[str, TopicConfig] = {}
     for name, section in sections.items():
-        if not name.startswith(TOPIC_PREFIX):
+        if not name.startswith(_TOPIC_PREFIX):
             continue
-        topic = name.removeprefix(TOPIC_PREFIX).strip()
+        topic = name.removeprefix(_TOPIC_PREFIX).strip()
         _check_topic_name(topic, file, name)
         filters, settings = _split_filters(section)
         check_keys(settings, name, TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
-        topics[topic] = replace(
-            _topic(topic, SectionValues(settings, name, file), system),
-            filters={key.removeprefix(FILTER_PREFIX): entry.value for key, entry in filters.items()},
+        values = SectionValues(settings, name, file)
+        stat = settings.pop("stat", None)  # not checked by 1.x in a topic's section: anything but true is false
+        topics[topic] = TopicConfig(
+            topic,
+            **_read(_TOPIC, values, {field: getattr(system, field) for field in _TOPIC})
+            | ({} if stat is None else {"stat": stat.value.lower() == "true"}),
+            filters={key.removeprefix(_FILTER_PREFIX): entry.value for key, entry in filters.items()},
         )
     if not topics:
         raise ConfigError(file, "", "has no topic: add a section such as [topic=test], or [topic=*] for any name")
@@ -170,7 +241,7 @@ def _split_filters(section: Section) -> tuple[Section, Section]:
     """The entries of a topic's section that name filters, and the others."""
     parts = Section(), Section()
     for entry in (*section.values(), *section.blank.values()):
-        parts[0 if entry.key.startswith(FILTER_PREFIX) else 1].put(entry)
+        parts[0 if entry.key.startswith(_FILTER_PREFIX) else 1].put(entry)
     return parts
 
 
@@ -185,35 +256,7 @@ def _check_topic_name(topic: str, file: str, section: str) -> None:
 
 
 def _zookeeper(values: SectionValues) -> ZooKeeperConfig:
-    base = _ZOOKEEPER_DEFAULTS
     if blank := values.blank("zk.zkConnect"):
         raise wrong(blank, "names no server: set host:port, or remove the line for localhost:2181")
-    root = "/" + values.text("zk.zkRoot", base.root).strip("/")
-    return ZooKeeperConfig(
-        connect=values.text("zk.zkConnect", base.connect),
-        root=root,
-        enabled=values.boolean("zk.zkEnable", base.enabled),
-        session_timeout_ms=values.integer("zk.zkSessionTimeoutMs", base.session_timeout_ms, 1),
-        connection_timeout_ms=values.integer("zk.zkConnectionTimeoutMs", base.connection_timeout_ms, 1),
-        sync_time_ms=values.integer("zk.zkSyncTimeMs", base.sync_time_ms, 0),
-    )
-
-
-def _transactions(values: SectionValues, data_path: str) -> TransactionConfig:
-    return TransactionConfig(
-        log_path=_absolute(values.text("dataLogPath", data_path)),
-        flush=FlushTxLog(values.integer("flushTxLogAtCommit", FlushTxLog.AT_COMMIT, min(FlushTxLog), max(FlushTxLog))),
-        max_checkpoints=values.integer("maxCheckpoints", DEFAULT_MAX_CHECKPOINTS, 1),
-        checkpoint_interval_ms=values.integer("checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL_MS, 1),
-        max_timeout_seconds=values.integer("maxTxTimeoutInSeconds", DEFAULT_MAX_TX_TIMEOUT_SECONDS, 1),
-        max_timeouts=values.integer("maxTxTimeoutTimerCapacity", DEFAULT_MAX_TX_TIMEOUTS, 1),
-    )
-
-
-def _host(values: SectionValues, listen: str) -> str:
-    entry = values.entry("hostName")
-    if entry is None:
-        return listen if listen and not ip_address(listen).is_unspecified else local_address()
-    if "_" in entry.value or any(c.isspace() or c == "/" for c in entry.value):
-        raise wrong(entry, "cannot be read by Java clients: use a name without '_', '/' and blanks, or an IP address")
-    return entry.value.removeprefix("[").removesuffix("]")
+    config = ZooKeeperConfig(**_read(_ZOOKEEPER, values, asdict(ZooKeeperConfig())))
+    return replace(config, root="/" + config.root.strip("/"))

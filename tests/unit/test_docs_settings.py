@@ -13,8 +13,7 @@ import pytest
 
 import metaq.client.config
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig
-from metaq.broker.configuration.config import parse_config
-from metaq.broker.configuration.ini_values import SYSTEM_KEYS, ZOOKEEPER_KEYS
+from metaq.broker.configuration.config import SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
 from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

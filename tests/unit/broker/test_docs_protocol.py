@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.configuration import ini_values
+from metaq.broker.configuration import config
 from metaq.protocol import remoting, searches
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -71,12 +71,7 @@ def test_every_code_is_listed(code):
     assert re.search(rf"\b{int(code)} {code.name}\b|{code.name} \({int(code)}\)", PROTOCOL)
 
 
-KEYS = (
-    ini_values.SYSTEM_KEYS
-    | ini_values.ZOOKEEPER_KEYS
-    | ini_values.SYSTEM_KEYS_WITHOUT_EFFECT
-    | ini_values.TOPIC_KEYS_WITHOUT_EFFECT
-)
+KEYS = config.SYSTEM_KEYS | config.ZOOKEEPER_KEYS | config.SYSTEM_KEYS_WITHOUT_EFFECT | config.TOPIC_KEYS_WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))
