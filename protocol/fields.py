@@ -1,37 +1,137 @@
-"""The framed protocol's extFields: strings on the wire, checked when they are read.
+"""The framed protocol's extFields: strings on the wire, the attributes of a dataclass here.
 
-A wrong or missing field raises RemoteProtocolError naming it; the broker answers that with MESSAGE_ILLEGAL.
+A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute says what it is on the wire:
+
+    @dataclass(slots=True)
+    class OffsetReply(ExtFields):
+        offset: Annotated[int, number("offset", 0, INT64_MAX)]
+
+Annotations are evaluated outside of their module's scope: functions in them are named ones, no lambdas. A field that is
+missing has the attribute's default, and without a default it is an error. A wrong or missing field
+raises RemoteProtocolError naming it; the broker answers that with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from .errors import RemoteProtocolError
-from .limits import INT64_MAX
+from .limits import INT32_MAX, INT64_MAX
 
-__all__ = ["INT64_MIN", "Ext", "int_field", "text_field"]
+__all__ = ["INT64_MIN", "Ext", "ExtFields", "Field", "PartitionField", "TopicField", "choice", "flag", "number"]
 
 Ext = Mapping[str, str]
 INT64_MIN = -INT64_MAX - 1
 
 
-def int_field(ext: Ext, name: str, low: int, high: int, default: int | None = None) -> int:
-    """A field's integer in [low, high]. Raises RemoteProtocolError; for a missing one only without a default."""
-    text = ext.get(name)
-    if text is None:
-        if default is not None:
-            return default
-        raise RemoteProtocolError(f"extFields.{name} is missing")
-    digits = text[1:] if text[:1] == "-" else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
+class Field(NamedTuple):
+    """One field on the wire.
+
+    read: makes the value of the text, and raises RemoteProtocolError; None: the text is the value. write: the inverse;
+    None: a text or a number is written as it is. missing: what a missing field means, unless the attribute's default
+    says it. left_out: the field is not written while it has the attribute's default.
+    """
+
+    name: str
+    read: Callable[[str], Any] | None = None
+    write: Callable[[Any], str | int] | None = None
+    missing: Any = MISSING
+    left_out: bool = False
+
+
+def number(name: str, low: int, high: int, *, left_out: bool = False) -> Field:
+    """An integer in [low, high]."""
+
+    def read(text: str) -> int:
+        digits = text[1:] if text[:1] == "-" else text
+        if digits.isascii() and digits.isdigit() and len(digits) <= 19 and low <= (value := int(text)) <= high:
+            return value
         raise RemoteProtocolError(f"extFields.{name}={text[:40]!r} is not an integer in [{low}, {high}]")
-    return int(text)
+
+    return Field(name, read, left_out=left_out)
 
 
-def text_field(ext: Ext, name: str, default: str | None = None) -> str:
-    """A field's text. Raises RemoteProtocolError for a missing one without a default."""
-    text = ext.get(name, default)
-    if text is None:
-        raise RemoteProtocolError(f"extFields.{name} is missing")
-    return text
+def flag(name: str, *, left_out: bool = False) -> Field:
+    """A truth value: 0 or 1."""
+    read = number(name, 0, 1).read
+    assert read is not None
+    return Field(name, lambda text: read(text) == 1, int, left_out=left_out)
+
+
+def choice(name: str, choices: Collection[str]) -> Field:
+    """One of these texts."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise RemoteProtocolError(f"extFields.{name}={text[:40]!r} is none of {', '.join(choices)}")
+        return text
+
+    return Field(name, read)
+
+
+TopicField = Annotated[str, Field("topic")]
+PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
+
+
+class _Codec:
+    """What the annotations of a class say, in the form that reading and writing need."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        found: list[tuple[Any, Field]] = [(each, hints[each.name].__metadata__[0]) for each in fields(kind)]
+        self.reading = [
+            (field.name, field.read, field.missing if attribute.default is MISSING else attribute.default)
+            for attribute, field in found
+        ]
+        self.left_out = [(each.name, field.name, each.default) for each, field in found if field.left_out]
+        writers = {f"write_{field.name}": field.write for _, field in found if field.write is not None}
+        items = [
+            f"{field.name!r}: write_{field.name}(self.{attribute.name})"
+            if field.write is not None
+            else f"{field.name!r}: self.{attribute.name}"
+            for attribute, field in found
+        ]
+        # as dataclasses does for __init__: no loop over the fields at each call (docs/decisions/099-ext-fields.md)
+        self.write: Callable[[Any], dict[str, str | int]] = eval(f"lambda self: {{{', '.join(items)}}}", writers)
+
+
+class _Codecs(dict[type[Any], _Codec]):
+    """Each is made when the class is first used."""
+
+    def __missing__(self, kind: type[Any]) -> _Codec:
+        self[kind] = _Codec(kind)
+        return self[kind]
+
+
+_CODECS = _Codecs()
+
+
+class ExtFields:
+    """Base of a dataclass that is a set of extFields."""
+
+    __slots__ = ()
+
+    def to_ext(self) -> dict[str, str | int]:
+        """What `encode_frame` takes."""
+        codec = _CODECS[type(self)]
+        ext = codec.write(self)
+        for attribute, name, default in codec.left_out:
+            if getattr(self, attribute) == default:
+                del ext[name]
+        return ext
+
+    @classmethod
+    def from_ext(cls, ext: Ext) -> Self:
+        """The values of a frame's `ext`. Raises RemoteProtocolError."""
+        values: list[Any] = []
+        for name, read, missing in _CODECS[cls].reading:
+            text = ext.get(name)
+            if text is not None:
+                values.append(text if read is None else read(text))
+            elif missing is MISSING:
+                raise RemoteProtocolError(f"extFields.{name} is missing")
+            else:
+                values.append(missing)
+        return cls(*values)

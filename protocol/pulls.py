@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, Ext, int_field, text_field
+from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
 from .sends import split_batch
 
@@ -32,7 +33,12 @@ TAG_SEPARATOR = "||"
 NOT_DAMAGED = -1
 
 
-class PullRequest(NamedTuple):
+def _read_tags(text: str) -> tuple[str, ...]:
+    return tuple(text.split(TAG_SEPARATOR)) if text else ()
+
+
+@dataclass(slots=True)
+class PullRequest(ExtFields):
     """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
 
     tags: only records with one of these tags (compared by hash; the client checks again), empty = all.
@@ -43,53 +49,20 @@ class PullRequest(NamedTuple):
     a record with a wrong one.
     """
 
-    topic: str
-    partition: int
-    offset: int
-    max_bytes: int
-    group: str = ""
-    tags: tuple[str, ...] = ()
-    wait_ms: int = 0
-    sequence: int = 0
-    sizes: bool = False
-    verify: bool = False
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "maxBytes": self.max_bytes,
-            "group": self.group,
-            "waitMs": self.wait_ms,
-            "sequence": self.sequence,
-        }
-        if self.tags:
-            ext["tags"] = TAG_SEPARATOR.join(self.tags)
-        if self.sizes:
-            ext["sizes"] = 1
-        if self.verify:
-            ext["verify"] = 1
-        return ext
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        tags = text_field(ext, "tags", "")
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", INT64_MIN, INT64_MAX),
-            int_field(ext, "maxBytes", 1, INT32_MAX),
-            text_field(ext, "group", ""),
-            tuple(tags.split(TAG_SEPARATOR)) if tags else (),
-            int_field(ext, "waitMs", 0, MAX_WAIT_MS, 0),
-            int_field(ext, "sequence", 0, INT64_MAX, 0),
-            int_field(ext, "sizes", 0, 1, 0) == 1,
-            int_field(ext, "verify", 0, 1, 0) == 1,
-        )
+    topic: TopicField
+    partition: PartitionField
+    offset: Annotated[int, number("offset", INT64_MIN, INT64_MAX)]
+    max_bytes: Annotated[int, number("maxBytes", 1, INT32_MAX)]
+    group: Annotated[str, Field("group")] = ""
+    tags: Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.join, left_out=True)] = ()
+    wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0
+    sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0
+    sizes: Annotated[bool, flag("sizes", left_out=True)] = False
+    verify: Annotated[bool, flag("verify", left_out=True)] = False
 
 
-class PullReply(NamedTuple):
+@dataclass(slots=True)
+class PullReply(ExtFields):
     """Answer to PULL, code SUCCESS, PULL_NOT_FOUND (nothing before the wait ended) or PULL_OFFSET_MOVED.
 
     next_offset: where to go on (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds of
@@ -100,29 +73,14 @@ class PullReply(NamedTuple):
     offset is moved for another reason.
     """
 
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    behind: int
-    sequence: int = 0
-    runs: int = 0
-    records: int = 0
-    damaged_from: int = NOT_DAMAGED
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "nextOffset": self.next_offset,
-            "minOffset": self.min_offset,
-            "maxOffset": self.max_offset,
-            "behind": self.behind,
-            "sequence": self.sequence,
-            "runs": self.runs,
-        }
-        if self.records:
-            ext["records"] = self.records
-        if self.damaged_from != NOT_DAMAGED:
-            ext["damagedFrom"] = self.damaged_from
-        return ext
+    next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
+    min_offset: Annotated[int, number("minOffset", 0, INT64_MAX)]
+    max_offset: Annotated[int, number("maxOffset", 0, INT64_MAX)]
+    behind: Annotated[int, number("behind", 0, INT64_MAX)]
+    sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0
+    runs: Annotated[int, number("runs", 0, INT32_MAX)] = 0
+    records: Annotated[int, number("records", 0, MAX_BATCH_RECORDS, left_out=True)] = 0
+    damaged_from: Annotated[int, number("damagedFrom", NOT_DAMAGED, INT64_MAX, left_out=True)] = NOT_DAMAGED
 
     def records_in(
         self, body: memoryview, offset: int
@@ -138,19 +96,6 @@ class PullReply(NamedTuple):
         if self.runs:
             return decode_runs(body, self.runs), None
         return [(offset, body)] if body else [], None
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            int_field(ext, "nextOffset", 0, INT64_MAX),
-            int_field(ext, "minOffset", 0, INT64_MAX),
-            int_field(ext, "maxOffset", 0, INT64_MAX),
-            int_field(ext, "behind", 0, INT64_MAX),
-            int_field(ext, "sequence", 0, INT64_MAX, 0),
-            int_field(ext, "runs", 0, INT32_MAX, 0),
-            int_field(ext, "records", 0, MAX_BATCH_RECORDS, 0),
-            int_field(ext, "damagedFrom", NOT_DAMAGED, INT64_MAX, NOT_DAMAGED),
-        )
 
 
 _RUN = Struct(">QI")

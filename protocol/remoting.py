@@ -1,18 +1,18 @@
 """What else the framed protocol asks and answers: bounds, searches, statistics, transactions, partitions' state.
 
-Each class is one set of extFields (docs/protocol.md); `to_ext` writes it, `from_ext` reads and checks it as fields.py
-says. Sending and pulling are in sends.py, send_many.py and pulls.py.
+Each class is one set of extFields (docs/protocol.md), written and read as fields.py says. Sending and pulling are in
+sends.py, send_many.py and pulls.py, searches for messages in searches.py.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Annotated, Self
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, Ext, int_field, text_field
+from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, choice, number
 from .limits import INT32_MAX, INT64_MAX
-from .sends import TX_KEY
-from .transactions import NULL_KEY, TransactionType, parse_key
+from .transactions import NULL_KEY, TX_KEY, TransactionType, parse_key, parse_own_key
 
 __all__ = [
     "COMPLETE_ACTIONS",
@@ -30,223 +30,122 @@ __all__ = [
 ]
 
 
-class PartitionRequest(NamedTuple):
+@dataclass(slots=True)
+class PartitionRequest(ExtFields):
     """MAX_OFFSET and MIN_OFFSET: the bounds of a partition's readable bytes."""
 
-    topic: str
-    partition: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "partition": self.partition}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(text_field(ext, "topic"), int_field(ext, "partition", 0, INT32_MAX))
+    topic: TopicField
+    partition: PartitionField
 
 
-class SearchByTimeRequest(NamedTuple):
+@dataclass(slots=True)
+class SearchByTimeRequest(ExtFields):
     """SEARCH_OFFSET_BY_TIME: the first record stored at or after `time_ms` (milliseconds since 1970)."""
 
-    topic: str
-    partition: int
-    time_ms: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "partition": self.partition, "timestamp": self.time_ms}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "timestamp", 0, INT64_MAX),
-        )
+    topic: TopicField
+    partition: PartitionField
+    time_ms: Annotated[int, number("timestamp", 0, INT64_MAX)]
 
 
-class SearchByCountRequest(NamedTuple):
+@dataclass(slots=True)
+class SearchByCountRequest(ExtFields):
     """SEARCH_OFFSET_BY_COUNT: where one gets from `offset` by at most so many whole messages and so many bytes.
 
     messages and max_bytes: 0 … 2**63-1; `offset` is where a message begins.
     """
 
-    topic: str
-    partition: int
-    offset: int
-    messages: int
-    max_bytes: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "messages": self.messages,
-            "maxBytes": self.max_bytes,
-        }
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", 0, INT64_MAX),
-            int_field(ext, "messages", 0, INT64_MAX, INT64_MAX),
-            int_field(ext, "maxBytes", 0, INT64_MAX, INT64_MAX),
-        )
+    topic: TopicField
+    partition: PartitionField
+    offset: Annotated[int, number("offset", 0, INT64_MAX)]
+    messages: Annotated[int, number("messages", 0, INT64_MAX)] = INT64_MAX
+    max_bytes: Annotated[int, number("maxBytes", 0, INT64_MAX)] = INT64_MAX
 
 
-class OffsetReply(NamedTuple):
+@dataclass(slots=True)
+class OffsetReply(ExtFields):
     """Answer to MAX_OFFSET, MIN_OFFSET and the searches by time and by count: a byte offset."""
 
-    offset: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"offset": self.offset}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(int_field(ext, "offset", 0, INT64_MAX))
+    offset: Annotated[int, number("offset", 0, INT64_MAX)]
 
 
-class MessageCountsRequest(NamedTuple):
+@dataclass(slots=True)
+class MessageCountsRequest(ExtFields):
     """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`."""
 
-    topic: str
-    partition: int
-    offset: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", INT64_MIN, INT64_MAX, 0),
-        )
+    topic: TopicField
+    partition: PartitionField
+    offset: Annotated[int, number("offset", INT64_MIN, INT64_MAX)] = 0
 
 
-class MessageCountsReply(NamedTuple):
+@dataclass(slots=True)
+class MessageCountsReply(ExtFields):
     """total: readable messages; before: those wholly before the asked offset; and the partition's bounds in bytes."""
 
-    total: int
-    before: int
-    min_offset: int
-    max_offset: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {
-            "total": self.total,
-            "before": self.before,
-            "minOffset": self.min_offset,
-            "maxOffset": self.max_offset,
-        }
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        names = ("total", "before", "minOffset", "maxOffset")
-        return cls(*(int_field(ext, name, 0, INT64_MAX) for name in names))
+    total: Annotated[int, number("total", 0, INT64_MAX)]
+    before: Annotated[int, number("before", 0, INT64_MAX)]
+    min_offset: Annotated[int, number("minOffset", 0, INT64_MAX)]
+    max_offset: Annotated[int, number("maxOffset", 0, INT64_MAX)]
 
 
-class StatsRequest(NamedTuple):
+@dataclass(slots=True)
+class StatsRequest(ExtFields):
     """STATS: the reply's body is the text of the 1.x command `stats <item>`."""
 
-    item: str = ""
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"item": self.item}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(text_field(ext, "item", ""))
+    item: Annotated[str, Field("item")] = ""
 
 
-class TransactionRequest(NamedTuple):
+def _or_null(key: str | None) -> str:
+    return NULL_KEY if key is None else key
+
+
+@dataclass(slots=True)
+class TransactionRequest(ExtFields):
     """TRANSACTION: a verb of 1.x's `transaction` (wire.md §3), docs/transactions.md.
 
     tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: 0 = none; for BEGIN. qualifier: for
     RECOVER, "" = all.
     """
 
-    tx_key: str | None
-    type: str
-    session_id: str = ""
-    timeout_seconds: int = 0
-    qualifier: str = ""
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {
-            TX_KEY: NULL_KEY if self.tx_key is None else self.tx_key,
-            "type": self.type,
-            "sessionId": self.session_id,
-            "timeoutSeconds": self.timeout_seconds,
-            "qualifier": self.qualifier,
-        }
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        kind = text_field(ext, "type")
-        if kind not in TransactionType.__members__:
-            raise RemoteProtocolError(
-                f"extFields.type={kind[:40]!r} is none of {', '.join(TransactionType.__members__)}"
-            )
-        return cls(
-            parse_key(text_field(ext, TX_KEY, NULL_KEY)),
-            kind,
-            text_field(ext, "sessionId", ""),
-            int_field(ext, "timeoutSeconds", 0, INT32_MAX, 0),
-            text_field(ext, "qualifier", ""),
-        )
-
-
-class CompleteTransactionRequest(NamedTuple):
-    """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
-
-    action: commit, rollback, complete (give it up without saying which) or forget (drop the note of such a decision).
-    """
-
-    tx_key: str
-    action: str
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {TX_KEY: self.tx_key, "action": self.action}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        action = text_field(ext, "action")
-        if action not in COMPLETE_ACTIONS:
-            raise RemoteProtocolError(f"extFields.action={action[:40]!r} is none of {', '.join(COMPLETE_ACTIONS)}")
-        return cls(parse_key(text_field(ext, TX_KEY)) or NULL_KEY, action)
+    tx_key: Annotated[str | None, Field(TX_KEY, parse_key, _or_null, missing=None)]
+    type: Annotated[str, choice("type", TransactionType.__members__)]
+    session_id: Annotated[str, Field("sessionId")] = ""
+    timeout_seconds: Annotated[int, number("timeoutSeconds", 0, INT32_MAX)] = 0
+    qualifier: Annotated[str, Field("qualifier")] = ""
 
 
 COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 
-class ClosePartitionsRequest(NamedTuple):
+@dataclass(slots=True)
+class CompleteTransactionRequest(ExtFields):
+    """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
+
+    action: commit, rollback, complete (give it up without saying which) or forget (drop the note of such a decision).
+    """
+
+    tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]
+    action: Annotated[str, choice("action", COMPLETE_ACTIONS)]
+
+
+@dataclass(slots=True)
+class ClosePartitionsRequest(ExtFields):
     """CLOSE_PARTITIONS: refuse puts to and gets from the partitions `start` … `end` of a configured topic."""
 
-    topic: str
-    start: int
-    end: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "start": self.start, "end": self.end}
+    topic: TopicField
+    start: Annotated[int, number("start", 0, INT32_MAX)]
+    end: Annotated[int, number("end", 0, INT32_MAX)]
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        start = int_field(ext, "start", 0, INT32_MAX)
-        return cls(text_field(ext, "topic"), start, int_field(ext, "end", start, INT32_MAX))
+        """As ExtFields; `end` must not be before `start`."""
+        found = super(ClosePartitionsRequest, cls).from_ext(ext)
+        if found.end < found.start:
+            raise RemoteProtocolError(f"extFields.end={found.end} is before start={found.start}")
+        return found
 
 
-class OpenPartitionsRequest(NamedTuple):
+@dataclass(slots=True)
+class OpenPartitionsRequest(ExtFields):
     """OPEN_PARTITIONS: take puts and gets again for all closed partitions of a topic."""
 
-    topic: str
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(text_field(ext, "topic"))
+    topic: TopicField

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple
 
 from .errors import RemoteProtocolError
-from .fields import Ext, int_field, text_field
+from .fields import INT64_MIN, ExtFields, Field, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from .record import HEADER_BYTES
 
@@ -27,86 +28,50 @@ ALL_PARTITIONS = -1
 DEFAULT_FOUND_MESSAGES = 32
 
 
-class ViewMessageRequest(NamedTuple):
+def _read_key(text: str) -> str:
+    if not 1 <= len(text) <= MAX_KEY_CHARACTERS:
+        raise RemoteProtocolError(f"extFields.key has {len(text)} characters, not 1 … {MAX_KEY_CHARACTERS}")
+    return text
+
+
+SearchedPartition = Annotated[int, number("partition", ALL_PARTITIONS, INT32_MAX)]
+
+
+@dataclass(slots=True)
+class ViewMessageRequest(ExtFields):
     """VIEW_MESSAGE_BY_ID: the message with an id. partition: -1 = look into all partitions that the broker has."""
 
-    topic: str
-    message_id: int
-    partition: int = ALL_PARTITIONS
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topic": self.topic, "msgId": self.message_id, "partition": self.partition}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "msgId", -INT64_MAX - 1, INT64_MAX),
-            int_field(ext, "partition", ALL_PARTITIONS, INT32_MAX, ALL_PARTITIONS),
-        )
+    topic: TopicField
+    message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
+    partition: SearchedPartition = ALL_PARTITIONS
 
 
-class QueryMessageRequest(NamedTuple):
+@dataclass(slots=True)
+class QueryMessageRequest(ExtFields):
     """QUERY_MESSAGE: the newest (or oldest) `max_messages` with a key, stored at `begin_ms` … `end_ms` (Unix ms).
 
     max_messages: 1 … MAX_FOUND_MESSAGES. partition: as in ViewMessageRequest.
     """
 
-    topic: str
-    key: str
-    max_messages: int = DEFAULT_FOUND_MESSAGES
-    begin_ms: int = 0
-    end_ms: int = INT64_MAX
-    partition: int = ALL_PARTITIONS
-    oldest_first: bool = False
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {
-            "topic": self.topic,
-            "key": self.key,
-            "maxNum": self.max_messages,
-            "beginTimestamp": self.begin_ms,
-            "endTimestamp": self.end_ms,
-            "partition": self.partition,
-            "oldest": int(self.oldest_first),
-        }
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        key = text_field(ext, "key")
-        if not key or len(key) > MAX_KEY_CHARACTERS:
-            raise RemoteProtocolError(f"extFields.key has {len(key)} characters, not 1 … {MAX_KEY_CHARACTERS}")
-        return cls(
-            text_field(ext, "topic"),
-            key,
-            int_field(ext, "maxNum", 1, MAX_FOUND_MESSAGES, DEFAULT_FOUND_MESSAGES),
-            int_field(ext, "beginTimestamp", 0, INT64_MAX, 0),
-            int_field(ext, "endTimestamp", 0, INT64_MAX, INT64_MAX),
-            int_field(ext, "partition", ALL_PARTITIONS, INT32_MAX, ALL_PARTITIONS),
-            bool(int_field(ext, "oldest", 0, 1, 0)),
-        )
+    topic: TopicField
+    key: Annotated[str, Field("key", _read_key)]
+    max_messages: Annotated[int, number("maxNum", 1, MAX_FOUND_MESSAGES)] = DEFAULT_FOUND_MESSAGES
+    begin_ms: Annotated[int, number("beginTimestamp", 0, INT64_MAX)] = 0
+    end_ms: Annotated[int, number("endTimestamp", 0, INT64_MAX)] = INT64_MAX
+    partition: SearchedPartition = ALL_PARTITIONS
+    oldest_first: Annotated[bool, flag("oldest")] = False
 
 
-class FoundReply(NamedTuple):
+@dataclass(slots=True)
+class FoundReply(ExtFields):
     """Answer to both, SUCCESS or QUERY_NOT_FOUND; the body is `encode_found`'s, of `messages` rows.
 
     unsearched: bytes of data that were not looked at, 0 = everything was. more: there are more messages with the key.
     """
 
-    messages: int
-    unsearched: int = 0
-    more: bool = False
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"count": self.messages, "unsearched": self.unsearched, "more": int(self.more)}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            int_field(ext, "count", 0, MAX_FOUND_MESSAGES),
-            int_field(ext, "unsearched", 0, INT64_MAX),
-            bool(int_field(ext, "more", 0, 1)),
-        )
+    messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]
+    unsearched: Annotated[int, number("unsearched", 0, INT64_MAX)]
+    more: Annotated[bool, flag("more")]
 
 
 class FoundRow(NamedTuple):

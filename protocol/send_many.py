@@ -9,14 +9,15 @@ names of the ext field `topics` from 0. Each part is stored or refused on its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import RemoteProtocolError
-from .fields import int_field, text_field
+from .fields import Ext, ExtFields, Field, number
 from .limits import MAX_BATCH_RECORDS, MAX_PARTS
 from .record import Buffer
 from .sends import split_batch
@@ -41,26 +42,20 @@ _PART = np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")])
 _ROW = np.dtype([("id", ">i8"), ("offset", ">i8"), ("partition", ">i4"), ("code", ">i4")])
 
 
-class SendManyRequest(NamedTuple):
+def _read_topics(text: str) -> tuple[str, ...]:
+    return tuple(text.split(TOPIC_SEPARATOR))
+
+
+@dataclass(slots=True)
+class SendManyRequest(ExtFields):
     """topics: their names; parts: rows of the table; records: of all parts together."""
 
-    topics: tuple[str, ...]
-    parts: int
-    records: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"topics": TOPIC_SEPARATOR.join(self.topics), "parts": self.parts, "count": self.records}
-
-    @classmethod
-    def from_ext(cls, ext: Mapping[str, str]) -> Self:
-        return cls(
-            tuple(text_field(ext, "topics").split(TOPIC_SEPARATOR)),
-            int_field(ext, "parts", 1, MAX_PARTS),
-            int_field(ext, "count", 1, MAX_BATCH_RECORDS),
-        )
+    topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
+    parts: Annotated[int, number("parts", 1, MAX_PARTS)]
+    records: Annotated[int, number("count", 1, MAX_BATCH_RECORDS)]
 
 
-def announced_parts(ext: Mapping[str, str]) -> int:
+def announced_parts(ext: Ext) -> int:
     """How many parts a request says it has; 0 if that is none of the numbers it may say."""
     try:
         return SendManyRequest.from_ext(ext).parts
@@ -68,17 +63,11 @@ def announced_parts(ext: Mapping[str, str]) -> int:
         return 0
 
 
-class SendManyReply(NamedTuple):
+@dataclass(slots=True)
+class SendManyReply(ExtFields):
     """parts: rows of the answer, as many as were sent. The frame's remark is the first refused part's."""
 
-    parts: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"parts": self.parts}
-
-    @classmethod
-    def from_ext(cls, ext: Mapping[str, str]) -> Self:
-        return cls(int_field(ext, "parts", 1, MAX_PARTS))
+    parts: Annotated[int, number("parts", 1, MAX_PARTS)]
 
 
 class Parts(NamedTuple):

@@ -7,22 +7,22 @@ stands beside them: `SendHeaders` writes the same bytes, `parse_sent_reply` read
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, Ext, int_field, text_field
+from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, number
 from .frames import PREFIX_BYTES, encode_frame, encode_prefix
 from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BATCH_RECORDS
 from .record import HEADER_BYTES
 from .statuses import RequestCode
 from .topic_partition import TopicPartition
-from .transactions import NULL_KEY, parse_key
+from .transactions import TX_KEY, parse_own_key
 
 __all__ = [
-    "TX_KEY",
     "SendBatchRequest",
     "SendHeaders",
     "SendReply",
@@ -32,98 +32,51 @@ __all__ = [
     "split_batch",
 ]
 
-TX_KEY = "txKey"
-"""The ext field that puts a message into a transaction."""
+TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
+"""The transaction that a message belongs to (docs/transactions.md), None for none."""
+
+AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
+"""-1: the broker chooses."""
 
 
-def _tx_key(ext: Ext) -> str | None:
-    """The transaction a message belongs to, None for none. `null` stays a key, one that nobody can have begun."""
-    text = ext.get(TX_KEY)
-    return None if text is None else parse_key(text) or NULL_KEY
+@dataclass(slots=True)
+class SendRequest(ExtFields):
+    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check.
 
-
-def _in_transaction(ext: dict[str, str | int], tx_key: str | None) -> dict[str, str | int]:
-    return ext if tx_key is None else {**ext, TX_KEY: tx_key}
-
-
-class SendRequest(NamedTuple):
-    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check; partition -1 = any.
-
-    tx_key: the transaction it belongs to (docs/transactions.md), None for none; then the partition must be named.
+    In a transaction the partition must be named.
     """
 
-    topic: str
-    partition: int
-    flag: int
-    checksum: int
-    tx_key: str | None = None
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "flag": self.flag,
-            "checksum": self.checksum,
-        }
-        return _in_transaction(ext, self.tx_key)
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", -1, INT32_MAX),
-            int_field(ext, "flag", INT32_MIN, INT32_MAX, 0),
-            int_field(ext, "checksum", -1, INT32_MAX, -1),
-            _tx_key(ext),
-        )
+    topic: TopicField
+    partition: AnyPartition
+    flag: Annotated[int, number("flag", INT32_MIN, INT32_MAX)] = 0
+    checksum: Annotated[int, number("checksum", -1, INT32_MAX)] = -1
+    tx_key: TxKey = None
 
 
-class SendReply(NamedTuple):
+@dataclass(slots=True)
+class SendReply(ExtFields):
     """Answer to SEND and SEND_BATCH: id of the (first) message, its partition, its byte offset.
 
     A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes. In a
     transaction the offset is -1: it is known at the commit.
     """
 
-    message_id: int
-    partition: int
-    offset: int
-
-    def to_ext(self) -> dict[str, str | int]:
-        return {"msgId": self.message_id, "partition": self.partition, "offset": self.offset}
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            int_field(ext, "msgId", INT64_MIN, INT64_MAX),
-            int_field(ext, "partition", 0, INT32_MAX),
-            int_field(ext, "offset", -1, INT64_MAX),
-        )
+    message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
+    partition: PartitionField
+    offset: Annotated[int, number("offset", -1, INT64_MAX)]
 
 
-class SendBatchRequest(NamedTuple):
+@dataclass(slots=True)
+class SendBatchRequest(ExtFields):
     """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0.
 
-    tx_key: as for SEND.
+    In a transaction the partition must be named.
     """
 
-    topic: str
-    partition: int
-    records: int
-    tx_key: str | None = None
-
-    def to_ext(self) -> dict[str, str | int]:
-        ext: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "count": self.records}
-        return _in_transaction(ext, self.tx_key)
-
-    @classmethod
-    def from_ext(cls, ext: Ext) -> Self:
-        return cls(
-            text_field(ext, "topic"),
-            int_field(ext, "partition", -1, INT32_MAX),
-            int_field(ext, "count", 1, MAX_BATCH_RECORDS),
-            _tx_key(ext),
-        )
+    topic: TopicField
+    partition: AnyPartition
+    records: Annotated[int, number("count", 1, MAX_BATCH_RECORDS)]
+    tx_key: TxKey = None
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:

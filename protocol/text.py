@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BYTES
-from .transactions import NULL_KEY, TransactionType, parse_key
+from .transactions import NULL_KEY, TransactionType, parse_key, parse_own_key
 
 __all__ = [
     "Answer",
@@ -201,11 +201,6 @@ def _text(token: bytes) -> str:
     return token.decode("utf-8", "replace")  # as Java decodes: damaged bytes become U+FFFD, never an error
 
 
-def _put_key(token: bytes) -> str:
-    """The key of a put; `null` stays a key, of a transaction that nobody can have begun."""
-    return parse_key(_text(token)) or NULL_KEY
-
-
 # --- commands, as the broker reads them -------------------------------------------------------------------------------
 
 _COMMON_PUT = re.compile(
@@ -274,12 +269,12 @@ def _parse_put(tokens: list[bytes]) -> tuple[TextCommand, int]:
         raise RemoteProtocolError(f"put has {count} tokens, not 6 to 8")
     checksum, tx_key = NO_CHECKSUM, None
     if count == 8:
-        checksum, tx_key = _int32(tokens[5]), _put_key(tokens[6])
+        checksum, tx_key = _int32(tokens[5]), parse_own_key(_text(tokens[6]))
     elif count == 7:
         if tokens[5][:1].isdigit() or tokens[5][:1] == b"-":
             checksum = _int32(tokens[5])
         else:
-            tx_key = _put_key(tokens[5])
+            tx_key = parse_own_key(_text(tokens[5]))
     length = _any_body_length(tokens[3])
     put = Put(_text(tokens[1]), _int32(tokens[2]), _int32(tokens[4]), checksum, tx_key, _int32(tokens[-1]))
     if length > MAX_BODY_BYTES:

@@ -8,10 +8,23 @@ from enum import Enum, IntEnum
 from .errors import RemoteProtocolError
 from .limits import INT32_MAX, INT32_MIN, MAX_TX_KEY_CHARACTERS
 
-__all__ = ["NULL_KEY", "TransactionType", "XaCode", "XaVote", "is_xa", "parse_key", "qualifier_of"]
+__all__ = [
+    "NULL_KEY",
+    "TX_KEY",
+    "TransactionType",
+    "XaCode",
+    "XaVote",
+    "is_xa",
+    "parse_key",
+    "parse_own_key",
+    "qualifier_of",
+]
 
 NULL_KEY = "null"
 """The key of RECOVER, which asks for no transaction in particular."""
+
+TX_KEY = "txKey"
+"""The extField that names a transaction; it puts a message into one."""
 
 _LOCAL, _XA = "TX", "XID"
 
@@ -80,6 +93,11 @@ def parse_key(key: str) -> str | None:
     except ValueError as error:
         raise RemoteProtocolError(f"bad transaction key {key[:80]!r}: {error}") from error
     raise RemoteProtocolError(f"bad transaction key {key[:80]!r}")
+
+
+def parse_own_key(text: str) -> str:
+    """The key of a request that is about one transaction: there `null` stays a key, one that nobody can have begun."""
+    return parse_key(text) or NULL_KEY
 
 
 def is_xa(key: str) -> bool:

@@ -60,16 +60,14 @@ class Admin:
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
         """Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's count."""
-        topic, start, end = request
-        self._partitions.close(topic, start, end)
-        return {"topic": topic, "closed": self._partitions.closed(topic)}
+        self._partitions.close(request.topic, request.start, request.end)
+        return {"topic": request.topic, "closed": self._partitions.closed(request.topic)}
 
     def open_partitions(self, request: OpenPartitionsRequest) -> Any:
         """Opening an open partition has no effect."""
-        (topic,) = request
-        opened = self._partitions.closed(topic)
-        self._partitions.open(topic)
-        return {"topic": topic, "opened": opened}
+        opened = self._partitions.closed(request.topic)
+        self._partitions.open(request.topic)
+        return {"topic": request.topic, "opened": opened}
 
     def reload(self) -> Deferred[Any]:
         """Read server.ini again; the answer says what that changed. Raises ConfigError, with nothing changed."""

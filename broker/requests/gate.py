@@ -15,9 +15,9 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.requests import WireRequest
-from metaq.protocol.sends import TX_KEY
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, encode_result
+from metaq.protocol.transactions import TX_KEY
 
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
 from .pull import Loading, Pull, Step

@@ -136,8 +136,8 @@ class Pull:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _reply(self, code: ResponseCode, reply: PullReply, body_bytes: int = 0) -> bytes:
-        ext = reply._replace(sequence=self._request.sequence).to_ext()
-        return answer_frame(self.opaque, ext, code, body=body_bytes)
+        reply.sequence = self._request.sequence
+        return answer_frame(self.opaque, reply.to_ext(), code, body=body_bytes)
 
     @staticmethod
     def _progress(log: PartitionLog, next_offset: int, runs: int = 0) -> PullReply:
@@ -155,7 +155,8 @@ class Pull:
 
     def _moved_to(self, log: PartitionLog, offset: int, damaged_from: int = NOT_DAMAGED) -> Bytes:
         self._reading.metrics.get_missed(self._request.topic)
-        progress = self._progress(log, offset)._replace(damaged_from=damaged_from)
+        progress = self._progress(log, offset)
+        progress.damaged_from = damaged_from
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
     def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
@@ -208,7 +209,8 @@ class Pull:
         return self._slice(log, span, table, data)
 
     def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: Buffer) -> Bytes:
-        progress = self._progress(log, span.end)._replace(records=len(table) // 4)
+        progress = self._progress(log, span.end)
+        progress.records = len(table) // 4
         return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
 
     def _gone(self, failure: Failure) -> Bytes:

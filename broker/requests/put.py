@@ -39,7 +39,8 @@ class _Send:
     __slots__ = ("body", "checksum", "flag", "one_way", "opaque", "partition", "topic")
 
     def __init__(self, request: SendRequest, frame: Frame) -> None:
-        self.topic, self.partition, self.flag, self.checksum, _ = request
+        self.topic, self.partition = request.topic, request.partition
+        self.flag, self.checksum = request.flag, request.checksum
         self.opaque = frame.opaque
         self.body = frame.body
         self.one_way = frame.is_one_way

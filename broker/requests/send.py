@@ -32,7 +32,7 @@ __all__ = ["answer_send_batch", "answer_send_many"]
 def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
     """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
     request = SendBatchRequest.from_ext(frame.ext)
-    topic, asked, count, _ = request
+    topic, asked, count = request.topic, request.partition, request.records
     sizes, records = split_batch(frame.body, count)
     writing.metrics.put(topic, count, len(records) - count * HEADER_BYTES)
     try:

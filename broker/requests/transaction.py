@@ -92,15 +92,15 @@ class TransactionVerbs:
 
     def send(self, frame: Frame, connection: object) -> Bytes:
         """Raises what is wrong with it."""
-        topic, partition, flag, announced, key = SendRequest.from_ext(frame.ext)
+        sent = SendRequest.from_ext(frame.ext)
         # a copy: the body is a view into all that was received with it
-        puts = [(flag, announced, bytes(frame.body))]
-        first_id = self._put(connection, key, topic, partition, puts, frame.opaque)
-        return reply_frame(frame.opaque, SendReply(first_id, partition, -1))
+        puts = [(sent.flag, sent.checksum, bytes(frame.body))]
+        return self._put_framed(connection, sent, puts, frame.opaque)
 
     def send_batch(self, frame: Frame, connection: object) -> Bytes:
         """All or nothing. Raises what is wrong with it."""
-        topic, partition, count, key = SendBatchRequest.from_ext(frame.ext)
+        sent = SendBatchRequest.from_ext(frame.ext)
+        count = sent.records
         if count > MAX_TX_BATCH_RECORDS:
             limit = f"at most {MAX_TX_BATCH_RECORDS} messages may be put into a transaction at once"
             raise RemoteProtocolError(f"a batch of {count} messages is too many: {limit}")
@@ -113,8 +113,17 @@ class TransactionVerbs:
                 raise RemoteProtocolError(f"batch: the record at byte {start} does not have its announced size")
             puts.append((flag, announced, bytes(records[start + HEADER_BYTES : start + size])))
             start += size
-        first_id = self._put(connection, key, topic, partition, puts, frame.opaque)
-        return reply_frame(frame.opaque, SendReply(first_id, partition, -1))
+        return self._put_framed(connection, sent, puts, frame.opaque)
+
+    def _put_framed(
+        self,
+        connection: object,
+        sent: SendRequest | SendBatchRequest,
+        puts: Sequence[tuple[int, int, Buffer]],
+        opaque: int,
+    ) -> Bytes:
+        first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque)
+        return reply_frame(opaque, SendReply(first_id, sent.partition, -1))
 
     def _put(
         self,

@@ -38,6 +38,7 @@ from metaq.protocol.text import (
     TransactionCommand,
     TransactionType,
     Version,
+    encode_put_result,
     encode_result,
     encode_value_line,
 )
@@ -146,6 +147,10 @@ class Answers:
             raise _Refused(ResponseCode.NO_PERMISSION, Status.FORBIDDEN, f"{topic}-{partition} has been closed")
         return log
 
+    def _asked(self, frame: Frame) -> MemoryLog:
+        request = PartitionRequest.from_ext(frame.ext)
+        return self._open(request.topic, request.partition)
+
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
         """Append now, or at the commit of a transaction; the offset."""
         if tx_key is None:
@@ -202,9 +207,9 @@ class Answers:
             case RequestCode.PULL:
                 return self._pull(caller, frame)
             case RequestCode.MIN_OFFSET:
-                return _Reply(OffsetReply(self._open(*PartitionRequest.from_ext(frame.ext)).first).to_ext())
+                return _Reply(OffsetReply(self._asked(frame).first).to_ext())
             case RequestCode.MAX_OFFSET:
-                return _Reply(OffsetReply(self._open(*PartitionRequest.from_ext(frame.ext)).end).to_ext())
+                return _Reply(OffsetReply(self._asked(frame).end).to_ext())
             case RequestCode.SEARCH_OFFSET_BY_TIME:
                 return self._search(SearchByTimeRequest.from_ext(frame.ext))
             case RequestCode.MESSAGE_COUNTS:
@@ -353,12 +358,12 @@ class Answers:
 
     def _put(self, caller: Connected, put: Put) -> bytes:
         try:
-            identity, partition, offset = self._store_one(caller, put, put.body)
+            stored = self._store_one(caller, put, put.body)
         except _Refused as error:
             return encode_result(error.status, str(error), put.opaque)
         except TransactionRefused as error:
             return encode_result(Status.ERROR, str(error), put.opaque)
-        return encode_result(Status.SUCCESS, f"{identity} {partition} {offset}", put.opaque)
+        return encode_put_result(put.opaque, stored.message_id, stored.partition, stored.offset)
 
     def _get(self, get: Get) -> bytes:
         self.pulls += 1

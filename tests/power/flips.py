@@ -390,7 +390,7 @@ def consume(life: BrokerLife, topic: str, partition: int) -> Consumed:
     peer = life._peer()
     offset, verify = 0, False
     for _ in range(_PATIENCE):
-        options: dict[str, Any] = {"verify": True} if verify and "verify" in PullRequest._fields else {}
+        options: dict[str, Any] = {"verify": True} if verify and "verify" in PullRequest.__slots__ else {}
         request = PullRequest(topic, partition, offset, _PULL_BYTES, "g", sizes=True, **options)
         peer.send(encode_frame(RequestCode.PULL, 1, request.to_ext()))
         frames = peer.frames()
@@ -441,7 +441,7 @@ def _take(
         content = data[position + HEADER_BYTES : position + header.end]
         if header.checksum != checksum(content):
             consumed.damage.append(f"wrong checksum at {offset + position}")
-            if not verify and "verify" in PullRequest._fields:
+            if not verify and "verify" in PullRequest.__slots__:
                 return offset + position, True
         else:
             name = name_in(content)

@@ -56,7 +56,7 @@ FIELDS = sorted(
         for module in (remoting, searches)
         for name in module.__all__
         if hasattr(kind := getattr(module, name), "to_ext")
-        for field in (kind(*[("x",) if each == "tags" else 1 for each in kind._fields])).to_ext()
+        for field in (kind(*[("x",) if each == "tags" else 1 for each in kind.__slots__])).to_ext()
     }
 )
 

@@ -172,7 +172,7 @@ def test_inside_a_record_its_start_is_told(opened):
     peer = harness.connect()
     for offset, expected in ((SIZE + 1, SIZE), (2 * SIZE + 49, 2 * SIZE), (15 * SIZE + 7, 15 * SIZE)):
         frame = ask(harness, peer, offset)
-        assert (frame.code, PullReply.from_ext(frame.ext)[0]) == (MOVED, expected)
+        assert (frame.code, PullReply.from_ext(frame.ext).next_offset) == (MOVED, expected)
         assert "damagedFrom" not in frame.ext
 
 
@@ -227,8 +227,7 @@ def test_damage_of_the_active_segment_that_came_after_the_start(opened, tmp_path
         file.seek(SIZE)
         file.write(bytes(2 * SIZE))
     frame = ask(harness, peer, 21 * SIZE, verify=True)
-    assert PullReply.from_ext(frame.ext)[:3] == (23 * SIZE, 0, 23 * SIZE)
-    assert PullReply.from_ext(frame.ext).damaged_from == 21 * SIZE
+    assert PullReply.from_ext(frame.ext) == PullReply(23 * SIZE, 0, 23 * SIZE, 0, damaged_from=21 * SIZE)
     assert ask(harness, peer, 23 * SIZE).code == NOTHING
 
 

@@ -1,5 +1,7 @@
 """PULL: whole records, long polling without a busy loop, tag filter, bounds (docs/protocol.md)."""
 
+from dataclasses import replace
+
 import pytest
 
 from metaq.broker.network.session import MAX_PARKED_PULLS
@@ -56,7 +58,7 @@ def test_an_answer_begins_with_the_sizes_of_its_records_if_that_is_wanted_and_wo
     if count < 16:
         assert (reply(sized), sized.body) == (reply(plain), plain.body)
         return
-    assert reply(sized) == reply(plain)._replace(records=count)
+    assert reply(sized) == replace(reply(plain), records=count)
     sizes, records = split_batch(sized.body, count)
     assert sizes.tolist() == [20 + number % 7 for number in range(count)]
     assert records == plain.body

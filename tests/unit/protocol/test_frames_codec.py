@@ -8,14 +8,21 @@ from metaq.protocol.limits import MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.pulls import PullReply, PullRequest, decode_runs, encode_runs
 from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import (
+    ClosePartitionsRequest,
+    CompleteTransactionRequest,
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
+    OpenPartitionsRequest,
     PartitionRequest,
+    SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
+    TransactionRequest,
 )
 from metaq.protocol.requests import RequestReader
+from metaq.protocol.searches import FoundReply, QueryMessageRequest, ViewMessageRequest
+from metaq.protocol.send_many import SendManyReply, SendManyRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.text import Version
 from tests.unit.protocol.decoding import assert_decodes
@@ -34,6 +41,18 @@ VALUES = [
     MessageCountsRequest("t", 1, 5),
     MessageCountsReply(5, 3, 0, 100),
     StatsRequest("topics"),
+    SendRequest("t", 1, tx_key="TX:s:1"),
+    SendManyRequest(("t", "u"), 2, 500),
+    SendManyReply(2),
+    SearchByCountRequest("t", 1, 5, 6, 7),
+    TransactionRequest(None, "RECOVER", qualifier="q"),
+    TransactionRequest("XID:1:00ff:01:tm", "BEGIN", "s", 5),
+    CompleteTransactionRequest("XID:1:00ff:01:tm", "forget"),
+    ClosePartitionsRequest("t", 2, 2),
+    OpenPartitionsRequest("t"),
+    ViewMessageRequest("t", -5),
+    QueryMessageRequest("t", "k", 5, 6, 7, 0, True),
+    FoundReply(1, 2, True),
 ]
 
 
@@ -86,6 +105,20 @@ def test_a_missing_or_wrong_ext_field_is_named(value):
             for wrong in ("x", "", "1.5", "9" * 30, " 1", "٣"):
                 with pytest.raises(RemoteProtocolError, match=name):
                     type(value).from_ext(ext | {name: wrong})
+
+
+def test_what_has_its_default_may_be_left_out():
+    assert PullRequest("t", 1, 0, 9).to_ext().keys().isdisjoint({"tags", "sizes", "verify"})
+    assert PullReply(1, 0, 10, 3).to_ext().keys().isdisjoint({"records", "damagedFrom"})
+    assert "txKey" not in SendRequest("t", 1).to_ext()
+    assert PullRequest.from_ext({"topic": "t", "partition": "1", "offset": "0", "maxBytes": "9"}) == PullRequest(
+        "t", 1, 0, 9
+    )
+
+
+def test_a_range_of_partitions_does_not_end_before_its_start():
+    with pytest.raises(RemoteProtocolError, match=r"extFields\.end"):
+        ClosePartitionsRequest.from_ext({"topic": "t", "start": "3", "end": "2"})
 
 
 def header(text: bytes) -> bytes:
