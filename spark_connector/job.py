@@ -23,10 +23,8 @@ from metaq.protocol.errors import ClientError, ConfigError, MetaqError
 from metaq.protocol.limits import INT64_MAX
 
 from .columns import COLUMNS
-from .committing import Coordinator
-from .decisions import qualifier
-from .options import OptionValues, WriteOptions
-from .read_options import ReadOptions
+from .exactly_once import Coordinator, qualifier
+from .options import OptionValues, ReadOptions, WriteOptions
 from .source import register
 
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]

@@ -1,21 +1,46 @@
-"""Options of the data source, checked on the driver before any task starts; those of reading are in read_options.py.
+"""Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
 Names and meanings are those of Spark's Kafka source where it has the option. A wrong value raises ConfigError with the
-option, the value and the choices; so does an option that does not exist.
+option, the value and the choices; so does an option that does not exist, or one of the other kind of reading.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any, Literal, NoReturn
 
+import pyarrow as pa
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
-from metaq.protocol.limits import check_topic
+from metaq.protocol.limits import INT64_MAX, check_group, check_topic
+from metaq.protocol.pulls import TAG_SEPARATOR
 
-__all__ = ["PROTOCOLS", "WRITE_NAMES", "OptionValues", "WriteOptions", "check_name"]
+__all__ = [
+    "BATCH_NAMES",
+    "EARLIEST",
+    "LATEST",
+    "MAX_TAGS",
+    "READ_NAMES",
+    "STREAM_NAMES",
+    "WRITE_NAMES",
+    "At",
+    "BatchLimits",
+    "Explicit",
+    "OptionValues",
+    "RangeEnds",
+    "ReadMode",
+    "ReadOptions",
+    "Times",
+    "WriteOptions",
+]
 
 PROTOCOLS = ("auto", "text")
 WRITE_NAMES = (
@@ -27,7 +52,7 @@ WRITE_NAMES = (
     "metaq.batch.messages",
     "metaq.transaction.bytes",
 )
-STREAM_NAMES = ("checkpointLocation", "queryName")
+SPARK_NAMES = ("checkpointLocation", "queryName")
 """Spark's own options of a streaming query, which it hands on."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
@@ -47,15 +72,14 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
         """Check every option of `df.write.format("metaq")`, or of `df.writeStream`. Raises ConfigError."""
-        values = OptionValues(options, WRITE_NAMES + (STREAM_NAMES if streaming else ()))
-        topic = values.get("topic", "")
+        values = OptionValues(options, WRITE_NAMES + (SPARK_NAMES if streaming else ()))
         return cls(
             zookeeper=values.zookeeper(),
-            topic=check_name("topic", topic, check_topic) if topic else None,
+            topic=values.name("topic", check_topic),
             root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
-            exactly_once=values.choice("exactlyOnce", ("true", "false"), "false") == "true",
+            exactly_once=values.flag("exactlyOnce", False),
             transaction_bytes=values.integer(
                 "metaq.transaction.bytes", MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES, 8 << 20
             ),
@@ -99,6 +123,16 @@ class OptionValues:
             raise ConfigError(name, value, f"choose from {', '.join(choices)}")
         return value.lower()
 
+    def flag(self, name: str, default: bool) -> bool:
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def name(self, option: str, check: Callable[[str], str]) -> str | None:
+        name = self.get(option, "")
+        return check_name(option, name, check) if name else None
+
+    def count(self, name: str, high: int) -> int | None:
+        return self.integer(name, 1, high, 1) if self.given(name) else None
+
     def integer(self, name: str, low: int, high: int, default: int) -> int:
         text = self.get(name, str(default)).strip()
         if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
@@ -112,3 +146,339 @@ def check_name(option: str, name: str, check: Callable[[str], str], value: str |
         return check(name)
     except InvalidName as error:
         raise ConfigError(option, value or name, str(error)) from error
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+EARLIEST, LATEST = -2, -1
+"""What these numbers mean as an offset in JSON, as in Spark's Kafka source."""
+
+MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
+FETCH_BYTES = 2 << 20
+"""A block becomes one Arrow batch: smaller ones cost Python and the broker more a row, larger ones Spark's JVM."""
+MAX_SPLITS = 1_000_000
+MAX_TIMEOUT_SECONDS = 3600
+MAX_TAGS = 100
+"""A pull names all tags."""
+
+COMMON_NAMES = (
+    "zookeeper",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "group",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "tags",
+    "pushFilters",
+    "metaq.root",
+    "metaq.protocol",
+    "metaq.fetch.bytes",
+    "metaq.check.crcs",
+    "metaq.connect.timeout.seconds",
+    "metaq.request.timeout.seconds",
+)
+BATCH_NAMES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+STREAM_NAMES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+READ_NAMES = COMMON_NAMES + BATCH_NAMES + STREAM_NAMES
+
+ReadMode = Literal["batch", "stream", "any"]
+"""any: what load() checks, when Spark does not say yet which of both it will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explicit:
+    """Offsets per topic and partition name (`<brokerId>-<partition>`), in bytes; EARLIEST and LATEST are allowed."""
+
+    offsets: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds since 1970 per topic and partition name."""
+
+    times: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """One time for all partitions, in milliseconds since 1970."""
+
+    time_ms: int
+
+
+RangeEnds = str | Explicit | Times | At
+"""`earliest`, `latest`, `committed`, offsets or times per partition, or one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much one micro-batch of a stream takes; None = without a limit. max_delay_seconds: maxTriggerDelay."""
+
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int | None = None
+    max_delay_seconds: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """All options of a read. Exactly one of topics, pattern and assigned says what is read.
+
+    columns: those that Spark gets, in its order; None: all. Not an option, but the schema of `spark.read.schema(…)`.
+    """
+
+    zookeeper: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[TopicPartition, ...] = ()
+    starting: RangeEnds = "earliest"
+    ending: RangeEnds = "latest"
+    starting_option: str = "startingOffsets"
+    ending_option: str = "endingOffsets"
+    unmatched_time: str = "error"
+    group: str | None = None
+    fail_on_data_loss: bool = True
+    min_partitions: int | None = None
+    max_records: int | None = None
+    headers: bool = False
+    tags: tuple[str, ...] = ()
+    push_filters: bool = False
+    limits: BatchLimits = BatchLimits()
+    root: str = "/meta"
+    protocol: str = "auto"
+    fetch_bytes: int = FETCH_BYTES
+    check_crcs: bool = False
+    columns: pa.Schema | None = None
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], mode: ReadMode = "batch") -> ReadOptions:
+        """Check every option of `spark.read` (batch) or `spark.readStream.format("metaq")`. Raises ConfigError."""
+        values = OptionValues(options, READ_NAMES)
+        _refuse_other_mode(values, mode)
+        topics, pattern, assigned = _selection(values)
+        starting_option, starting = _starting(values, mode)
+        ending_option, ending = _ending(values)
+        parsed = cls(
+            zookeeper=values.zookeeper(),
+            topics=topics,
+            pattern=pattern,
+            assigned=assigned,
+            starting=starting,
+            ending=ending,
+            starting_option=starting_option,
+            ending_option=ending_option,
+            unmatched_time=values.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
+            group=values.name("group", check_group),
+            fail_on_data_loss=values.flag("failOnDataLoss", True),
+            min_partitions=values.count("minPartitions", MAX_SPLITS),
+            max_records=values.count("maxRecordsPerPartition", INT64_MAX),
+            headers=values.flag("includeHeaders", False),
+            tags=_tags(values),
+            push_filters=values.flag("pushFilters", False),
+            limits=_limits(values),
+            root=values.root(),
+            protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
+            fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, FETCH_BYTES),
+            check_crcs=values.flag("metaq.check.crcs", False),
+            connection=_connection(values),
+        )
+        if parsed.starting == "committed" and parsed.group is None:
+            raise ConfigError("startingOffsets", "committed", "needs the option group, whose offsets to start from")
+        return parsed
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def _selection(values: OptionValues) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+    names = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in names if values.given(name)]
+    if len(given) > 1:
+        raise ConfigError(given[1], values.get(given[1], ""), f"choose one of {', '.join(names)}, not also {given[0]}")
+    chosen = given[0] if given else "subscribe"
+    if chosen == "subscribePattern":
+        return (), _pattern(values), ()
+    if chosen == "assign":
+        return (), None, _assigned(values)
+    return _topics(values), None, ()
+
+
+def _topics(values: OptionValues) -> tuple[str, ...]:
+    remedy = "give a topic, or several separated by commas (or the option subscribePattern or assign)"
+    text = values.required("subscribe", remedy)
+    topics = dict.fromkeys(topic.strip() for topic in text.split(","))
+    for topic in topics:
+        check_name("subscribe", topic, check_topic, text)
+    return tuple(topics)
+
+
+def _pattern(values: OptionValues) -> str:
+    text = values.required("subscribePattern", "give a regular expression that whole topic names match")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError("subscribePattern", text, f"is not a Python regular expression ({error})") from error
+    return text
+
+
+def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
+    text = values.required("assign", 'give JSON like {"trades":["0-0","0-1"]}')
+    found: dict[TopicPartition, None] = {}
+    for topic, names in _json_object("assign", text, '{"trades":["0-0","0-1"]}').items():
+        check_name("assign", topic, check_topic, text)
+        if not isinstance(names, list) or not names:
+            raise ConfigError("assign", text, f'{topic} needs a list of partitions, like {{"{topic}":["0-0"]}}')
+        for name in names:
+            try:
+                found[TopicPartition.parse(topic, name)] = None
+            except (ValueError, TypeError) as error:
+                raise ConfigError("assign", text, f"{name!r} is not a partition: write <broker>-<number>") from error
+    if not found:
+        raise ConfigError("assign", text, 'names no partition: give JSON like {"trades":["0-0","0-1"]}')
+    return tuple(found)
+
+
+# --- from where to where ----------------------------------------------------------------------------------------------
+
+
+def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
+    """In the order of precedence of the Kafka source: one time, times, offsets."""
+    if values.given("startingTimestamp"):
+        return "startingTimestamp", At(_time(values, "startingTimestamp"))
+    if values.given("startingOffsetsByTimestamp"):
+        return "startingOffsetsByTimestamp", _times(values, "startingOffsetsByTimestamp")
+    words = ("earliest", "committed") if mode == "batch" else ("earliest", "latest", "committed")
+    default = "latest" if mode == "stream" else "earliest"
+    never = LATEST if mode == "batch" else None
+    return "startingOffsets", _bounds(values, "startingOffsets", default, words, never)
+
+
+def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
+    if values.given("endingTimestamp"):
+        return "endingTimestamp", At(_time(values, "endingTimestamp"))
+    if values.given("endingOffsetsByTimestamp"):
+        return "endingOffsetsByTimestamp", _times(values, "endingOffsetsByTimestamp")
+    return "endingOffsets", _bounds(values, "endingOffsets", "latest", ("latest",), never=EARLIEST)
+
+
+def _bounds(values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None) -> RangeEnds:
+    text = values.get(option, default).strip()
+    if text.lower() in words:
+        return text.lower()
+    if not text.startswith("{"):
+        number = EARLIEST if never == LATEST else LATEST
+        choices = ", ".join((*words, f'JSON like {{"trades":{{"0-0":4096,"0-1":{number}}}}}'))
+        raise ConfigError(option, text, f"choose from {choices}")
+
+    def check(offset: int) -> str | None:
+        if offset < EARLIEST:
+            return f"needs a byte offset ({EARLIEST}: earliest, {LATEST}: latest)"
+        return f"{offset} has no meaning here, a batch query would be empty" if offset == never else None
+
+    return Explicit(_numbers(option, text, f"needs a byte offset ({EARLIEST}: earliest, {LATEST}: latest)", check))
+
+
+def _times(values: OptionValues, option: str) -> Times:
+    wanted = "needs milliseconds since 1970"
+    return Times(_numbers(option, values.get(option, ""), wanted, lambda time: wanted if time < 0 else None))
+
+
+def _time(values: OptionValues, option: str) -> int:
+    return values.integer(option, 0, INT64_MAX, 0)
+
+
+def _numbers(
+    option: str, text: str, wanted: str, check: Callable[[int], str | None]
+) -> Mapping[str, Mapping[str, int]]:
+    """JSON with a number per topic and partition; `check` says what is wrong with one."""
+    topics = _json_object(option, text, '{"trades":{"0-0":4096}}')
+
+    def wrong(what: str) -> NoReturn:
+        raise ConfigError(option, text, f'{what}: write JSON like {{"trades":{{"0-0":4096}}}}')
+
+    for topic, numbers in topics.items():
+        if not isinstance(numbers, dict):
+            wrong(f"{topic} needs an object of partitions")
+        for partition, number in numbers.items():
+            if type(number) is not int or number > INT64_MAX:
+                wrong(f"{topic} {partition} {wanted}")
+            if (said := check(number)) is not None:
+                wrong(f"{topic} {partition} {said}")
+    found: dict[str, dict[str, int]] = topics
+    return found
+
+
+def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(option, text, f"is not JSON ({error}): write JSON like {example}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(option, text, f"is not an object of topics: write JSON like {example}")
+    return found
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_other_mode(values: OptionValues, mode: ReadMode) -> None:
+    others = {"batch": STREAM_NAMES, "stream": BATCH_NAMES, "any": ()}[mode]
+    kind = "streaming" if mode == "batch" else "batch"
+    for name in others:
+        if values.given(name):
+            raise ConfigError(name, values.get(name, ""), f"is an option of {kind} reads only: leave it out")
+
+
+def _limits(values: OptionValues) -> BatchLimits:
+    limits = BatchLimits(
+        values.count("maxOffsetsPerTrigger", INT64_MAX),
+        values.count("maxBytesPerTrigger", INT64_MAX),
+        values.count("minOffsetsPerTrigger", INT64_MAX),
+        _duration(values, "maxTriggerDelay", "15m"),
+    )
+    if limits.max_messages is not None and (limits.min_messages or 0) > limits.max_messages:
+        said = f"is more than maxOffsetsPerTrigger={limits.max_messages}: choose at most that"
+        raise ConfigError("minOffsetsPerTrigger", str(limits.min_messages), said)
+    return limits
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _duration(values: OptionValues, name: str, default: str) -> float:
+    text = values.get(name, default).strip()
+    match = re.fullmatch(r"(\d{1,9})\s*([a-z]+)", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(name, text, f"choose a number with one of the units {', '.join(_UNITS)}, like 15m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _connection(values: OptionValues) -> ConnectionConfig:
+    default = ConnectionConfig()
+
+    def seconds(name: str, number: float) -> float:
+        return float(values.integer(name, 1, MAX_TIMEOUT_SECONDS, int(number)))
+
+    return ConnectionConfig(
+        connect_timeout_seconds=seconds("metaq.connect.timeout.seconds", default.connect_timeout_seconds),
+        request_timeout_seconds=seconds("metaq.request.timeout.seconds", default.request_timeout_seconds),
+    )
+
+
+def _tags(values: OptionValues) -> tuple[str, ...]:
+    if not values.given("tags"):
+        return ()
+    text = values.get("tags", "")
+    tags = tuple(dict.fromkeys(tag.strip() for tag in text.split(",")))
+    if not all(tag and TAG_SEPARATOR not in tag for tag in tags) or len(tags) > MAX_TAGS:
+        said = f"choose up to {MAX_TAGS} tags separated by commas, none empty or with {TAG_SEPARATOR}"
+        raise ConfigError("tags", text, said)
+    return tags

@@ -15,9 +15,8 @@ from metaq.protocol.errors import NoPartition
 from metaq.protocol.limits import INT64_MAX
 
 from .offsets import OffsetRange, PartitionState, cut, narrow, parts_of, plan_ranges, time_wanted
-from .options import WriteOptions
+from .options import ReadOptions, WriteOptions
 from .pushdown import Pushed
-from .read_options import ReadOptions
 
 __all__ = ["check_published", "look", "open_cluster", "plan_query", "selected", "split"]
 

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from metaq.client.values import TopicPartition
 from metaq.protocol.pulls import TAG_SEPARATOR
 
-from .read_options import MAX_TAGS
+from .options import MAX_TAGS
 
 __all__ = ["Pushed", "push"]
 

@@ -22,9 +22,9 @@ from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
 
 from .offsets import DataLoss, Lost, OffsetRange
+from .options import ReadOptions
 from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
-from .read_options import ReadOptions
 from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, to_batch
 from .workers import spare_modules
 

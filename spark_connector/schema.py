@@ -19,6 +19,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -57,21 +58,8 @@ SPARK_SCHEMA = StructType(
     ]
 )
 
-ARROW_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.binary(), nullable=True),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("broker", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=True),
-        pa.field("tag", pa.string(), nullable=True),
-        pa.field("attribute", pa.string(), nullable=True),
-    ]
-)
-"""What Spark derives from SPARK_SCHEMA; a batch must have exactly this."""
+ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
+"""A batch must have exactly this."""
 
 SPARK_SCHEMA_WITH_HEADERS = StructType(
     [
@@ -85,20 +73,7 @@ SPARK_SCHEMA_WITH_HEADERS = StructType(
 )
 """With includeHeaders=true; the column has the type that it has in Spark's Kafka source."""
 
-ARROW_SCHEMA_WITH_HEADERS = pa.schema(
-    [
-        *ARROW_SCHEMA,
-        pa.field(
-            "headers",
-            pa.list_(
-                pa.field(
-                    "element",
-                    pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
-                )
-            ),
-        ),
-    ]
-)
+ARROW_SCHEMA_WITH_HEADERS = to_arrow_schema(SPARK_SCHEMA_WITH_HEADERS, timezone="UTC")
 
 
 def schema_for(headers: bool) -> StructType:

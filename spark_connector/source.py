@@ -18,9 +18,8 @@ from pyspark.sql.types import StructType
 
 from metaq.protocol.errors import ConfigError
 
-from .options import WriteOptions
+from .options import ReadMode, ReadOptions, WriteOptions
 from .planning import check_published
-from .read_options import ReadMode, ReadOptions
 from .reader import FilteringReader, MetaqReader
 from .schema import SPARK_SCHEMA_WITH_HEADERS, schema_for
 from .stream import MetaqStreamReader

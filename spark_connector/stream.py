@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,7 +22,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from metaq.client.connection import Endpoint
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
@@ -30,10 +29,21 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
-from .admission import Span, admit
-from .offsets import DataLoss, Lost, OffsetRange, StreamOffsets, check_partitions, from_json, position, to_json
+from .offsets import (
+    DataLoss,
+    Lost,
+    OffsetRange,
+    PartitionState,
+    Span,
+    StreamOffsets,
+    admit,
+    check_partitions,
+    from_json,
+    position,
+    to_json,
+)
+from .options import BatchLimits, ReadOptions
 from .planning import look, open_cluster, selected, split
-from .read_options import BatchLimits, ReadOptions
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
@@ -41,15 +51,8 @@ __all__ = ["MetaqStreamReader"]
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
-
-
-class _Held(NamedTuple):
-    """Where a partition is read now, and its readable bytes [first, end). is_master: False for a slave."""
-
-    endpoint: Endpoint
-    first: int
-    end: int
-    is_master: bool = True
+Held = Mapping[TopicPartition, PartitionState]
+"""What partitions hold now, and where they are read: by a slave, perhaps."""
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -150,7 +153,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster = open_cluster(self.options)
         return self._cluster
 
-    def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, _Held]:
+    def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, PartitionState]:
         """What the partitions hold now: those of `offsets`, and unless `only` all that the options select.
 
         What a slave has not copied before the offset is not lost: its master has it. Raises BrokerUnavailable.
@@ -159,7 +162,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})
         survey = cluster.survey()
         sources = survey.sources(wanted)
-        held: dict[TopicPartition, _Held] = {}
+        held: dict[TopicPartition, PartitionState] = {}
         for each in wanted:
             try:
                 bounds = survey.answer(each, partition_bounds)
@@ -174,28 +177,29 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 log.warning("%s %s is left out of this batch: %s", each.topic, each, error)
                 continue
-            held[each] = _Held(source.endpoint, bounds.first, bounds.end, source.is_master)
+            held[each] = PartitionState(each, source.endpoint, bounds.first, bounds.end)
         self._known_ends |= {each: known.end for each, known in held.items()}
         return held
 
-    def _waiting(self, offsets: Offsets, held: Mapping[TopicPartition, _Held]) -> dict[TopicPartition, Span]:
+    def _waiting(self, offsets: Offsets, held: Held) -> dict[TopicPartition, Span]:
         """What of each partition can be read next. Raises DataLoss."""
         losses: list[Lost] = []
         waiting: dict[TopicPartition, Span] = {}
-        for each, (_, first, end, _) in held.items():
+        for each, state in held.items():
+            end = state.end
             if self._target is not None:
                 if each not in self._target:
                     continue  # it came later than the trigger
                 end = min(end, self._target[each])
             start = offsets.get(each, 0)
-            if lost := _lost(each, (start, start), held[each]):
+            if lost := _lost(each, (start, start), state):
                 losses.append(lost)
-            begin = min(max(start, first), held[each].end)
+            begin = min(max(start, state.first), state.end)
             waiting[each] = (begin, max(begin, end))
         self._report(losses, held)
         return waiting
 
-    def _report(self, losses: list[Lost], held: Mapping[TopicPartition, _Held]) -> None:
+    def _report(self, losses: list[Lost], held: Held) -> None:
         """Name every lost range, as an error or, if failOnDataLoss is false, in the log."""
         if losses and self.options.fail_on_data_loss:
             one = held[losses[0].id]
@@ -203,14 +207,19 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for lost in losses:
             log.warning("lost: %s (failOnDataLoss=false)", lost)
 
-    def _count(self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, span: Span) -> int:
+    def _count(self, held: Held, partition: TopicPartition, span: Span) -> int:
         connection = self._open().connect(held[partition].endpoint)
         need_frames(connection, "cannot count messages", "leave the limits out")
         before, until = (bounds_at(connection, partition, offset)[1] or 0 for offset in span)
         return until - before
 
     def _after(
-        self, held: Mapping[TopicPartition, _Held], partition: TopicPartition, offset: int, messages: int, size: int
+        self,
+        held: Held,
+        partition: TopicPartition,
+        offset: int,
+        messages: int,
+        size: int,
     ) -> int:
         return offset_after(self._open().connect(held[partition].endpoint), partition, offset, messages, size)
 
@@ -224,7 +233,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._committed |= changed
 
 
-def _lost(partition: TopicPartition, span: Span, held: _Held) -> Lost | None:
+def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
     """What of `span` is not there: deleted by retention, or all that a topic made anew has, which is passed over."""
     start, end = span
     if start < held.first:

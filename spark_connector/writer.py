@@ -18,10 +18,8 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError
 
 from .columns import Rows, by_partition, check_columns, rows_by_topic, size_of
-from .committing import Coordinator
-from .decisions import BatchWrite, qualifier
+from .exactly_once import BatchWrite, Coordinator, TaskTransactions, qualifier
 from .options import WriteOptions
-from .preparing import TaskTransactions
 from .workers import spare_modules
 
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]

@@ -6,8 +6,7 @@ from typing import Any
 
 from metaq import Producer
 from metaq.spark_connector.columns import COLUMNS
-from metaq.spark_connector.options import WRITE_NAMES
-from metaq.spark_connector.read_options import READ_NAMES
+from metaq.spark_connector.options import READ_NAMES, WRITE_NAMES
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 
 from .cli_helpers import start_up, stop

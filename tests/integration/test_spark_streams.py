@@ -15,7 +15,7 @@ from metaq.client.questions.partitions import partition_bounds
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import LagListener, LagReport
 from metaq.spark_connector.offsets import from_json
-from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader
 from tests.waiting import eventually
 

@@ -16,7 +16,7 @@ from metaq.client.questions.partitions import partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled
 from metaq.client.values import TopicPartition
 from metaq.spark_connector import reader as reader_module
-from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.reader import FilteringReader
 from metaq.spark_connector.schema import SPARK_SCHEMA
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from metaq import Producer, browse
 from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
-from metaq.spark_connector.decisions import qualifier
+from metaq.spark_connector.exactly_once import qualifier
 from metaq.spark_connector.job import DONE, FAILED, main
 from tests.waiting import DEADLINE, eventually
 

@@ -10,8 +10,7 @@ from metaq.protocol.errors import NoPartition, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.spark_connector.columns import Rows
-from metaq.spark_connector.decisions import BatchWrite, broker_of, qualifier, xid_of
-from metaq.spark_connector.preparing import TaskTransactions
+from metaq.spark_connector.exactly_once import BatchWrite, TaskTransactions, broker_of, qualifier, xid_of
 from metaq.testing import FakeBroker, FakeCluster
 
 WRITE = BatchWrite("query", 3)

@@ -14,7 +14,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
-from metaq.spark_connector.read_options import ReadOptions
+from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.reader import FAILOVER_SECONDS, Failover, read_partition
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 from metaq.spark_connector.source import MetaqDataSource

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.values import TopicPartition
-from metaq.spark_connector.admission import admit, shares
-from metaq.spark_connector.read_options import BatchLimits
+from metaq.spark_connector.offsets import admit, shares
+from metaq.spark_connector.options import BatchLimits
 
 SIZE = 10
 """Bytes of every message here."""

@@ -9,8 +9,16 @@ from metaq.client.producer.xa import Recovered, Xid
 from metaq.coordination.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationUnavailable, XaError
 from metaq.protocol.transactions import XaCode
-from metaq.spark_connector.committing import COMMIT_SECONDS, Coordinator
-from metaq.spark_connector.decisions import BatchWrite, batch_of, branch_name, broker_of, judge, xid_of
+from metaq.spark_connector.exactly_once import (
+    COMMIT_SECONDS,
+    BatchWrite,
+    Coordinator,
+    batch_of,
+    branch_name,
+    broker_of,
+    judge,
+    xid_of,
+)
 
 QUERY = "8f9c2f0e-58f1-4c0e-8f6a-0d9ad0f7b6f1"
 BROKERS = (0, 1)

@@ -11,7 +11,7 @@ from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.spark_connector.offsets import OffsetRange, PartitionState, cut, from_json, parts_of, plan_ranges, to_json
-from metaq.spark_connector.read_options import At, Explicit, ReadOptions, Times
+from metaq.spark_connector.options import At, Explicit, ReadOptions, Times
 
 
 def state(partition=0, *, first=0, end=1000, committed=None, topic="trades", broker=0):

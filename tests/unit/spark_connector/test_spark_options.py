@@ -4,8 +4,7 @@ import pytest
 
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
-from metaq.spark_connector.options import WriteOptions
-from metaq.spark_connector.read_options import At, BatchLimits, Explicit, ReadOptions, Times
+from metaq.spark_connector.options import At, BatchLimits, Explicit, ReadOptions, Times, WriteOptions
 
 GIVEN = {"zookeeper": "host:2181", "subscribe": "trades"}
 

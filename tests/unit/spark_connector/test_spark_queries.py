@@ -9,7 +9,7 @@ from metaq.client.producer.xa import Recovered
 from metaq.coordination.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import ClientError
 from metaq.spark_connector import job
-from metaq.spark_connector.decisions import BatchWrite, xid_of
+from metaq.spark_connector.exactly_once import BatchWrite, xid_of
 from metaq.spark_connector.job import WritingQuery, forget_query, writing_queries
 
 SESSION: Any = None

@@ -7,9 +7,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
-from metaq.spark_connector.offsets import DataLoss, Lost, to_json
-from metaq.spark_connector.read_options import ReadOptions
-from metaq.spark_connector.stream import MetaqStreamReader, _Held
+from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, to_json
+from metaq.spark_connector.options import ReadOptions
+from metaq.spark_connector.stream import MetaqStreamReader
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 WHERE = Endpoint("host", 1)
@@ -18,7 +18,7 @@ WHERE = Endpoint("host", 1)
 def reader(held, monkeypatch, **options):
     given = {"zookeeper": "h:1", "subscribe": "t"} | options
     made = MetaqStreamReader(ReadOptions.parse(given, "stream"))
-    state = {each: _Held(WHERE, first, end) for each, (first, end) in held.items()}
+    state = {each: PartitionState(each, WHERE, first, end) for each, (first, end) in held.items()}
     monkeypatch.setattr(
         made, "_look", lambda wanted, only=False: {e: h for e, h in state.items() if not only or e in wanted}
     )

@@ -3,8 +3,15 @@
 import pytest
 
 from metaq.protocol.errors import ConfigError
-from metaq.spark_connector.options import WRITE_NAMES, WriteOptions
-from metaq.spark_connector.read_options import BATCH_NAMES, READ_NAMES, STREAM_NAMES, ReadMode, ReadOptions
+from metaq.spark_connector.options import (
+    BATCH_NAMES,
+    READ_NAMES,
+    STREAM_NAMES,
+    WRITE_NAMES,
+    ReadMode,
+    ReadOptions,
+    WriteOptions,
+)
 
 WRONG_READS = {
     "zookeeper": {"": "host:2181", "host:port": "host:port[,host:port", "h:99999": "/chroot]"},

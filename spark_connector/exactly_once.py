@@ -1,0 +1,338 @@
+"""Exactly once: how transactions are named, what a task does with its rows, and how the driver ends a batch.
+
+All transactions of a query have one qualifier, so that `recover` lists them and no others. The xid says the rest:
+gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query
+id and the batch are Spark's and the same after a restart; the random part is not, so that a restarted driver's tasks
+cannot meet a transaction that an earlier life has left.
+
+Tasks leave prepared transactions behind, which the driver decides on. The decision is one write to ZooKeeper: from then
+on the batch's transactions are committed, whoever has to do it. A driver that is killed before it leaves transactions
+that nobody will commit: Spark runs the batch again, and they are rolled back. One that is killed after it leaves some
+that are committed when Spark runs the batch again; what that run has prepared is rolled back.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from metaq.client.batches import split_batches
+from metaq.client.producer import Producer
+from metaq.client.producer.xa import Recovered, XaResource, Xid
+from metaq.client.values import TopicPartition
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.decided_batches import DecidedBatch, Versioned
+from metaq.protocol.errors import ClientError, MetaqError, NoPartition, XaError
+from metaq.protocol.transactions import XaCode, XaVote
+
+from .columns import PreparedItem, Rows, by_partition, size_of
+
+__all__ = [
+    "COMMIT_SECONDS",
+    "BatchWrite",
+    "Coordinator",
+    "DecisionStore",
+    "Resource",
+    "TaskTransactions",
+    "Verdicts",
+    "batch_of",
+    "branch_name",
+    "broker_of",
+    "judge",
+    "qualifier",
+    "xid_of",
+]
+
+log = logging.getLogger(__name__)
+
+_FORMAT_ID = 0x6D717370
+"""Of our xids: "mqsp"."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWrite:
+    """One batch of one query: what is seen all together or not at all (broker by broker, one after the other)."""
+
+    query_id: str
+    batch: int
+
+
+class Verdicts(NamedTuple):
+    """What becomes of transactions in doubt; those of later batches are left alone."""
+
+    commit: tuple[Xid, ...]
+    roll_back: tuple[Xid, ...]
+
+
+def qualifier(query_id: str) -> str:
+    """Under which brokers keep the transactions of a query."""
+    return f"spark-{query_id}"
+
+
+def branch_name(broker: int, partition: int, attempt: int, number: int, token: str) -> str:
+    """The name of a transaction within its batch. number: within its task; token: random, 8 characters."""
+    return f"{broker}.{partition}.{attempt}.{number}.{token}"
+
+
+def xid_of(write: BatchWrite, name: str) -> Xid:
+    return Xid(_FORMAT_ID, f"{write.query_id}/{write.batch}".encode(), name.encode())
+
+
+def broker_of(name: str) -> int:
+    """Id of the broker that has the transaction of this name."""
+    return int(name.partition(".")[0])
+
+
+def batch_of(xid: Xid) -> int:
+    """The batch that a transaction belongs to."""
+    return int(xid.gtrid.rpartition(b"/")[2])
+
+
+def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
+    """While `batch` is being finished: a transaction that the decision names is committed, others of this batch and of
+    earlier ones are rolled back, because no decision can name them any more."""
+    commit, roll_back = [], []
+    for xid in in_doubt:
+        if decided is not None and batch_of(xid) == decided.batch and xid.bqual.decode() in decided.pending:
+            commit.append(xid)
+        elif batch_of(xid) <= batch:
+            roll_back.append(xid)
+    return Verdicts(tuple(commit), tuple(roll_back))
+
+
+# --- in a task --------------------------------------------------------------------------------------------------------
+
+
+class TaskTransactions:
+    """The transactions of one attempt of one task. One thread.
+
+    Rows are gathered up to `transaction_bytes`, then go in one transaction per broker, which is begun and prepared at
+    once: slow rows from Spark do not meet the brokers' time limit for transactions.
+    """
+
+    def __init__(
+        self, producer: Producer, write: BatchWrite, partition: int, attempt: int, *, messages: int, max_bytes: int
+    ) -> None:
+        """partition, attempt: Spark's numbers of the task. messages: of one request, at most."""
+        self.prepared: list[str] = []
+        """Names of what is prepared."""
+        self.topic = ""
+        """One of those that were written."""
+        self._producer = producer
+        self._write = write
+        self._partition = partition
+        self._attempt = attempt
+        self._messages = messages
+        self._max_bytes = max_bytes
+        self._waiting: dict[TopicPartition, list[PreparedItem]] = defaultdict(list)
+        self._bytes = 0
+        self._turn = partition
+        self._token = secrets.token_hex(4)
+        self._number = 0
+        self._xa: XaResource | None = None
+
+    def add(self, rows: Rows) -> None:
+        """Take rows of one topic, and prepare what has come together. Raises NoPartition, XaError."""
+        partitions = self._producer.partitions(rows.topic)
+        if not partitions:
+            raise NoPartition(f"topic {rows.topic!r} is published by no registered broker: start one that does")
+        self.topic = rows.topic
+        plain, keyed = by_partition(rows, partitions)
+        for batch in split_batches(plain, self._messages, size_of=size_of):
+            self._wait(partitions[self._turn % len(partitions)], batch)
+            self._turn += 1
+        for partition, (_, items) in keyed.items():
+            assert partition is not None  # there are some
+            for batch in split_batches(items, self._messages, size_of=size_of):
+                self._wait(partition, batch)
+
+    def finish(self) -> None:
+        """Prepare the rest."""
+        waiting, self._waiting, self._bytes = self._waiting, defaultdict(list), 0
+        for broker in sorted({partition.broker for partition in waiting}):
+            mine = {partition: items for partition, items in waiting.items() if partition.broker == broker}
+            self._prepare(broker, mine)
+
+    def roll_back(self) -> None:
+        """Drop everything, as far as brokers answer: what they keep is rolled back with the next batch."""
+        for name in self.prepared:
+            self._try_to_roll_back(name)
+
+    def _wait(self, partition: TopicPartition, items: Sequence[PreparedItem]) -> None:
+        self._waiting[partition] += items
+        self._bytes += sum(map(size_of, items))
+        if self._bytes >= self._max_bytes:
+            self.finish()
+
+    def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
+        name = branch_name(broker, self._partition, self._attempt, self._number, self._token)
+        self._number += 1
+        xa, xid = self._resource(), xid_of(self._write, name)
+        try:
+            with xa.start(xid, broker=broker) as branch:
+                for partition, items in waiting.items():
+                    for batch in split_batches(items, self._messages, size_of=size_of):
+                        branch.send_batch(partition.topic, batch, partition=partition)
+            if xa.prepare(xid) is XaVote.OK:
+                self.prepared.append(name)
+        except MetaqError:
+            self._try_to_roll_back(name)
+            raise
+
+    def _resource(self) -> XaResource:
+        if self._xa is None:
+            self._xa = self._producer.xa([self.topic], qualifier=qualifier(self._write.query_id))
+        return self._xa
+
+    def _try_to_roll_back(self, name: str) -> None:
+        try:
+            self._resource().rollback(xid_of(self._write, name))
+        except MetaqError as error:
+            batch = self._write.batch
+            log.warning("transaction %s of batch %d is left to be rolled back later: %s", name, batch, error)
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------------
+
+COMMIT_SECONDS = 60.0
+"""How long a decided batch waits for brokers that do not answer, before the query fails (it goes on when restarted)."""
+
+_COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
+
+
+class Resource(Protocol):
+    """What is needed of an XaResource."""
+
+    def commit(self, xid: Xid) -> None: ...
+    def rollback(self, xid: Xid) -> None: ...
+    def forget(self, xid: Xid) -> None: ...
+    def recover(self) -> Recovered: ...
+    def recover_from(self, broker: int) -> Sequence[Xid]: ...
+
+
+class DecisionStore(Protocol):
+    """What is needed of DecidedBatches."""
+
+    def load(self, query_id: str) -> Versioned: ...
+    def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None: ...
+
+
+class Coordinator:
+    """Ends batches of one query. One thread.
+
+    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError; the query then fails, and
+    `commit` of the same batch by its next run finds out what became of it.
+    """
+
+    def __init__(
+        self,
+        store: DecisionStore,
+        xa: Resource,
+        query_id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._xa = xa
+        self._query_id = query_id
+        self._clock = clock
+        self._sleep = sleep
+
+    def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
+        """Make `prepared`, by name, visible, and nothing else of this batch; False if an earlier run had decided it, so
+        that `prepared` is rolled back. topic: one that was written."""
+        found = self._complete(self._store.load(self._query_id))
+        ours = _last(found) < batch
+        if ours and prepared:
+            found = self._complete(self._replace(found, DecidedBatch(batch, tuple(prepared), topic)))
+        if not ours:
+            log.info("batch %d of query %s was decided before: its rows are not written again", batch, self._query_id)
+        self._clear(found, batch)
+        return ours
+
+    def abort(self, batch: int) -> None:
+        """Drop what tasks have prepared, unless the batch was decided: then complete it."""
+        found = self._complete(self._store.load(self._query_id))
+        if _last(found) < batch:
+            # a decision under way, whose answer was lost, must not arrive after this
+            found = self._replace(found, found.decided or DecidedBatch(batch - 1))
+        self._clear(found, batch)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _replace(self, found: Versioned, decided: DecidedBatch) -> Versioned:
+        replaced = self._store.replace(self._query_id, found, decided)
+        if replaced is None:
+            raise ClientError(
+                f"another driver writes batch {decided.batch} of query {self._query_id}: stop one of the two"
+            )
+        return replaced
+
+    def _complete(self, found: Versioned) -> Versioned:
+        """Commit what is decided and may not be committed yet, and note that it is."""
+        decided = found.decided
+        if decided is None or not decided.pending:
+            return found
+        for broker in sorted(set(map(broker_of, decided.pending))):
+            self._complete_on(broker, decided)
+        return self._replace(found, DecidedBatch(decided.batch, (), decided.topic))
+
+    def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
+        """One that its broker does not have in doubt any more was committed: nobody rolls a decided one back."""
+        names = [name for name in decided.pending if broker_of(name) == broker]
+        wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
+        backoff, deadline = Backoff(0.05, 2.0), self._clock() + COMMIT_SECONDS
+        while True:
+            try:
+                for xid in wanted.intersection(self._xa.recover_from(broker)):
+                    self._commit(xid)
+                return
+            except XaError as error:
+                if error.code != XaCode.XAER_RMFAIL:
+                    raise
+                pause = backoff.next()
+                if self._clock() + pause > deadline:
+                    raise ClientError(
+                        f"batch {decided.batch} of query {self._query_id} is decided, but broker {broker} does not "
+                        f"commit it ({error}): start the broker, then the query, which will go on from here"
+                    ) from error
+                self._sleep(pause)
+
+    def _commit(self, xid: Xid) -> None:
+        try:
+            self._xa.commit(xid)
+        except XaError as error:
+            if error.code == XaCode.XAER_NOTA:
+                return  # committed meanwhile, by the driver before this one
+            if error.code not in _COMPLETED_BY_OPERATOR:
+                raise
+            self._xa.forget(xid)
+            if error.code != XaCode.XA_HEURCOM:
+                raise ClientError(
+                    f"an operator has completed transaction {xid.bqual.decode()} of query {self._query_id} by hand, "
+                    f"and not by a commit ({error}): its rows are missing in the topic; start the query again to go on"
+                ) from error
+
+    def _clear(self, found: Versioned, batch: int) -> None:
+        """Roll back what no decision will name: of attempts that failed or were killed. What stays goes later."""
+        recovered = self._xa.recover()
+        for broker, failure in recovered.failures.items():
+            log.warning("broker %d may keep transactions of query %s: %s", broker, self._query_id, failure)
+        for xid in judge(found.decided, recovered.xids, batch).roll_back:
+            try:
+                self._xa.rollback(xid)
+            except XaError as error:
+                log.warning("transaction %s is left to be rolled back later: %s", xid.bqual.decode(), error)
+                if error.code in _COMPLETED_BY_OPERATOR:
+                    self._xa.forget(xid)
+
+
+def _last(found: Versioned) -> int:
+    """The last decided batch; -1 if there is none."""
+    return -1 if found.decided is None else found.decided.batch
