@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,8 +20,8 @@ from .bench_jobs import STAMP_BYTES, Destination, Job, Stamps, send_batches, sen
 from .bench_measure import Limit, Run, RunFigures, measure
 from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
 from .cluster import open_cluster, zk_timeout
-from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, zk_option
-from .output import print_json, print_table
+from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, with_options, zk_option
+from .output import show
 from .servers import stop_signal
 
 __all__ = ["bench"]
@@ -34,10 +34,8 @@ MAX_FRAMES = 1000
 TABLE_TIMES = ("p50", "p99", "p99.9", "max")
 MAX_WINDOW = 1_000_000
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def _run_options(command: _F) -> _F:
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what all scenarios take; --count and --seconds are handed over as one argument `limit`."""
 
     def call(count: int | None, seconds: float | None, **others: Any) -> Any:
@@ -45,18 +43,15 @@ def _run_options(command: _F) -> _F:
             seconds = DEFAULT_SECONDS
         return command(limit=Limit(count, seconds), **others)
 
-    call.__doc__ = command.__doc__
-    call.__name__ = command.__name__
-    call.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        json_option,
-        click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages."),
-        click.option("--seconds", type=POSITIVE_SECONDS, help="Stop after this long; default without --count: 10."),
-        click.option("--topic", "-t", type=TOPIC, required=True, help="An existing topic; its messages stay."),
+    return with_options(
+        call,
+        command,
         zk_option,
-    ):
-        call = option(call)
-    return call  # type: ignore[return-value]
+        click.option("--topic", "-t", type=TOPIC, required=True, help="An existing topic; its messages stay."),
+        click.option("--seconds", type=POSITIVE_SECONDS, help="Stop after this long; default without --count: 10."),
+        click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages."),
+        json_option,
+    )
 
 
 _size_option = click.option(
@@ -302,23 +297,19 @@ def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[
 
 
 def _print(topic: str, outcomes: list[RunFigures], as_json: bool) -> None:
-    if as_json:
-        print_json({"topic": topic, "runs": [_fields(outcome) for outcome in outcomes]})
-        return
     # the rest is for --json: this fits into 80 columns
     timed = [name for name in TABLE_TIMES if any(name in outcome.latency_ms for outcome in outcomes)]
-    print_table(
-        ("SCENARIO", "MESSAGES", "MESSAGES/S", *(f"{name.upper()} MS" for name in timed)),
-        [
-            (
-                outcome.scenario,
-                outcome.messages,
-                round(outcome.messages_per_second),
-                *(round(outcome.latency_ms[name], 3) if outcome.latency_ms else None for name in timed),
-            )
-            for outcome in outcomes
-        ],
-    )
+    rows = [
+        (
+            outcome.scenario,
+            outcome.messages,
+            round(outcome.messages_per_second),
+            *(round(outcome.latency_ms[name], 3) if outcome.latency_ms else None for name in timed),
+        )
+        for outcome in outcomes
+    ]
+    columns = ("SCENARIO", "MESSAGES", "MESSAGES/S", *(f"{name.upper()} MS" for name in timed))
+    show(as_json, {"topic": topic, "runs": list(map(_fields, outcomes))}, columns, rows)
 
 
 def _fields(outcome: RunFigures) -> dict[str, object]:

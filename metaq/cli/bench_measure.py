@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from array import array
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn, TextColumn
 
-from .output import console
+from .output import progress
 
 __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 
@@ -172,10 +171,7 @@ def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tu
 
 @contextmanager
 def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
-    """A line on stderr if that is a terminal; yields what changes it: messages and seconds since the start."""
-    if not sys.stderr.isatty():
-        yield lambda messages, seconds: None
-        return
+    """A line on a terminal's stderr; yields what changes it: messages and seconds since the start."""
     last = [0, 0.0]
 
     def show(messages: int, seconds: float) -> None:
@@ -183,7 +179,6 @@ def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
         last[:] = messages, seconds
         line.update(task, description=f"{title}  {seconds:,.1f} s  {messages:,} messages  {now:,.0f}/s")
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console(sys.stderr), transient=True) as line:
+    with progress(SpinnerColumn(), TextColumn("{task.description}")) as line:
         task = line.add_task(title, total=None)
         yield show

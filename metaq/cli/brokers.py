@@ -15,7 +15,7 @@ from metaq.protocol.errors import BrokerUnavailable
 
 from .cluster import open_cluster, tell_empty
 from .options import json_option, zk_option
-from .output import print_json, print_table
+from .output import show
 
 __all__ = ["brokers"]
 
@@ -67,14 +67,12 @@ def list_brokers(zk: str, as_json: bool) -> None:
             for address, version in zip(addresses, versions, strict=True)
         ]
     found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
-    if as_json:
-        print_json(found)
-    else:
-        columns = ("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
-        rows = [tuple(each.values()) for each in found]
-        print_table(
-            columns, [(str(row[0]), *row[1:5], None if row[5] is None else str(row[5]), row[6]) for row in rows]
-        )
+    columns = ("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
+    named = {"broker", "config_checksum"}  # a number that names something is not a quantity
+    rows = [
+        [str(value) if name in named and value is not None else value for name, value in each.items()] for each in found
+    ]
+    show(as_json, found, columns, rows)
 
 
 def _version(address: BrokerAddress) -> str | None:
@@ -122,7 +120,4 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
         "registered_checksum": "" if registered is None else str(registered),
         **figures,
     }
-    if as_json:
-        print_json(figures)
-    else:
-        print_table(("NAME", "VALUE"), list(figures.items()))
+    show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))

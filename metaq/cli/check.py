@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from metaq.broker.inspection import (
     DirectoryReport,
@@ -22,7 +21,7 @@ from metaq.broker.inspection import (
 from metaq.protocol.errors import ConfigError
 
 from .options import json_option
-from .output import byte_size, console, print_json, print_table
+from .output import byte_size, print_json, print_table, progress
 
 __all__ = ["check"]
 
@@ -92,7 +91,7 @@ def _require_data(directory: Path) -> None:
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """A bar on a terminal's stderr, nothing elsewhere: functions to call with all bytes, and with each step's."""
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with progress(*columns) as bar:
         task = bar.add_task("")
         yield (
             lambda count: bar.update(task, total=count),

@@ -1,22 +1,36 @@
-"""How a command reaches the cluster that `--zk` names, and what it says of brokers that are not there.
+"""How a command reaches the cluster that `--zk` names, or one broker, and what it says of brokers that are not there.
 
 It waits for ZooKeeper as long as `--zk-timeout` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.cluster import Cluster
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import NoPartition
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition
 
-from .options import ZK_TIMEOUT_SECONDS
+from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 
-__all__ = ["naming_topics", "open_cluster", "tell_absent", "tell_empty", "without", "zk_timeout"]
+__all__ = [
+    "Target",
+    "naming_topics",
+    "open_cluster",
+    "target_options",
+    "tell_absent",
+    "tell_empty",
+    "without",
+    "zk_timeout",
+]
 
 
 def zk_timeout() -> float:
@@ -61,3 +75,91 @@ def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> 
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: without {missing}: start that broker"
+
+
+# --- one broker -------------------------------------------------------------------------------------------------------
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not an address: write host and port, like 127.0.0.1:8123")
+    return Endpoint(host, int(port))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the user named; `connected` finds it. server wins over ZooKeeper, which is then not asked."""
+
+    zk: str
+    broker: int | None
+    slave: int | None
+    server: Endpoint | None
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """An open connection. Raises BrokerUnavailable, ConfigError if it must be named which broker."""
+        connection = open_connection(self.endpoint(), ConnectionConfig())
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def endpoint(self) -> Endpoint:
+        """Where the broker listens."""
+        if self.server is not None:
+            return self.server
+        with open_cluster(self.zk) as cluster:
+            address = self._choose(cluster.view.brokers())
+        return Endpoint(address.host, address.port)
+
+    def _choose(self, brokers: dict[int, BrokerNodes]) -> BrokerAddress:
+        if self.broker is None:
+            addresses = [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each]
+        else:
+            nodes = brokers.get(self.broker, BrokerNodes(None))
+            addresses = [each for each in (nodes.master, *nodes.slaves) if each and each.slave_id == self.slave]
+        if len(addresses) == 1:
+            return addresses[0]
+        known = ", ".join(map(_name, _addresses(brokers))) or "none"
+        if not addresses:
+            wanted = "" if self.broker is None else f"{self.broker}" + _slave(self.slave)
+            raise BrokerUnavailable(f"broker {wanted} is not registered in ZooKeeper ({known} is): start it".strip())
+        raise ConfigError("--broker", "", f"name one of those that are registered: {known}")
+
+
+def _addresses(brokers: dict[int, BrokerNodes]) -> list[BrokerAddress]:
+    return [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each]
+
+
+def _name(address: BrokerAddress) -> str:
+    return f"{address.broker_id}{_slave(address.slave_id)}"
+
+
+def _slave(slave_id: int | None) -> str:
+    return "" if slave_id is None else f" (--slave {slave_id})"
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options --broker, --slave, --server and --zk, handed over as one argument `target`."""
+
+    def call(zk: str, broker: int | None, slave: int | None, server: Endpoint | None, **others: Any) -> Any:
+        if slave is not None and broker is None:
+            raise click.UsageError("--slave needs --broker, the id of its master")
+        if server is not None and broker is not None:
+            raise click.UsageError("--server and --broker both name a broker: leave one of them out")
+        return command(target=Target(zk, broker, slave, server), **others)
+
+    return with_options(
+        call,
+        command,
+        zk_option,
+        click.option(
+            "--broker", "-b", type=click.IntRange(0), help="Id of a registered broker; default: the only one."
+        ),
+        click.option("--slave", type=click.IntRange(0), help="Id of a slave of that broker; default: its master."),
+        click.option(
+            "--server", type=Parsed("HOST:PORT", _endpoint), help="Address of a broker; ZooKeeper is not asked."
+        ),
+    )

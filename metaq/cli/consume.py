@@ -17,7 +17,7 @@ from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
 from .message_format import FORMAT_HELP, compile_format, message_fields
-from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, PartitionName, zk_option
+from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, Parsed, PartitionName, zk_option
 from .servers import stop_signal
 
 __all__ = ["consume"]
@@ -28,18 +28,6 @@ POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 
 MessageFormat = Callable[[Message], bytes]
-
-
-class _Format(click.ParamType[MessageFormat]):
-    name = "FORMAT"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> MessageFormat:
-        if callable(value):
-            return value
-        try:
-            return compile_format(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command(epilog=f"Fields of --format: {FORMAT_HELP}")
@@ -60,7 +48,12 @@ class _Format(click.ParamType[MessageFormat]):
 @click.option("--follow", "-f", is_flag=True, help="Without --group: go on after the end, until --count or --timeout.")
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeat for more.")
 @click.option(
-    "--format", "write", type=_Format(), default="%s\\n", show_default=True, help="How to print a message, as in kcat."
+    "--format",
+    "write",
+    type=Parsed("FORMAT", compile_format),
+    default="%s\\n",
+    show_default=True,
+    help="How to print a message, as in kcat.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each message as one line of JSON.")
 def consume(

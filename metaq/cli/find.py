@@ -15,7 +15,7 @@ from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 from .cluster import open_cluster, tell_absent
 from .message_format import message_fields
 from .options import TIME, TOPIC, json_option, zk_option
-from .output import print_json, print_table
+from .output import show
 
 __all__ = ["find"]
 
@@ -74,10 +74,9 @@ def find(
             found = finder.query_message(topic, key or "", count, begin, end, oldest_first=oldest, allow_silent=True)
     if not (found.found or found.silent or found.damaged):
         raise nothing_found(f"topic {topic!r} has no message with the key {key!r}", found)
-    if as_json:
-        print_json(_as_json(found))
-    else:
-        print_table(("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD"), map(_row, found.found))
+    columns = ("PARTITION", "OFFSET", "ID", "STORED", "KEYS", "BYTES", "PAYLOAD")
+    show(as_json, _as_json(found), columns, map(_row, found.found))
+    if not as_json:
         _tell_rest(found)
     for damage in found.damaged:
         print(f"damaged, not shown: {damage}", file=sys.stderr)

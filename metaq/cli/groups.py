@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import click
 
+from metaq.client.connection import Connection
 from metaq.client.nearest import did_you_mean
+from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, offset_in
+from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError
 
 from .cluster import open_cluster, tell_absent, tell_empty, without
-from .lag import GroupPartition, group_partitions
 from .options import (
     GROUP,
     PARTITION,
@@ -27,9 +32,9 @@ from .options import (
     yes_option,
     zk_option,
 )
-from .output import UNKNOWN, print_json, print_table
+from .output import UNKNOWN, show
 
-__all__ = ["check_groups", "groups", "seek_group"]
+__all__ = ["GroupPartition", "check_groups", "group_partitions", "groups", "left_out", "seek_group", "tell_left_out"]
 
 
 @click.group()
@@ -57,10 +62,8 @@ def list_groups(zk: str, as_json: bool) -> None:
     with open_cluster(zk) as cluster:
         found = [(group, len(cluster.members(group)), cluster.group_topics(group)) for group in cluster.view.groups()]
         tell_empty(cluster)
-    if as_json:
-        print_json([dict(zip(("group", "members", "topics"), each, strict=True)) for each in found])
-    else:
-        print_table(("GROUP", "MEMBERS", "TOPICS"), [(*each, ", ".join(topics)) for *each, topics in found])
+    rows = [dict(zip(("group", "members", "topics"), each, strict=True)) for each in found]
+    show(as_json, rows, ("GROUP", "MEMBERS", "TOPICS"), [(*each, ", ".join(topics)) for *each, topics in found])
 
 
 @groups.command("describe")
@@ -83,11 +86,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         survey = cluster.survey()
         rows = [row for topic in topics for row in group_partitions(cluster, survey, group, topic)]
         members = cluster.members(group)
-    if as_json:
-        print_json({"group": group, "members": members, "partitions": list(map(_as_json, rows))})
-    else:
-        columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
-        print_table(columns, list(map(_cells, rows)))
+    columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
+    value = {"group": group, "members": members, "partitions": list(map(_as_json, rows))}
+    show(as_json, value, columns, map(_cells, rows))
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
 
@@ -121,24 +122,16 @@ def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
         )
 
 
-def _cells(row: GroupPartition) -> tuple[object, ...]:
-    lags = (row.bounds and row.bounds.end, row.lag_bytes, row.lag_messages, row.lag_seconds)
-    known = [("closed" if row.closed else UNKNOWN) if each is None else each for each in lags]
-    return (row.partition.topic, str(row.partition), row.owner, row.committed, *known)
-
-
 def _as_json(row: GroupPartition) -> dict[str, object]:
-    return {
-        "topic": row.partition.topic,
-        "partition": str(row.partition),
-        "owner": row.owner,
-        "committed": row.committed,
-        "end": row.bounds and row.bounds.end,
-        "lag_bytes": row.lag_bytes,
-        "lag_messages": row.lag_messages,
-        "lag_seconds": row.lag_seconds,
-        "closed": row.closed,
-    }
+    found = {**row._asdict(), "end": row.bounds and row.bounds.end}
+    names = ("owner", "committed", "end", "lag_bytes", "lag_messages", "lag_seconds", "closed")
+    return {"topic": row.partition.topic, "partition": str(row.partition), **{name: found[name] for name in names}}
+
+
+def _cells(row: GroupPartition) -> list[object]:
+    topic, partition, owner, committed, *lags, closed = _as_json(row).values()
+    unknown = "closed" if closed else UNKNOWN
+    return [topic, partition, owner, committed, *(unknown if each is None else each for each in lags)]
 
 
 @groups.command("seek")
@@ -188,10 +181,8 @@ def seek_group(
         if not dry_run:
             cluster.commit(group, offsets)
     rows = [{"partition": str(partition), "offset": offset} for partition, offset in offsets.items()]
-    if as_json:
-        print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
-    else:
-        print_table(("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
+    value = {"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows}
+    show(as_json, value, ("PARTITION", "WOULD BE" if dry_run else "OFFSET"), [tuple(row.values()) for row in rows])
     tell_left_out(group, topic, left)
 
 
@@ -232,3 +223,69 @@ def _live(group: str, members: Sequence[str]) -> ClientError:
 def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn) -> int:
     connection = cluster.connection(partition.broker)
     return offset_of(connection, partition, partition_bounds(connection, partition))
+
+
+# --- how far a group is behind ----------------------------------------------------------------------------------------
+
+
+class GroupPartition(NamedTuple):
+    """How far a group is in one partition. None: not known.
+
+    committed: None before the first commit. bounds: None if the broker does not answer, or if it is closed. lag_bytes,
+    lag_messages: what is readable behind the offset; before the first commit, all that is there. lag_seconds: how long
+    ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
+    """
+
+    partition: TopicPartition
+    owner: str | None
+    committed: int | None
+    bounds: Bounds | None
+    lag_bytes: int | None = None
+    lag_messages: int | None = None
+    lag_seconds: int | None = None
+    closed: bool = False
+
+    @property
+    def outside(self) -> bool:
+        """Whether the committed offset points outside the readable bytes."""
+        return (
+            self.bounds is not None
+            and self.committed is not None
+            and not self.bounds.first <= self.committed <= self.bounds.end
+        )
+
+
+def group_partitions(
+    cluster: Cluster, survey: Survey, group: str, topic: str, clock: Callable[[], float] = time.time
+) -> list[GroupPartition]:
+    """How far `group` is in each partition of `topic` that is served, or of which it has an offset while the broker has
+    left, in numeric order. clock: seconds since 1970.
+    """
+    committed = (TopicPartition.parse(topic, name) for name in cluster.view.committed_partitions(group, topic))
+    gone = {each for each in committed if survey.source(each) is None}
+    partitions = sorted(gone.union(cluster.served(topic)))
+    owners = cluster.owners(group, topic)
+    offsets = cluster.committed_many(group, partitions)
+    found = [
+        GroupPartition(partition, owners.get(str(partition)), None if offset is None else offset.offset, None)
+        for partition, offset in zip(partitions, offsets, strict=True)
+    ]
+    return [
+        survey.ask(each.partition, partial(_measure, found=each, clock=clock)) or _closed(survey, each)
+        for each in found
+    ]
+
+
+def _closed(survey: Survey, found: GroupPartition) -> GroupPartition:
+    return found._replace(closed=found.partition in survey.closed)
+
+
+def _measure(
+    connection: Connection, partition: TopicPartition, *, found: GroupPartition, clock: Callable[[], float]
+) -> GroupPartition:
+    waiting = waiting_from(connection, partition, found.committed or 0, clock())
+    found = found._replace(bounds=waiting.bounds)
+    if found.committed is not None and found.committed > waiting.bounds.end:
+        return found  # of another life of the partition: what was read of this one is not known
+    seconds = None if waiting.seconds is None else int(waiting.seconds)
+    return found._replace(lag_bytes=waiting.bytes, lag_messages=waiting.messages, lag_seconds=seconds)

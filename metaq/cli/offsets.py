@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy as copied
 from functools import partial
 from importlib import import_module
@@ -22,7 +22,7 @@ from metaq.protocol.errors import ClientError, ConfigError
 from .cluster import open_cluster, tell_absent
 from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
-from .output import print_json, print_table
+from .output import show
 
 __all__ = ["offsets", "sql_store"]
 
@@ -73,7 +73,7 @@ class Shown(NamedTuple):
 @click.option("--group", "-g", "group", type=GROUP, help="Only this group.")
 @_partitions
 @click.option("--sql", metavar="URL", help="Read 1.x's SQL table at driver://user:password@host/database instead.")
-def show(
+def show_offsets(
     zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
 ) -> None:
     """Stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups describe`.
@@ -98,14 +98,10 @@ def show(
         (each.group, each.partition.topic, str(each.partition), each.offset.offset, each.offset.message_id, each.owner)
         for each in found
     ]
-    if as_json:
-        names = ("group", "topic", "partition", "offset", "message_id", "owner")
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        print_table(
-            ("GROUP", "TOPIC", "PARTITION", "OFFSET", "MESSAGE ID", "OWNER"),
-            [(*row[:4], str(row[4]), row[5]) for row in rows],
-        )
+    names = ("group", "topic", "partition", "offset", "message_id", "owner")
+    columns = ("GROUP", "TOPIC", "PARTITION", "OFFSET", "MESSAGE ID", "OWNER")
+    cells = [(*row[:4], str(row[4]), row[5]) for row in rows]
+    show(as_json, [dict(zip(names, row, strict=True)) for row in rows], columns, cells)
 
 
 def _check_topic(cluster: Cluster, topic: str, groups: Sequence[str]) -> None:
@@ -127,12 +123,18 @@ def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[Part
             if not only or each in map(str, only)
         ]
         stored = cluster.committed_many(group, partitions)
-        found += [
-            Shown(group, partition, offset, owners.get(str(partition)))
-            for partition, offset in zip(partitions, stored, strict=True)
-            if offset is not None
-        ]
+        found += _shown(group, partitions, stored, owners)
     return found
+
+
+def _shown(
+    group: str, partitions: Sequence[TopicPartition], stored: Sequence[Offset | None], owners: Mapping[str, str]
+) -> list[Shown]:
+    return [
+        Shown(group, partition, offset, owners.get(str(partition)))
+        for partition, offset in zip(partitions, stored, strict=True)
+        if offset is not None
+    ]
 
 
 def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequence[PartitionName]) -> list[Shown]:
@@ -140,11 +142,7 @@ def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequenc
         raise ConfigError("--sql", "…", "names no offset by itself: add --topic, --group and --partition")
     partitions = [TopicPartition(topic, *name) for name in only]
     stored = sql_store("--sql", url).load_many(group, [(topic, str(each)) for each in partitions])
-    return [
-        Shown(group, partition, offset, None)
-        for partition, offset in zip(partitions, stored, strict=True)
-        if offset is not None
-    ]
+    return _shown(group, partitions, stored, {})
 
 
 # --- copy -------------------------------------------------------------------------------------------------------------
@@ -203,11 +201,8 @@ def copy(
     with open_cluster(zk) as cluster:
         for group in only or cluster.view.groups():
             rows += _copy_group(cluster, group, sources, targets, dry_run)
-    if as_json:
-        print_json([{**each._asdict(), "source": str(each.source), "target": str(each.target)} for each in rows])
-    else:
-        columns = ("GROUP", "FROM", "TO", "OFFSET", "RESULT")
-        print_table(columns, [(row[0], str(row[1]), str(row[2]), *row[3:]) for row in rows])
+    found = [{**each._asdict(), "source": str(each.source), "target": str(each.target)} for each in rows]
+    show(as_json, found, ("GROUP", "FROM", "TO", "OFFSET", "RESULT"), [tuple(each.values()) for each in found])
 
 
 def _copy_group(
@@ -269,10 +264,8 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
         {"partition": str(each), "from": old and old.offset, "to": ends[each]}
         for each, old in zip(chosen, before, strict=True)
     ]
-    if as_json:
-        print_json({"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows})
-    else:
-        print_table(("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])
+    value = {"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows}
+    show(as_json, value, ("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])
     tell_left_out(group, topic, left)
 
 

@@ -6,11 +6,12 @@ import math
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
-from metaq.protocol.errors import ClientError, ConfigError, InvalidName
+from metaq.protocol.errors import ClientError, ConfigError
 from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
 from metaq.protocol.topic_partition import TopicPartition
 
@@ -30,11 +31,13 @@ __all__ = [
     "TOPIC_WITH_PARTITIONS",
     "ZK_METAVAR",
     "ZK_TIMEOUT_SECONDS",
+    "Parsed",
     "Seconds",
     "TopicSpec",
     "confirm",
     "dry_run_option",
     "json_option",
+    "with_options",
     "yes_option",
     "zk_option",
 ]
@@ -43,15 +46,26 @@ MAX_PARTITIONS = 65_536
 ZK_METAVAR = "HOST:PORT[,...][/CHROOT]"
 
 
-class _Name(click.ParamType[str]):
-    def __init__(self, kind: str, check: Callable[[str], str]) -> None:
-        self.name = kind
-        self._check = check
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+
+class Parsed(click.ParamType[T]):
+    """What `parse` makes of a text. A ValueError that it raises (InvalidName is one) says what is wrong with the text.
+
+    Anything else than a text is a value already: a default, or what click has converted before.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):
+            return cast(T, value)
         try:
-            return self._check(value)
-        except InvalidName as error:
+            return self._parse(value)
+        except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
@@ -62,20 +76,14 @@ class TopicSpec(NamedTuple):
     partitions: int
 
 
-class _TopicWithPartitions(click.ParamType[TopicSpec]):
+def _topic_spec(text: str) -> TopicSpec:
     """`NAME` or `NAME:PARTITIONS`."""
-
-    name = "NAME[:PARTITIONS]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicSpec:
-        if isinstance(value, TopicSpec):
-            return value
-        name, colon, number = str(value).rpartition(":")
-        if not colon:
-            name, number = number, "1"
-        if not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= MAX_PARTITIONS:
-            self.fail(f"{value!r}: the number of partitions is from 1 to {MAX_PARTITIONS}, like trades:4", param, ctx)
-        return TopicSpec(TOPIC.convert(name, param, ctx), int(number))
+    name, colon, number = text.rpartition(":")
+    if not colon:
+        name, number = number, "1"
+    if not _is_digits(number) or not 1 <= int(number) <= MAX_PARTITIONS:
+        raise ValueError(f"{text!r}: the number of partitions is from 1 to {MAX_PARTITIONS}, like trades:4")
+    return TopicSpec(check_topic(name), int(number))
 
 
 class PartitionName(NamedTuple):
@@ -88,72 +96,52 @@ class PartitionName(NamedTuple):
         return f"{self.broker_id}-{self.partition}"
 
 
-class _Partition(click.ParamType[PartitionName]):
-    name = "BROKER-PARTITION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PartitionName:
-        if isinstance(value, PartitionName):
-            return value
-        try:
-            _, broker, partition = TopicPartition.parse("", str(value))
-        except InvalidName as error:
-            self.fail(str(error), param, ctx)
-        return PartitionName(broker, partition)
+def _partition_name(text: str) -> PartitionName:
+    _, broker, partition = TopicPartition.parse("", text)
+    return PartitionName(broker, partition)
 
 
 def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-class _Time(click.ParamType[datetime]):
-    """A time in ISO 8601, local time unless it names a zone."""
-
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return _moment(str(value))
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a time: write it like 2024-05-01T10:00:00Z", param, ctx)
+def _moment(text: str) -> datetime | None:
+    """A time in ISO 8601, local time unless it names a zone; None if it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
+def _time(text: str) -> datetime:
+    if (moment := _moment(text)) is None:
+        raise ValueError(f"{text!r} is not a time: write it like 2024-05-01T10:00:00Z")
+    return moment
 
 
-class _Position(click.ParamType["Position"]):
-    """`earliest`, `latest`, a byte offset, a time in ISO 8601 (local time unless it names a zone), `-COUNT` messages
-    before the end, or a message: `id:ID`, `key:KEY`.
+def _position(text: str) -> Position:
+    """`earliest`, `latest`, a byte offset, a time, `-COUNT` messages before the end, or a message: `id:ID`, `key:KEY`.
+
+    Raises ValueError naming these choices.
     """
+    from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that ask no cluster
 
-    name = "earliest|latest|TIME|OFFSET|-COUNT|id:ID|key:KEY"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
-        from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that ask no cluster
-
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        if value in ("earliest", "latest"):
-            return value
-        if _is_digits(value) and int(value) <= INT64_MAX:
-            return int(value)
-        if value[:1] == "-" and _is_digits(value[1:]) and int(value[1:]) <= INT64_MAX:
-            return Last(int(value[1:]))
-        if value.startswith("id:") and _is_digits(value[3:].removeprefix("-")) and abs(int(value[3:])) <= INT64_MAX:
-            return AtMessage(int(value[3:]))
-        if value.startswith("key:") and 0 < len(value[4:]) <= MAX_KEY_CHARACTERS:
-            return AtKey(value[4:])
-        try:
-            return _moment(value)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is not a position: choose earliest, latest, a byte offset like 4096, a time like "
-                "2024-05-01T10:00:00Z, -100 for the last 100 messages, id:ID or key:KEY of a message",
-                param,
-                ctx,
-            )
+    if text in ("earliest", "latest"):
+        return text
+    if _is_digits(text) and int(text) <= INT64_MAX:
+        return int(text)
+    if text[:1] == "-" and _is_digits(text[1:]) and int(text[1:]) <= INT64_MAX:
+        return Last(int(text[1:]))
+    if text.startswith("id:") and _is_digits(text[3:].removeprefix("-")) and abs(int(text[3:])) <= INT64_MAX:
+        return AtMessage(int(text[3:]))
+    if text.startswith("key:") and 0 < len(text[4:]) <= MAX_KEY_CHARACTERS:
+        return AtKey(text[4:])
+    if (moment := _moment(text)) is None:
+        raise ValueError(
+            f"{text!r} is not a position: choose earliest, latest, a byte offset like 4096, a time like "
+            "2024-05-01T10:00:00Z, -100 for the last 100 messages, id:ID or key:KEY of a message"
+        )
+    return moment
 
 
 class Seconds(click.FloatRange):
@@ -168,46 +156,39 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class _Bytes(click.ParamType[int]):
-    """A size in bytes, perhaps with a unit k, m, g or t (of 1,024): 512m."""
-
-    name = "BYTES"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).lower()
-        number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
-        if not (number.isascii() and number.isdecimal()):
-            self.fail(f"{value!r} is not a number of bytes, like 512m or 1g", param, ctx)
-        return int(number) << _UNITS[unit]
-
-
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
-TOPIC = _Name("TOPIC", check_topic)
-GROUP = _Name("GROUP", check_group)
-TOPIC_WITH_PARTITIONS = _TopicWithPartitions()
-PARTITION = _Partition()
-POSITION = _Position()
-TIME = _Time()
+
+def _bytes(text: str) -> int:
+    """A size in bytes, perhaps with a unit k, m, g or t (of 1,024): 512m."""
+    number, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in _UNITS else (text, "")
+    if not _is_digits(number):
+        raise ValueError(f"{text!r} is not a number of bytes, like 512m or 1g")
+    return int(number) << _UNITS[unit]
+
+
+def _connect(text: str) -> str:
+    from metaq.coordination.session import check_connect  # kazoo: not for commands that ask no cluster
+
+    try:
+        return check_connect(text)
+    except ConfigError:
+        raise ValueError(f"{text!r} is not a connect string: use host:port[,host:port...][/chroot]") from None
+
+
+TOPIC = Parsed("TOPIC", check_topic)
+GROUP = Parsed("GROUP", check_group)
+TOPIC_WITH_PARTITIONS = Parsed("NAME[:PARTITIONS]", _topic_spec)
+PARTITION = Parsed("BROKER-PARTITION", _partition_name)
+POSITION: Parsed[Position] = Parsed("earliest|latest|TIME|OFFSET|-COUNT|id:ID|key:KEY", _position)
+TIME = Parsed("TIME", _time)
 SECONDS = Seconds(min=0)
 POSITIVE_SECONDS = Seconds(min=0, min_open=True)
-BYTES = _Bytes()
+BYTES = Parsed("BYTES", _bytes)
 ZK_TIMEOUT_SECONDS = 10.0
 """Default of --zk-timeout."""
 PORT = click.IntRange(0, 65535)
 """A TCP port; 0 lets the system choose a free one."""
-
-
-class _Connect(click.ParamType[str]):
-    name = ZK_METAVAR
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from metaq.coordination.session import check_connect  # kazoo: not for commands that ask no cluster
-
-        try:
-            return check_connect(str(value))
-        except ConfigError:
-            self.fail(f"{value!r} is not a connect string: use host:port[,host:port...][/chroot]", param, ctx)
 
 
 class _ZkOption(click.Option):
@@ -221,7 +202,7 @@ class _ZkOption(click.Option):
 zk_option = click.option(
     "--zk",
     cls=_ZkOption,
-    type=_Connect(),
+    type=Parsed(ZK_METAVAR, _connect),
     metavar=ZK_METAVAR,
     envvar="METAQ_ZK",
     default="127.0.0.1:2181",
@@ -235,6 +216,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")
+
+
+def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
+    """`call`, which stands in front of `command`, with these options above those of `command`."""
+    wrapped: Callable[..., Any] = wraps(command)(call)
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import simplejson
 from rich.box import SIMPLE_HEAD
@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["UNKNOWN", "byte_size", "console", "print_json", "print_table"]
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+__all__ = ["UNKNOWN", "byte_size", "console", "print_json", "print_table", "progress", "say", "show"]
 
 UNKNOWN = "unknown"
 """The cell for a number that is not known, which is not 0."""
@@ -37,6 +40,22 @@ def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) ->
 def print_json(value: Any) -> None:
     """Print `value` as JSON on stdout, indented, keys in the order given."""
     print(simplejson.dumps(value, indent=2))
+
+
+def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print `value` as JSON, or `rows` as a table."""
+    if as_json:
+        print_json(value)
+    else:
+        print_table(columns, rows)
+
+
+def say(as_json: bool, value: Any, text: str) -> None:
+    """Print `value` as JSON, or a sentence."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -74,6 +93,13 @@ def _table(
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A line on stderr if that is a terminal, which is gone at its end; nothing elsewhere."""
+    from rich.progress import Progress  # not for commands that show none
+
+    return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
 def byte_size(count: float) -> str:

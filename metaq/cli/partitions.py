@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from metaq.broker.inspection import DataDirectory, Move, delete_directory, move_directories
+from metaq.broker.inspection import DataDirectory, delete_directory, move_directories
 from metaq.client.questions.admin import close_partitions, open_partitions
 from metaq.protocol.errors import ConfigError, TopicNotAccepted
 
+from .cluster import Target, target_options
 from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
-from .output import print_json
+from .output import print_json, say
 from .stats import check_topic
-from .target import Target, target_options
 
 __all__ = ["partitions"]
 
@@ -71,7 +71,7 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
         except TopicNotAccepted:
             check_topic(connection, topic)
             raise
-    _say({"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}", as_json)
+    say(as_json, {"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}")
 
 
 @partitions.command("open")
@@ -94,7 +94,7 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
         opened = open_partitions(connection, topic)
         if not opened:
             check_topic(connection, topic)
-    _say({"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}", as_json)
+    say(as_json, {"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}")
 
 
 @partitions.command("delete")
@@ -156,7 +156,9 @@ def move(
         if not dry_run:
             confirm(f"move {_names(topic, chosen)} by {offset:+d}?", yes=yes)
             move_directories(directory.path, moves)
-    _say_moves(moves, dry_run, as_json)
+    value = {"moved": [] if dry_run else [{"from": str(old), "to": str(new)} for old, new in moves]}
+    done = "would move" if dry_run else "moved"
+    say(as_json, value, "\n".join(f"{done} {old} to {new}" for old, new in moves))
 
 
 def _warn_of_replay(directory: DataDirectory, topic: str, chosen: Sequence[int]) -> None:
@@ -168,20 +170,5 @@ def _warn_of_replay(directory: DataDirectory, topic: str, chosen: Sequence[int])
         )
 
 
-def _say_moves(moves: Sequence[Move], dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({"moved": [] if dry_run else [{"from": str(old), "to": str(new)} for old, new in moves]})
-        return
-    for old, new in moves:
-        click.echo(f"{'would move' if dry_run else 'moved'} {old} to {new}")
-
-
 def _names(topic: str, chosen: Sequence[int]) -> str:
     return ", ".join(f"{topic}-{each}" for each in chosen) or "none"
-
-
-def _say(value: object, text: str, as_json: bool) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        click.echo(text)

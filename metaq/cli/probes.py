@@ -26,8 +26,7 @@ from metaq.protocol.errors import (
 )
 
 from .cluster import open_cluster, zk_timeout
-from .groups import check_groups
-from .lag import GroupPartition, group_partitions
+from .groups import GroupPartition, check_groups, group_partitions
 from .output import byte_size
 from .stats import named_figures
 

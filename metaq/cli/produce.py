@@ -174,9 +174,7 @@ def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
 @contextmanager
 def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
     """A bar on stderr if that is a terminal and the input is not typed into it; yields what moves it."""
-    if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
-        yield lambda progressed: None
-        return
+    shown = sys.stderr.isatty() and not (total_bytes is None and sys.stdin.isatty())
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -185,7 +183,7 @@ def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Pro
         TextColumn("{task.fields[messages]:,} messages"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console(sys.stderr)) as bar:
+    with Progress(*columns, console=console(sys.stderr), disable=not shown) as bar:
         task = bar.add_task(title, total=total_bytes, messages=0)
         yield lambda progressed: bar.update(task, completed=progressed.read_bytes, messages=progressed.messages)
 
@@ -193,6 +191,8 @@ def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Pro
 def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
     seconds = progressed.seconds
     rate = progressed.messages / seconds
+    size = byte_size(progressed.payload_bytes)
+    noun = "message" if progressed.messages == 1 else "messages"
     if as_json:
         print_json(
             {
@@ -204,6 +204,4 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
             }
         )
         return
-    size = byte_size(progressed.payload_bytes)
-    noun = "message" if progressed.messages == 1 else "messages"
     click.echo(f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s", err=True)

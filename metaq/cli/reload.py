@@ -6,9 +6,9 @@ import click
 
 from metaq.client.questions.admin import reload_config
 
+from .cluster import Target, target_options
 from .options import dry_run_option, json_option
 from .output import print_json
-from .target import Target, target_options
 
 __all__ = ["reload"]
 

@@ -10,9 +10,9 @@ import click
 
 from metaq.client.questions.admin import replication_status, restart_replication
 
+from .cluster import Target, target_options
 from .options import dry_run_option, json_option
 from .output import print_json, print_table
-from .target import Target, target_options
 
 __all__ = ["replication"]
 

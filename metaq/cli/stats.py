@@ -11,9 +11,9 @@ from metaq.client.nearest import did_you_mean
 from metaq.client.questions.partitions import read_stats
 from metaq.protocol.errors import NoPartition
 
+from .cluster import Target, target_options
 from .options import json_option
-from .output import print_json, print_table
-from .target import Target, target_options
+from .output import print_json, show
 
 __all__ = ["check_topic", "named_figures", "stats", "stats_rows"]
 
@@ -48,11 +48,13 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     elif item in _TEXT_ITEMS:
         print_json({"item": item, "lines": lines})
     elif item in ("topics", "offsets"):
-        _print_rows(stats_rows(lines), as_json)
-    elif as_json:
-        print_json(named_figures(lines))
+        rows = stats_rows(lines)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
+        show(as_json, rows, [name.replace("_", " ").upper() for name in columns], cells)
     else:
-        print_table(("NAME", "VALUE"), [(name, _shown(name, value)) for name, value in named_figures(lines).items()])
+        figures = named_figures(lines)
+        show(as_json, figures, ("NAME", "VALUE"), [(name, _shown(name, value)) for name, value in figures.items()])
 
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
@@ -75,15 +77,6 @@ def stats_rows(lines: Sequence[str]) -> list[_Row]:
         topic, *words = line.split(" ")
         rows.append({"topic": topic, **{k: _value(v) for k, v in zip(words[::2], words[1::2], strict=False)}})
     return rows
-
-
-def _print_rows(rows: list[_Row], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-        return
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    headings = [name.replace("_", " ").upper() for name in columns]
-    print_table(headings, [[_shown(name, row.get(name)) for name in columns] for row in rows])
 
 
 def _shown(name: str, value: object) -> object:

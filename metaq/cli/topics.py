@@ -13,7 +13,7 @@ from metaq.protocol.errors import BrokerUnavailable
 
 from .cluster import open_cluster, tell_absent, without
 from .options import TOPIC, json_option, zk_option
-from .output import UNKNOWN, print_json, print_table
+from .output import UNKNOWN, show
 
 __all__ = ["topics"]
 
@@ -43,10 +43,7 @@ def list_topics(zk: str, as_json: bool) -> None:
         served = {topic: cluster.served(topic) for topic in cluster.view.topics()}
         tell_absent(cluster)
     found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
-    if as_json:
-        print_json(found)
-    else:
-        print_table(("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])
+    show(as_json, found, ("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])
 
 
 def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, object]:
@@ -72,10 +69,8 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
         survey = cluster.survey()
         bounds = survey.ask_each(partitions, partition_bounds)
         rows = [_describe(survey, each, bounds.get(each)) for each in partitions]
-    if as_json:
-        print_json({"topic": topic, "partitions": rows})
-    else:
-        print_table(("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES"), list(map(_cells, rows)))
+    columns = ("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES")
+    show(as_json, {"topic": topic, "partitions": rows}, columns, map(_cells, rows))
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, partitions))
 

@@ -13,9 +13,9 @@ from metaq.client.connection import Connection
 from metaq.client.questions.admin import complete_transaction, prepared_transactions
 from metaq.protocol.errors import TransactionRefused
 
+from .cluster import Target, target_options
 from .options import confirm, dry_run_option, json_option, yes_option
-from .output import print_json, print_table
-from .target import Target, target_options
+from .output import say, show
 
 __all__ = ["transactions"]
 
@@ -43,12 +43,7 @@ def list_transactions(target: Target, as_json: bool) -> None:
     """
     with target.connected() as connection:
         found = prepared_transactions(connection)
-    if as_json:
-        print_json(found)
-    else:
-        print_table(
-            ("KEY", "STATE", "PREPARED", "AGE S", "MESSAGES", "BYTES", "TOPICS"), [_row(each) for each in found]
-        )
+    show(as_json, found, ("KEY", "STATE", "PREPARED", "AGE S", "MESSAGES", "BYTES", "TOPICS"), map(_row, found))
 
 
 def _row(found: Mapping[str, Any]) -> tuple[object, ...]:
@@ -95,10 +90,7 @@ def _deciding(action: str) -> click.Command:
         confirm(f"{action} {key}? Its coordinator may have decided otherwise", yes=yes)
         with target.connected() as connection:
             complete_transaction(connection, key, action)
-        if as_json:
-            print_json({"key": key, "action": action})
-        else:
-            click.echo(f"{action}: {key}")
+        say(as_json, {"key": key, "action": action}, f"{action}: {key}")
 
     text = f"{_EFFECTS[action]}\n\nKEY: as `metaq transactions list` shows it.\n\n\b\nExample\n"
     return click.command(action, help=f"{text}  metaq transactions {action} XID:1:00ff:01:tm --broker 0")(decide)

@@ -18,7 +18,7 @@ from metaq.coordination.ports import ready_ports
 from metaq.protocol.errors import ClientError, RequestTimedOut
 
 from ..direct_read import read_topic
-from ..lag import group_partitions
+from ..groups import group_partitions
 from ..local_cluster import ClusterPlan, LocalCluster
 from ..options import TopicSpec
 from ..servers import Child, wait_until

@@ -8,7 +8,7 @@ import pytest
 
 from metaq.cli import probes
 from metaq.cli.app import run
-from metaq.cli.lag import GroupPartition
+from metaq.cli.groups import GroupPartition
 from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
 from metaq.client.questions.partitions import Bounds
 from metaq.client.values import TopicPartition
