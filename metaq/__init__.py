@@ -11,104 +11,70 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from metaq import errors
-    from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
-    from metaq.client.consumer import (
-        Consumer,
-        LocalOffsetStore,
-        LocalRecoverStore,
-        OffsetStore,
-        RetryLater,
-        SqlOffsetStore,
-        drop_message,
-    )
-    from metaq.client.local_store import LocalMessageStore, StoredMessage
-    from metaq.client.message import Message
-    from metaq.client.producer import PartitionSelector, Producer
-    from metaq.client.producer.ordered import OrderedProducer
-    from metaq.client.producer.transaction import Transaction
-    from metaq.client.producer.xa import Recovered, XaBranch, XaResource, Xid
-    from metaq.client.questions.finding import FoundMessage, FoundMessages
-    from metaq.client.questions.places import AtKey, AtMessage, Last
-    from metaq.client.reading import PartitionReader, TopicBrowser, browse
-    from metaq.client.values import Lag, SendResult, TopicPartition
-    from metaq.protocol.transactions import XaCode, XaVote
+    from metaq import errors as errors
+    from metaq.client.config import ConnectionConfig as ConnectionConfig
+    from metaq.client.config import ConsumerConfig as ConsumerConfig
+    from metaq.client.config import ProducerConfig as ProducerConfig
+    from metaq.client.consumer import Consumer as Consumer
+    from metaq.client.consumer import LocalOffsetStore as LocalOffsetStore
+    from metaq.client.consumer import LocalRecoverStore as LocalRecoverStore
+    from metaq.client.consumer import OffsetStore as OffsetStore
+    from metaq.client.consumer import RetryLater as RetryLater
+    from metaq.client.consumer import SqlOffsetStore as SqlOffsetStore
+    from metaq.client.consumer import drop_message as drop_message
+    from metaq.client.local_store import LocalMessageStore as LocalMessageStore
+    from metaq.client.local_store import StoredMessage as StoredMessage
+    from metaq.client.message import Message as Message
+    from metaq.client.producer import PartitionSelector as PartitionSelector
+    from metaq.client.producer import Producer as Producer
+    from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
+    from metaq.client.producer.transaction import Transaction as Transaction
+    from metaq.client.producer.xa import Recovered as Recovered
+    from metaq.client.producer.xa import XaBranch as XaBranch
+    from metaq.client.producer.xa import XaResource as XaResource
+    from metaq.client.producer.xa import Xid as Xid
+    from metaq.client.questions.finding import FoundMessage as FoundMessage
+    from metaq.client.questions.finding import FoundMessages as FoundMessages
+    from metaq.client.questions.places import AtKey as AtKey
+    from metaq.client.questions.places import AtMessage as AtMessage
+    from metaq.client.questions.places import Last as Last
+    from metaq.client.reading import PartitionReader as PartitionReader
+    from metaq.client.reading import TopicBrowser as TopicBrowser
+    from metaq.client.reading import browse as browse
+    from metaq.client.values import Lag as Lag
+    from metaq.client.values import SendResult as SendResult
+    from metaq.client.values import TopicPartition as TopicPartition
+    from metaq.protocol.transactions import XaCode as XaCode
+    from metaq.protocol.transactions import XaVote as XaVote
 
-__all__ = [
-    "AtKey",
-    "AtMessage",
-    "ConnectionConfig",
-    "Consumer",
-    "ConsumerConfig",
-    "FoundMessage",
-    "FoundMessages",
-    "Lag",
-    "Last",
-    "LocalMessageStore",
-    "LocalOffsetStore",
-    "LocalRecoverStore",
-    "Message",
-    "OffsetStore",
-    "OrderedProducer",
-    "PartitionReader",
-    "PartitionSelector",
-    "Producer",
-    "ProducerConfig",
-    "Recovered",
-    "RetryLater",
-    "SendResult",
-    "SqlOffsetStore",
-    "StoredMessage",
-    "TopicBrowser",
-    "TopicPartition",
-    "Transaction",
-    "XaBranch",
-    "XaCode",
-    "XaResource",
-    "XaVote",
-    "Xid",
-    "__version__",
-    "browse",
-    "drop_message",
-    "errors",
-]
-
-_HOMES = {
-    "AtKey": "metaq.client.questions.places",
-    "AtMessage": "metaq.client.questions.places",
-    "ConnectionConfig": "metaq.client.config",
-    "Consumer": "metaq.client.consumer",
-    "ConsumerConfig": "metaq.client.config",
-    "FoundMessage": "metaq.client.questions.finding",
-    "FoundMessages": "metaq.client.questions.finding",
-    "Lag": "metaq.client.values",
-    "Last": "metaq.client.questions.places",
-    "LocalMessageStore": "metaq.client.local_store",
-    "LocalOffsetStore": "metaq.client.consumer",
-    "LocalRecoverStore": "metaq.client.consumer",
-    "Message": "metaq.client.message",
-    "OffsetStore": "metaq.client.consumer",
-    "OrderedProducer": "metaq.client.producer.ordered",
-    "PartitionReader": "metaq.client.reading",
-    "PartitionSelector": "metaq.client.producer",
-    "Producer": "metaq.client.producer",
-    "ProducerConfig": "metaq.client.config",
-    "Recovered": "metaq.client.producer.xa",
-    "RetryLater": "metaq.client.consumer",
-    "SendResult": "metaq.client.values",
-    "SqlOffsetStore": "metaq.client.consumer",
-    "StoredMessage": "metaq.client.local_store",
-    "TopicBrowser": "metaq.client.reading",
-    "TopicPartition": "metaq.client.values",
-    "Transaction": "metaq.client.producer.transaction",
-    "XaBranch": "metaq.client.producer.xa",
-    "XaCode": "metaq.protocol.transactions",
-    "XaResource": "metaq.client.producer.xa",
-    "XaVote": "metaq.protocol.transactions",
-    "Xid": "metaq.client.producer.xa",
-    "browse": "metaq.client.reading",
-    "drop_message": "metaq.client.consumer",
+_NAMES = {
+    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig"),
+    "client.consumer": (
+        "Consumer",
+        "LocalOffsetStore",
+        "LocalRecoverStore",
+        "OffsetStore",
+        "RetryLater",
+        "SqlOffsetStore",
+        "drop_message",
+    ),
+    "client.local_store": ("LocalMessageStore", "StoredMessage"),
+    "client.message": ("Message",),
+    "client.producer": ("PartitionSelector", "Producer"),
+    "client.producer.ordered": ("OrderedProducer",),
+    "client.producer.transaction": ("Transaction",),
+    "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
+    "client.questions.finding": ("FoundMessage", "FoundMessages"),
+    "client.questions.places": ("AtKey", "AtMessage", "Last"),
+    "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
+    "client.values": ("Lag", "SendResult", "TopicPartition"),
+    "protocol.transactions": ("XaCode", "XaVote"),
 }
+"""The public names by the module below metaq that has them."""
+
+_HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", "errors", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

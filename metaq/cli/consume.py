@@ -16,8 +16,8 @@ from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
-from .message_format import FORMAT_HELP, compile_format, message_fields
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, Parsed, PartitionName, zk_option
+from .output import FORMAT_HELP, compile_format, message_fields
 from .servers import stop_signal
 
 __all__ = ["consume"]

@@ -13,9 +13,8 @@ from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACT
 from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
 
 from .cluster import open_cluster, tell_absent
-from .message_format import message_fields
 from .options import TIME, TOPIC, json_option, zk_option
-from .output import show
+from .output import message_fields, show
 
 __all__ = ["find"]
 

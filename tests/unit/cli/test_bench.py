@@ -9,9 +9,19 @@ import pyarrow
 import pytest
 
 from metaq.cli.bench import steps
-from metaq.cli.bench_jobs import LATE_SECONDS, Stamps, send_batches, send_pipelined, send_single
+from metaq.cli.bench_jobs import (
+    JOIN_SECONDS,
+    LATE_SECONDS,
+    ArrowReader,
+    Backlog,
+    MessageReader,
+    Reader,
+    Stamps,
+    send_batches,
+    send_pipelined,
+    send_single,
+)
 from metaq.cli.bench_measure import Durations, Limit, Run, Tally, measure
-from metaq.cli.bench_reading import JOIN_SECONDS, ArrowReader, Backlog, MessageReader, Reader
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut

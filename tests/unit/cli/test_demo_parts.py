@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from metaq.cli.demo.consumer import Throttle, history_of
 from metaq.cli.demo.delivery import Delivery
 from metaq.cli.demo.flights import CarrierDelay, delays_in, json_messages, mean_delays
-from metaq.cli.demo.group import Rebalance
+from metaq.cli.demo.group import Rebalance, Throttle, history_of
 from metaq.cli.demo.report import DemoFigures, Report
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.cli.message_format import compile_format, message_fields
+from metaq.cli.output import compile_format, message_fields
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
