@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from .limits import INT32_MAX, INT32_MIN
-from .text import Put
+from .text import COMMON_PUT, Put
 
 __all__ = ["LEAST_PUTS", "MOST_PUTS", "PutRun", "parse_put_run"]
 
@@ -20,7 +19,6 @@ MOST_PUTS = 4096
 _MAX_PUT_BYTES = 4096
 """Headers are looked for in all bytes; the length of a larger put leads over its body for less."""
 
-_HEADER = re.compile(rb"put ([^ \r\n]{1,250}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,10}) (-?[0-9]{1,10})\r\n")
 _PIECES = 7  # of each put: the tokens of its header, and its body
 _HEADER_BYTES = len(b"put      \r\n")  # beside the tokens
 
@@ -61,13 +59,13 @@ def parse_put_run(data: bytes) -> tuple[PutRun | None, int]:
     (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found at once, with whatever looks like one
     in a body; so a put counts only if its body has the announced length, and the first that has not ends the run.
     """
-    first = _HEADER.match(data)
+    first = COMMON_PUT.match(data)
     if first is None:
         return None, 0
     size = first.end() + int(first[3])
     if size > _MAX_PUT_BYTES or LEAST_PUTS * size > len(data):
         return None, 0
-    pieces = _HEADER.split(data)
+    pieces = COMMON_PUT.split(data)
     lengths = list(map(int, pieces[3::_PIECES]))
     found = list(map(len, pieces[_PIECES::_PIECES]))
     surplus = max(0, found[-1] - lengths[-1])  # behind the last put there is no header to end its body

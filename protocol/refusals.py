@@ -38,6 +38,8 @@ _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
 """How 1.x puts a number into an answer, for its clients to read (wire.md §4; errors.XaRefused writes it)."""
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
+    TransactionRefused: ResponseCode.TRANSACTION_REFUSED,
+    XaRefused: ResponseCode.TRANSACTION_REFUSED,
     TopicNotAccepted: ResponseCode.TOPIC_NOT_EXIST,
     WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,

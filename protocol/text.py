@@ -16,6 +16,7 @@ from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BY
 from .transactions import NULL_KEY, TransactionType, parse_key, parse_own_key
 
 __all__ = [
+    "COMMON_PUT",
     "Answer",
     "AnswerReader",
     "Get",
@@ -203,9 +204,10 @@ def _text(token: bytes) -> str:
 
 # --- commands, as the broker reads them -------------------------------------------------------------------------------
 
-_COMMON_PUT = re.compile(
+COMMON_PUT = re.compile(
     rb"put ([^ \r\n]{1,250}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,10}) (-?[0-9]{1,10})\r\n"
 )
+"""The header of a put as 1.4 clients send it: for a partition, with a checksum, in no transaction."""
 _SMALL_NUMBERS = {b"%d" % number: number for number in range(256)}
 _new_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
@@ -216,7 +218,7 @@ def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
     (None, position) for everything else, also for what is not complete or not valid: parse_command sorts that out.
     This is what a put costs the broker most, hence one regular expression and as few calls as possible.
     """
-    match = _COMMON_PUT.match(data, position)
+    match = COMMON_PUT.match(data, position)
     if match is None:
         return None, position
     topic, partition, length, flag, checksum, opaque = match.groups()

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred
 from metaq.protocol.errors import PartitionClosed, SearchesBusy
 from metaq.protocol.limits import MAX_FOUND_MESSAGES, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.record import Buffer
-from metaq.protocol.searches import (
+from metaq.protocol.remoting import (
     ALL_PARTITIONS,
     FOUND_ROW_BYTES,
     FoundReply,

@@ -12,8 +12,16 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES
 from metaq.protocol.refusals import response_code
-from metaq.protocol.send_many import Parts, SendManyReply, SendManyRequest, encode_rows, split_many
-from metaq.protocol.sends import SendBatchRequest, SendReply, split_batch
+from metaq.protocol.sends import (
+    Parts,
+    SendBatchRequest,
+    SendManyReply,
+    SendManyRequest,
+    SendReply,
+    encode_rows,
+    split_batch,
+    split_many,
+)
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning

@@ -19,13 +19,14 @@ from metaq.protocol.remoting import (
     MessageCountsRequest,
     OpenPartitionsRequest,
     PartitionRequest,
+    QueryMessageRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
     TransactionRequest,
+    ViewMessageRequest,
 )
-from metaq.protocol.searches import QueryMessageRequest, ViewMessageRequest
-from metaq.protocol.send_many import announced_parts
+from metaq.protocol.sends import announced_parts
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,

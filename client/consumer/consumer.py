@@ -13,7 +13,7 @@ from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
-from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
+from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
 from ..connection import Connection, Endpoint

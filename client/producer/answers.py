@@ -19,8 +19,15 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER, Buffer
 from metaq.protocol.refusals import frame_error, is_success, text_error
-from metaq.protocol.send_many import PartRows, SendManyRequest, decode_rows, encode_parts
-from metaq.protocol.sends import SendBatchRequest, SendHeaders, SentReply
+from metaq.protocol.sends import (
+    PartRows,
+    SendBatchRequest,
+    SendHeaders,
+    SendManyRequest,
+    SentReply,
+    decode_rows,
+    encode_parts,
+)
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 

@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
     SearchIncomplete,
 )
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES
-from metaq.protocol.searches import (
+from metaq.protocol.remoting import (
     ALL_PARTITIONS,
     DEFAULT_FOUND_MESSAGES,
     FoundReply,

@@ -10,7 +10,7 @@ import click
 from metaq.client.questions.finding import FoundMessage, FoundMessages, nothing_found
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
-from metaq.protocol.searches import DEFAULT_FOUND_MESSAGES
+from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from .cluster import open_cluster, tell_absent
 from .options import TIME, TOPIC, json_option, zk_option

@@ -5,7 +5,6 @@ with FakeBroker({"trades": 4}) as broker, Producer(metadata=FakeCluster([broker]
     assert broker.bodies("trades", 0) == [b"hello"]
 """
 
-from .broker import FakeBroker
-from .cluster import FakeCluster
+from .broker import FakeBroker, FakeCluster
 
 __all__ = ["FakeBroker", "FakeCluster"]

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaq.protocol.errors import RemoteProtocolError, TransactionRefused
+from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolError, TopicNotAccepted, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.refusals import response_code
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -27,8 +28,16 @@ from metaq.protocol.remoting import (
     TransactionRequest,
 )
 from metaq.protocol.requests import WireRequest
-from metaq.protocol.send_many import SendManyReply, SendManyRequest, encode_rows, split_many
-from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
+from metaq.protocol.sends import (
+    SendBatchRequest,
+    SendManyReply,
+    SendManyRequest,
+    SendReply,
+    SendRequest,
+    encode_rows,
+    split_batch,
+    split_many,
+)
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     Get,
@@ -63,15 +72,6 @@ class _Reply(NamedTuple):
     body: Buffer = b""
     code: int = ResponseCode.SUCCESS
     remark: str = ""
-
-
-class _Refused(Exception):
-    """A request that is refused. code: in a frame; status: in text."""
-
-    def __init__(self, code: ResponseCode, status: Status, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.status = status
 
 
 @dataclass(slots=True, eq=False)
@@ -138,13 +138,12 @@ class Answers:
         return partition if partition >= 0 else self.sends % max(1, self.topics.get(topic, 0))
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
-        """The log of a partition that is served. Raises _Refused."""
+        """The log of a partition that is served. Raises TopicNotAccepted, PartitionClosed."""
         if not 0 <= partition < self.topics.get(topic, 0):
-            text = f"The server do not accept topic {topic}"
-            raise _Refused(ResponseCode.TOPIC_NOT_EXIST, Status.ERROR, text)
+            raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
         if log.closed:
-            raise _Refused(ResponseCode.NO_PERMISSION, Status.FORBIDDEN, f"{topic}-{partition} has been closed")
+            raise PartitionClosed(self.broker_id, partition)
         return log
 
     def _asked(self, frame: Frame) -> MemoryLog:
@@ -159,7 +158,7 @@ class Answers:
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Raises _Refused, TransactionRefused."""
+        """Raises what refuses it."""
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
@@ -174,12 +173,8 @@ class Answers:
     def _answer_frame(self, caller: Connected, frame: Frame) -> None:
         try:
             reply = self._frame(caller, frame)
-        except _Refused as error:
-            reply = _Reply({}, code=error.code, remark=str(error))
-        except RemoteProtocolError as error:
-            reply = _Reply({}, code=ResponseCode.MESSAGE_ILLEGAL, remark=str(error))
-        except TransactionRefused as error:
-            reply = _Reply({}, code=ResponseCode.TRANSACTION_REFUSED, remark=str(error))
+        except MetaqError as error:
+            reply = _Reply({}, code=response_code(error), remark=str(error))
         if reply is not None:
             self._reply(caller, frame.opaque, reply.code, reply.ext, reply.body, reply.remark)
 
@@ -250,8 +245,8 @@ class Answers:
             here, found = found[:count], found[count:]
             try:
                 log = self._open(request.topics[topic], partition)
-            except _Refused as error:
-                rows.append((0, 0, partition, error.code))
+            except MetaqError as error:
+                rows.append((0, 0, partition, response_code(error)))
                 continue
             ids = [self._new_id() for _ in here]
             rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
@@ -359,10 +354,8 @@ class Answers:
     def _put(self, caller: Connected, put: Put) -> bytes:
         try:
             stored = self._store_one(caller, put, put.body)
-        except _Refused as error:
+        except MetaqError as error:
             return encode_result(error.status, str(error), put.opaque)
-        except TransactionRefused as error:
-            return encode_result(Status.ERROR, str(error), put.opaque)
         return encode_put_result(put.opaque, stored.message_id, stored.partition, stored.offset)
 
     def _get(self, get: Get) -> bytes:

@@ -1,4 +1,4 @@
-"""A broker in memory, on a port."""
+"""A broker in memory, on a port, and a cluster of such brokers without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from metaq.client.connection import Endpoint
+from metaq.client.metadata import TopicView
 from metaq.client.values import TopicPartition
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, one_by_one
@@ -19,7 +20,7 @@ from metaq.protocol.text import Quit
 
 from .answers import Answers, Connected
 
-__all__ = ["FakeBroker"]
+__all__ = ["FakeBroker", "FakeCluster"]
 
 
 class _Session(Connected):
@@ -199,3 +200,37 @@ class FakeBroker(Answers):
                 del session.out[:sent]
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.out else 0)
         self._selector.modify(session.sock, wanted)
+
+
+class FakeCluster:
+    """Which brokers are registered, without ZooKeeper: a producer's `metadata`. Any thread."""
+
+    def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
+        self._brokers = {broker.broker_id: broker for broker in brokers}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def register(self, broker: FakeBroker) -> None:
+        """The broker (or its new incarnation) appears."""
+        self._brokers[broker.broker_id] = broker
+        self._changed(broker)
+
+    def unregister(self, broker: FakeBroker) -> None:
+        """The broker's session has ended."""
+        del self._brokers[broker.broker_id]
+        self._changed(broker)
+
+    def _changed(self, broker: FakeBroker) -> None:
+        for listener in self._listeners:
+            for topic in broker.topics:
+                listener(topic)
+
+    def view(self, topic: str) -> TopicView:
+        brokers = [self._brokers[number] for number in sorted(self._brokers)]
+        partitions = (each for broker in brokers for each in broker.partitions if each.topic == topic)
+        return TopicView(tuple(sorted(partitions)), {broker.broker_id: broker.endpoint for broker in brokers})
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Nothing is held open."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.configuration import config
-from metaq.protocol import remoting, searches
+from metaq.protocol import remoting
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
@@ -53,9 +53,8 @@ def test_the_examples_of_the_protocol_page_are_what_the_broker_answers(harness):
 FIELDS = sorted(
     {
         field
-        for module in (remoting, searches)
-        for name in module.__all__
-        if hasattr(kind := getattr(module, name), "to_ext")
+        for name in remoting.__all__
+        if hasattr(kind := getattr(remoting, name), "to_ext")
         for field in (kind(*[("x",) if each == "tags" else 1 for each in kind.__slots__])).to_ext()
     }
 )

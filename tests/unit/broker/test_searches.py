@@ -11,7 +11,7 @@ from metaq.broker.requests import search as broker_searches
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers
-from metaq.protocol.searches import FoundReply, QueryMessageRequest, ViewMessageRequest, decode_found
+from metaq.protocol.remoting import FoundReply, QueryMessageRequest, ViewMessageRequest, decode_found
 from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import HEADER_BYTES, encode_record, iter_headers
-from metaq.protocol.send_many import (
+from metaq.protocol.sends import (
     SendManyRequest,
     decode_rows,
     encode_parts,

@@ -10,7 +10,7 @@ from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_PARTS
 from metaq.protocol.record import encode_record, iter_headers
-from metaq.protocol.send_many import SendManyRequest, encode_parts
+from metaq.protocol.sends import SendManyRequest, encode_parts
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
 from tests.doubles.store import check_invariants

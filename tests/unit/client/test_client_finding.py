@@ -27,8 +27,17 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_record
-from metaq.protocol.remoting import MessageCountsReply, OffsetReply, SearchByCountRequest, SearchByTimeRequest
-from metaq.protocol.searches import FoundReply, FoundRow, QueryMessageRequest, ViewMessageRequest, encode_found
+from metaq.protocol.remoting import (
+    FoundReply,
+    FoundRow,
+    MessageCountsReply,
+    OffsetReply,
+    QueryMessageRequest,
+    SearchByCountRequest,
+    SearchByTimeRequest,
+    ViewMessageRequest,
+    encode_found,
+)
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 

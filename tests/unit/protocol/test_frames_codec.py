@@ -10,20 +10,21 @@ from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
     CompleteTransactionRequest,
+    FoundReply,
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
     OpenPartitionsRequest,
     PartitionRequest,
+    QueryMessageRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
     TransactionRequest,
+    ViewMessageRequest,
 )
 from metaq.protocol.requests import RequestReader
-from metaq.protocol.searches import FoundReply, QueryMessageRequest, ViewMessageRequest
-from metaq.protocol.send_many import SendManyReply, SendManyRequest
-from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
+from metaq.protocol.sends import SendBatchRequest, SendManyReply, SendManyRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.text import Version
 from tests.unit.protocol.decoding import assert_decodes
 
