@@ -34,7 +34,7 @@ from .replication.roles import Roles, check_roles, config_for
 from .runtime.heap import set_up_heap
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
-from .store.retention_runs import RemovedSegment
+from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_topi
 from metaq.protocol.message_id import MAX_BROKER_ID
 
 from ..filters.mapping import parse_filter_map
-from ..store.retention import parse_delete_policy
+from ..store.topic_config import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
 from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
 from .schedule import parse_schedule

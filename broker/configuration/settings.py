@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 from zlib import crc32
 
-from ..store.retention import DeletePolicy, parse_delete_policy
+from ..store.topic_config import DeletePolicy, parse_delete_policy
 from ..transactions.config import TransactionConfig
 from .schedule import Schedule, parse_schedule
 

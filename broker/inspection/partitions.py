@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ..store.files import Files
 from ..store.recovery import first_unsafe
-from ..store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, MAX_OFFSET, SegmentFile
+from ..store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, SegmentFile, offset_named
 from .findings import Finding, Level
 from .segments import Bad, BadRange, IndexState, KeysState, SegmentReport, inspect_keys, inspect_segment
 
@@ -70,8 +70,8 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
     for file in names:
         if not file.endswith(DATA_SUFFIX):
             continue
-        stem, where = file.removesuffix(DATA_SUFFIX), os.path.join(path, file)
-        if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
+        first_offset, where = offset_named(file), os.path.join(path, file)
+        if first_offset is None:
             findings.append(
                 Finding(
                     Level.DAMAGE,
@@ -84,7 +84,7 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
             status = files.status(where)
         except FileNotFoundError:  # retention of a broker that runs
             continue
-        segments.append(SegmentFile(where, int(stem), status.size, status.modified_ms))
+        segments.append(SegmentFile(where, first_offset, status.size, status.modified_ms))
     segments.sort(key=lambda segment: segment.first_offset)
     unsafe = first_unsafe(files, segments) if segments else 0
     return SegmentList(

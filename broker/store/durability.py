@@ -350,7 +350,7 @@ class Durability:
         if now - self._checkpointed_at >= self._checkpoint_seconds:
             self._checkpointed_at = self._dirty_since = now
             return DATA | INDEX
-        if self.unsynced_records and not self.waits and self._policy.due_after(now - self._dirty_since):
+        if self.unsynced_records and not self.waits and now - self._dirty_since >= self._policy.seconds:
             self._dirty_since = now
             return DATA
         return 0

@@ -406,7 +406,7 @@ class Index(Units):
             start += fitting
             if fitting < len(chunk):
                 break
-        # joined as bytes: numpy's concatenate compares the fields of the arrays each time, at 40 µs
+        # joined as bytes: numpy's concatenate compares the fields of the arrays each time
         found = chunks[0] if len(chunks) == 1 else np.frombuffer(b"".join([each.data for each in chunks]), UNIT_DTYPE)
         if len(found):
             self._remember(_end_of(found[-1]), start)

@@ -1,48 +1,56 @@
-"""Which segments are too old (storage.md §5), or too many. Pure: `retention_runs.py` acts on it."""
+"""Which segments are too old, or too many (storage.md §5): out of their logs at once, off the disk by a worker thread.
+
+A segment is gone as soon as its data file is: what is derived from it goes afterwards, and whatever of that stays is
+left over, never a segment. Each data file's going is synced before the next one's begins, so that a power cut leaves no
+gap.
+"""
 
 from __future__ import annotations
 
+import errno
 import heapq
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+import logging
+import os
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import EPOCH_MS
 
-__all__ = ["DeletePolicy", "Disposal", "SegmentAge", "count_excess", "count_expired", "parse_delete_policy"]
+from . import tuning
+from .files import Files, opened
+from .index import FRESH_SUFFIX, IndexDamaged
+from .partition_log import PartitionLog
+from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, Segment
+from .threads import RunInThread, Turns
+from .topic_config import DeletePolicy, Disposal, TopicStoreConfig
 
-_AGE = re.compile(r"(\d+)([hms]?)", re.ASCII)
-_SECONDS = {"": 3600, "h": 3600, "m": 60, "s": 1}
-_SIZE_WORD = "size="
-_SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.ASCII)
-_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_REMEDY = "use delete,<age> or archive,<age>[,true], the age in hours or with a unit h, m or s, as in delete,168"
-_SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in delete,168,size=10g"
+__all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_expired"]
 
 
-class Disposal(Enum):
-    """What happens to an old segment."""
+_SKEW_MS = 24 * 3600 * 1000
+"""A file changed no more than this ahead of our clock was changed just now: clocks of file servers differ."""
 
-    DELETE = "delete"
-    ARCHIVE = "archive"
-    """Renamed to `<name>.meta.arc`."""
-    COMPRESS = "compress"
-    """Zipped to `<name>.meta.zip`, with one entry `<name>.meta`."""
+_log = logging.getLogger(__name__)
+
+_DERIVED = (INDEX_SUFFIX, INDEX_SUFFIX + FRESH_SUFFIX, KEYS_SUFFIX)
+_UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 
 @dataclass(frozen=True, slots=True)
-class DeletePolicy:
-    """Closed segments not changed for `max_age_s` seconds are taken away by `action`.
+class RemovedSegment:
+    """A segment that retention has taken out of a log; its file goes in the background."""
 
-    So are the oldest ones of a topic that has more than `max_bytes` bytes of messages in all its partitions on this
-    broker; None: any number.
-    """
-
+    topic: str
+    partition: int
+    first_offset: int
+    size: int
     action: Disposal
-    max_age_s: int
-    max_bytes: int | None = None
 
 
 class SegmentAge(NamedTuple):
@@ -51,36 +59,6 @@ class SegmentAge(NamedTuple):
     first_offset: int
     modified: float
     size: int = 0
-
-
-def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy:
-    """The policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`, `delete,168,size=10g`.
-
-    `size=` is ours: 1.x passes over words there, and takes any but `true` behind archive's age as false. Other options
-    that 1.x does not look at are not looked at. Raises ConfigError naming `option`, the value and the accepted forms.
-    """
-    name, *values = [part.strip() for part in text.split(",")]
-    age = _AGE.fullmatch(values[0].lower()) if values else None
-    if age is None:
-        raise ConfigError(option, text, _REMEDY)
-    seconds = int(age[1]) * _SECONDS[age[2]]
-    max_bytes = _max_bytes(values[1:], text, option)
-    if name == "delete":
-        return DeletePolicy(Disposal.DELETE, seconds, max_bytes)
-    if name == "archive":
-        compress = len(values) > 1 and values[1].lower() == "true"
-        return DeletePolicy(Disposal.COMPRESS if compress else Disposal.ARCHIVE, seconds, max_bytes)
-    raise ConfigError(option, text, _REMEDY)
-
-
-def _max_bytes(words: Sequence[str], text: str, option: str) -> int | None:
-    sizes = [word.lower().removeprefix(_SIZE_WORD) for word in words if word.lower().startswith(_SIZE_WORD)]
-    if not sizes:
-        return None
-    found = _SIZE.fullmatch(sizes[0].strip())
-    if len(sizes) > 1 or found is None or not int(found[1]):
-        raise ConfigError(option, text, _SIZE_REMEDY)
-    return int(found[1]) * _BYTES[found[2]]
 
 
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:
@@ -110,3 +88,266 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
         if counts[log] < len(closed[log]):
             heapq.heappush(oldest, (closed[log][counts[log]].modified, log))
     return counts
+
+
+class Retention:
+    """Applies the topics' delete policies. Owning thread; files are removed by `run_in_thread`."""
+
+    def __init__(
+        self,
+        files: Files,
+        config_for: Callable[[str], TopicStoreConfig],
+        run_in_thread: RunInThread,
+        clock: Callable[[], float],
+        on_restored: Callable[[PartitionLog], None],
+    ) -> None:
+        """clock: wall clock in seconds. on_restored(log): segments that were taken out of it are in it again, because
+        their files could not be removed; what was rebuilt meanwhile was not given to them.
+        """
+        self._on_restored = on_restored
+        self._files = files
+        self._config_for = config_for
+        self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
+        self._clock = clock
+        self._busy: set[PartitionLog] = set()
+        """Logs whose files are being removed; further segments wait, so that none is missing in front of them."""
+        self._untidy: dict[PartitionLog, None] = {}
+        """Logs with files left over."""
+        self._undated: set[str] = set()
+        """Files of segments that are known to have no possible date."""
+
+    def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
+        """Take too old segments out of their logs at once and start deleting or archiving their files.
+
+        is_due: whether a topic's turn has come (topics may have schedules of their own).
+        Files that cannot be removed are logged, to be tried at the next run. Their segments come back into the log if
+        it is their data that stays.
+        """
+        self._tidy()
+        removed: list[RemovedSegment] = []
+        for log in logs:
+            if len(log.segments) == 1:
+                continue  # the one that grows stays: nothing else may cost anything with ten thousand partitions
+            policy = self._config_for(log.topic).delete_policy
+            if policy is not None and is_due(log.topic):
+                count = count_expired(self._ages(log), policy, self._clock())
+                removed += self._remove(log, count, policy.action)
+        return removed
+
+    def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
+        """The same for the oldest segments of topics that are larger than their policies allow."""
+        limited: dict[str, DeletePolicy | None] = {}
+        topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
+        for log in logs:
+            topic = log.topic
+            if topic not in limited:
+                policy = self._config_for(topic).delete_policy
+                limited[topic] = None if policy is None or policy.max_bytes is None else policy
+            if limited[topic] is not None:
+                topics[topic].append(log)
+        removed: list[RemovedSegment] = []
+        for topic, of_topic in topics.items():
+            policy = limited[topic]
+            if policy is not None and policy.max_bytes is not None:
+                excess = sum(log.segments.size_bytes for log in of_topic) - policy.max_bytes
+                removed += self._remove_excess(of_topic, excess, policy.action) if excess > 0 else ()
+        return removed
+
+    def _remove_excess(self, logs: Sequence[PartitionLog], excess: int, action: Disposal) -> list[RemovedSegment]:
+        counts = count_excess([self._ages(log) for log in logs], excess)
+        return [each for log, count in zip(logs, counts, strict=True) for each in self._remove(log, count, action)]
+
+    def _remove(self, log: PartitionLog, count: int, action: Disposal) -> list[RemovedSegment]:
+        segments = log.segments.remove_first(count)
+        if segments:
+            self._start(log, segments, action)
+        return [
+            RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
+        ]
+
+    def tidy(self, log: PartitionLog) -> None:
+        """Have the next run remove files that belong to none of the log's segments any more."""
+        self._untidy[log] = None
+
+    def _tidy(self) -> None:
+        """Try again to remove what earlier runs have left over."""
+        untidy, self._untidy = self._untidy, {}
+        for log in untidy:
+            if log in self._busy:
+                self._untidy[log] = None
+            else:
+                self._start(log, (), Disposal.DELETE)
+
+    def _ages(self, log: PartitionLog) -> list[SegmentAge]:
+        """The closed segments that may go, oldest first."""
+        ages: list[SegmentAge] = []
+        if log in self._busy:
+            return ages
+        for segment in log.segments[:-1]:
+            # an index may never be made again (a bad sector): waiting for it would keep the log for ever
+            if not segment.finished or log.writes_index(segment):
+                break
+            try:
+                modified_ms = self._files.status(segment.path).modified_ms
+            except OSError as error:
+                _log.error("retention of %s stops at %s: %s", log.directory, segment.path, error)
+                break
+            changed_ms = self._possible_date(segment, modified_ms)
+            ages.append(SegmentAge(segment.first_offset, changed_ms / 1000, segment.size))
+        return ages
+
+    def _possible_date(self, segment: Segment, modified_ms: int) -> int:
+        """When a segment was changed last (Unix ms): the file's time, or its last message's if that cannot be.
+
+        A date in the future would keep all segments behind it, one from before metaq would have fresh messages deleted.
+        """
+        now_ms = int(self._clock() * 1000)
+        if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
+            return modified_ms
+        index = segment.index
+        try:
+            stored_ms = abs(index.unit(len(index) - 1)[2]) if index else modified_ms
+        except (OSError, MetaqError, IndexDamaged) as error:
+            _log.warning("%s: the store time of the last message is unknown: %s", segment.index_path, error)
+            stored_ms = modified_ms
+        if EPOCH_MS <= stored_ms <= now_ms + _SKEW_MS:
+            return stored_ms
+        if segment.path not in self._undated:
+            self._undated.add(segment.path)
+            _log.warning(
+                "retention by age keeps %s: neither the file nor its last message has a possible date. "
+                "To have the segment taken away in time, set the file's date with touch",
+                segment.path,
+            )
+        return now_ms
+
+    def _start(self, log: PartitionLog, segments: Sequence[Segment], action: Disposal) -> None:
+        self._busy.add(log)
+        paths = [segment.path for segment in segments]
+        job = partial(_discard, self._files, log.directory, paths, action, log.first_offset)
+        self._turns.run(log.topic, job, partial(self._discarded, log, segments))
+
+    def _discarded(self, log: PartitionLog, segments: Sequence[Segment], result: _Discarded | BaseException) -> None:
+        self._busy.discard(log)
+        if isinstance(result, BaseException):  # the thread itself has failed: nothing was done
+            result = _Discarded(error=RuntimeError(repr(result)))
+        self._undated.difference_update(segment.path for segment in segments[: result.gone])
+        if result.error is not None:
+            _log.error(
+                "retention of %s stopped after %d of %d segments: %s",
+                log.directory,
+                result.gone,
+                len(segments),
+                result.error,
+            )
+            log.segments.restore_first(segments[result.gone :])
+            self._on_restored(log)
+        if result.left_over:
+            self._untidy[log] = None
+            _log.error("left over of segments that are gone, to be removed later: %s", ", ".join(result.left_over))
+
+
+# --- in a worker thread ----------------------------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    """The disk does not give the segment's bytes."""
+
+
+@dataclass(slots=True)
+class _Discarded:
+    """What became of a partition's segments."""
+
+    gone: int = 0
+    """How many of them, oldest first, have no data file any more."""
+    error: Exception | None = None
+    """What stopped it; the others are as they were."""
+    left_over: list[str] = field(default_factory=list)
+    """Files that belong to no segment any more and could not be removed, each with its reason."""
+
+
+def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposal, first_kept: int) -> _Discarded:
+    """Delete or archive segment files, oldest first; stop at the first data file that stays: no gap may arise.
+
+    Removes what lies beside them too, and what earlier runs have left over. Any thread, one at a time for a partition.
+    first_kept: byte offset where the partition begins afterwards. Never raises.
+    """
+    result = _Discarded()
+    try:
+        for path in paths:
+            _take_away(files, directory, path, action)
+            result.gone += 1
+    except Exception as error:  # a bug of ours, too, must not let the log forget segments that are there
+        result.error = error
+        result.gone += sum(not _is_there(files, path) for path in paths[result.gone : result.gone + 1])
+    try:
+        _sweep(files, directory, first_kept, result)
+    except OSError as error:
+        result.left_over.append(f"{directory} ({error})")
+    return result
+
+
+def _take_away(files: Files, directory: str, path: str, action: Disposal) -> None:
+    try:
+        if action is Disposal.ARCHIVE:
+            files.rename(path, f"{path}.arc")
+        else:
+            if action is Disposal.COMPRESS:
+                _zip(files, path)
+                files.fsync_directory(directory)
+            files.unlink(path)
+    except _Unreadable as error:  # nor will it be later: the log must not stay for it, and what can be read is kept
+        _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
+        files.rename(path, f"{path}.arc")
+    except FileNotFoundError:
+        if _is_there(files, path):
+            raise
+        _log.warning("%s was gone already", path)
+    files.fsync_directory(directory)
+
+
+def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) -> None:
+    """Remove what belongs to no segment: derived files of those that are gone, and unfinished archives."""
+    names = set(files.list_directory(directory))
+    for name in sorted(names):
+        stem, dot, suffix = name.partition(".")
+        derived = (
+            dot + suffix in _DERIVED
+            and stem.isascii()
+            and stem.isdecimal()
+            and int(stem) < first_kept
+            and f"{stem}{DATA_SUFFIX}" not in names
+        )
+        if derived or name.endswith(_UNFINISHED):
+            path = os.path.join(directory, name)
+            try:
+                with suppress(FileNotFoundError):
+                    files.unlink(path)
+            except OSError as error:
+                result.left_over.append(f"{path} ({error.strerror})")
+
+
+def _is_there(files: Files, path: str) -> bool:
+    """Whether the file exists; taken for granted if that cannot be told."""
+    try:
+        files.status(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _zip(files: Files, path: str) -> None:
+    """Write `<path>.zip` completely, or nothing under that name. Raises OSError, _Unreadable."""
+    unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
+        try:
+            archive.write(path, os.path.basename(path))
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise _Unreadable(str(error)) from error
+            raise
+    with opened(files, unfinished, os.O_RDWR) as fd:
+        files.fdatasync(fd)
+    files.rename(unfinished, f"{path}.zip")

@@ -77,7 +77,7 @@ def scan_units(
     Good: it fits, its CRC-32 is right, and it is not 20 zero bytes (a zero-filled tail; an empty record of a broker has
     a message id). Positions are bytes in the file, units carry first_offset + position.
     checked: called with each stretch of good records and its position, in order.
-    About 0.2 µs a record where neighbours have one size, else 0.4 µs, and 0.1 µs a KiB from the page cache.
+    What a record costs: docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -248,6 +248,6 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
     """Position of the first good record that starts after `start`, None if there is none in [start, size).
 
-    Blocks: reads everything in between (`protocol/resync.py`), some 10 ms a MiB where nothing is good.
+    Blocks: reads everything in between (`protocol/resync.py`), which takes longest where nothing is good.
     """
     return next_record(partial(read_exactly, files, fd), start, size)

@@ -24,6 +24,7 @@ __all__ = [
     "check_contiguous",
     "create_segment",
     "data_name",
+    "offset_named",
     "segment_files",
 ]
 
@@ -40,6 +41,12 @@ _log = logging.getLogger(__name__)
 def data_name(first_offset: int) -> str:
     """File name of the segment that starts at this byte offset."""
     return f"{first_offset:020d}{DATA_SUFFIX}"
+
+
+def offset_named(name: str) -> int | None:
+    """The byte offset that a data file's name gives, None if it gives none."""
+    stem = name.removesuffix(DATA_SUFFIX)
+    return int(stem) if stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET else None
 
 
 class SegmentFile(NamedTuple):
@@ -127,14 +134,14 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
         if not name.endswith(DATA_SUFFIX):
             continue
         path = os.path.join(directory, name)
-        stem = name.removesuffix(DATA_SUFFIX)
-        if not (stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET):
+        first_offset = offset_named(name)
+        if first_offset is None:
             _log.error(
                 "%s is passed over: the name before %s is no byte offset. Move the file elsewhere", path, DATA_SUFFIX
             )
             continue
         status = files.status(path)
-        found.append(SegmentFile(path, int(stem), status.size, status.modified_ms))
+        found.append(SegmentFile(path, first_offset, status.size, status.modified_ms))
     return sorted(found, key=lambda file: file.first_offset)
 
 

@@ -290,7 +290,7 @@ class Snapshot(NamedTuple):
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Where the record that has this byte starts, by walking from the segment's start: up to 0.4 µs a record.
+        """Where the record that has this byte starts, by walking from the segment's start: O(records).
 
         Behind damage it goes on at the next good record; inside, the damage's start is given.
         """

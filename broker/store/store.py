@@ -26,7 +26,7 @@ from .key_building import KeyBuilding
 from .partition_log import PartitionLog, StoreServices
 from .recovery import RecoveryReport, recover_partition
 from .replay import drop_journal, replay_journal
-from .retention_runs import RemovedSegment, RetentionRuns
+from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment
@@ -99,7 +99,7 @@ class Store:
         self.searching = Searching(files, self.key_building)
         self._file_systems = FileSystems(files)
         self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
-        self._retention = RetentionRuns(files, config_for, run_in_thread, clock, lambda log: self._rebuilding.add(log))
+        self._retention = Retention(files, config_for, run_in_thread, clock, lambda log: self._rebuilding.add(log))
         self._rebuilding = IndexRebuilding(
             self._open_files, run_in_thread, self.key_building.revisit, self._retention.tidy
         )

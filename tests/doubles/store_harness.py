@@ -9,8 +9,8 @@ from pathlib import Path
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.recovery import RecoveryReport
-from metaq.broker.store.retention import DeletePolicy
 from metaq.broker.store.store import Store, TopicStoreConfig
+from metaq.broker.store.topic_config import DeletePolicy
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import checksum, iter_headers

@@ -10,8 +10,8 @@ from pathlib import Path
 from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.store.retention import DeletePolicy, Disposal
 from metaq.broker.store.store import Append, Store, TopicStoreConfig
+from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import Buffer, checksum

@@ -6,7 +6,7 @@ import pytest
 
 from metaq.broker.configuration.config import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.ini import evaluate_int32, parse_ini
-from metaq.broker.store.retention import Disposal
+from metaq.broker.store.topic_config import Disposal
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError
 

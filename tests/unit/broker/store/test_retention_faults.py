@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.store import retention_runs
+from metaq.broker.store import retention
 from metaq.broker.store.files import FileStatus
 from metaq.broker.store.index import IndexDamaged
-from metaq.broker.store.retention import parse_delete_policy
+from metaq.broker.store.topic_config import parse_delete_policy
 from tests.doubles.store import FaultyFiles, check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness
 from tests.unit.broker.store.test_store_retention import HOUR, aged
@@ -150,7 +150,7 @@ def test_an_error_that_nobody_thought_of_does_not_lose_the_segments(
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30, 20])
     with monkeypatch.context() as broken:
-        broken.setattr(retention_runs, "_zip", lambda *_: 1 // 0)
+        broken.setattr(retention, "_zip", lambda *_: 1 // 0)
         harness.store.apply_retention()
         harness.threads.run_all()
     assert "modulo by zero" in caplog.text

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.retention import DeletePolicy, Disposal
 from metaq.broker.store.search import find_id, find_key, read_matches
 from metaq.broker.store.searching import Budget, FoundMatches, KeyQuery
+from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.record import encode_attributes, encode_body, iter_headers, key_hashes
 from tests.doubles.store_harness import NOW_MS, StoreHarness
 

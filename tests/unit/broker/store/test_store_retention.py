@@ -7,14 +7,8 @@ import zipfile
 
 import pytest
 
-from metaq.broker.store.retention import (
-    DeletePolicy,
-    Disposal,
-    SegmentAge,
-    count_excess,
-    count_expired,
-    parse_delete_policy,
-)
+from metaq.broker.store.retention import SegmentAge, count_excess, count_expired
+from metaq.broker.store.topic_config import DeletePolicy, Disposal, parse_delete_policy
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from tests.doubles.store import check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness
