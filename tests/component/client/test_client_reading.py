@@ -179,8 +179,8 @@ def eventually_told(reader, told):
 
 def test_a_poll_inside_a_poll_is_refused(broker):
     broker.append("t", 0, b"1")
-    with reading(broker, accept=lambda message: reader.poll()) as reader, pytest.raises(ClientError, match="under way"):
-        take(reader, 1)
+    with reading(broker, accept=lambda message: again.poll()) as again, pytest.raises(ClientError, match="under way"):
+        take(again, 1)
 
 
 def test_a_poll_that_waits_ends_when_another_thread_closes_the_reader(broker, reader):
