@@ -24,8 +24,8 @@ import click
 
 from metaq import ConsumerConfig
 from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.group_member import GroupMember, StartPosition
-from metaq.client.consumer.offset_commit import OffsetCommitter
+from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
 from metaq.client.consumer.watches import SessionWatch
 from metaq.client.timers import Timers
 from metaq.coordination.assignment import range_assignment

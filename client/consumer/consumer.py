@@ -28,10 +28,10 @@ from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
-from .group_member import GroupMember, StartPosition
+from .group_member import GroupMember
 from .listener import Deliver, Handling, Listener, accepting
 from .notices import OnPartitions
-from .offset_commit import OffsetCommitter, offset_store_for
+from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
 from .polling import NOT_ALONE, Poller
 from .rejected import LocalRecoverStore, RejectHandler, recovering
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS

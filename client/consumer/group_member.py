@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from metaq.coordination.assignment import Strategy, consistent_hash_assignment, range_assignment
 from metaq.coordination.backoff import Backoff
@@ -23,20 +22,17 @@ from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, Se
 from ..connection import Endpoint
 from ..nearest import published_nowhere
 from ..questions.brokers import endpoint_at, source_of
-from ..questions.finding import MessageFinder
-from ..questions.partitions import max_offset
-from ..questions.places import Locate, Position, locate
 from ..timers import Timers
 from ..values import TopicPartition
 from .core import ConsumerCore
-from .cursor import PartitionCursor, Reached
+from .cursor import PartitionCursor
 from .fetcher import Fetcher
 from .notices import Notice
-from .offset_commit import OffsetCommitter
+from .offset_commit import OffsetCommitter, StartPosition
 from .rebalance import Action, Event, State, next_state
 from .tuning import HELD_LOOK_SECONDS
 
-__all__ = ["GroupMember", "MissingTopics", "StartPosition"]
+__all__ = ["GroupMember", "MissingTopics"]
 
 log = get_log(__name__)
 
@@ -51,28 +47,6 @@ def _strategy_named(strategy: Strategy | str) -> Strategy:
     if found is None:
         raise ConfigError("strategy", strategy, f"choose {', '.join(map(repr, _STRATEGIES))} or a function of your own")
     return found
-
-
-class StartPosition(NamedTuple):
-    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`, or
-    where `offset` finds it.
-    """
-
-    offset: int | Locate
-    resume: bool = True
-
-    @classmethod
-    def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
-        """Of a consumer's argument `start`. Raises as places.locate."""
-        if start == "earliest":
-            return cls(0)  # the broker leads on from there
-        if start == "always_latest":
-            return cls(max_offset, resume=False)
-        return cls(locate(start, topics, finder, "start"))
-
-    def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
-        """Of partitions with these committed offsets."""
-        return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 class GroupMember:

@@ -1,9 +1,11 @@
-"""Writing a group's progress: only what counts as consumed, only what changed, in one pipelined round."""
+"""A group's progress: where it is kept, where a member begins by it, and writing it: only what counts as consumed, only
+what changed, in one pipelined round."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
@@ -18,11 +20,14 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, MetaqError
 
 from ..config import ConsumerConfig
+from ..questions.finding import MessageFinder
+from ..questions.partitions import max_offset
+from ..questions.places import Locate, Position, locate
 from ..timers import Timers
 from .core import ConsumerCore, changes
 from .cursor import PartitionCursor, Reached
 
-__all__ = ["OffsetCommitter", "offset_store_for"]
+__all__ = ["OffsetCommitter", "StartPosition", "offset_store_for"]
 
 log = get_log(__name__)
 
@@ -35,6 +40,28 @@ def offset_store_for(config: ConsumerConfig, session: ZkSession, membership: Gro
     if own is None and not config.broadcast:
         return ZooKeeperOffsetStore(session)
     return OwnerCheckedStore(own or LocalOffsetStore(file), membership)
+
+
+class StartPosition(NamedTuple):
+    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`, or
+    where `offset` finds it.
+    """
+
+    offset: int | Locate
+    resume: bool = True
+
+    @classmethod
+    def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
+        """Of a consumer's argument `start`. Raises as places.locate."""
+        if start == "earliest":
+            return cls(0)  # the broker leads on from there
+        if start == "always_latest":
+            return cls(max_offset, resume=False)
+        return cls(locate(start, topics, finder, "start"))
+
+    def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
+        """Of partitions with these committed offsets."""
+        return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 class OffsetCommitter:

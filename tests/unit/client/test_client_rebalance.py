@@ -9,8 +9,8 @@ import pytest
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.group_member import GroupMember, StartPosition
-from metaq.client.consumer.offset_commit import OffsetCommitter
+from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
 from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
