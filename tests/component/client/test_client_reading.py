@@ -179,8 +179,11 @@ def eventually_told(reader, told):
 
 def test_a_poll_inside_a_poll_is_refused(broker):
     broker.append("t", 0, b"1")
-    with reading(broker, accept=lambda message: again.poll()) as again, pytest.raises(ClientError, match="under way"):
-        take(again, 1)
+    polling: list[PartitionReader] = []
+    with reading(broker, accept=lambda message: polling[0].poll()) as opened:
+        polling.append(opened)
+        with pytest.raises(ClientError, match="under way"):
+            take(opened, 1)
 
 
 def test_a_poll_that_waits_ends_when_another_thread_closes_the_reader(broker, reader):
