@@ -25,26 +25,17 @@ from metaq.coordination.interrupts import begin_elsewhere, is_interrupt
 from metaq.coordination.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
-from metaq.protocol.frames import Frame
 from metaq.protocol.record import Buffer
 
 from .config import ConnectionConfig, Protocol
 from .reading_role import HANDLER_FAILED, ReadingRole
-from .waiting import Waiter
+from .waiting import Exchange, OnBegun, OnDone, Waiter
 from .wire import TICK, Endpoint, Wire, connect
 
 __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Reply", "open_connection"]
 
 log = get_log(__name__)
 
-OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""Called once, on the thread that reads or on the background thread: it must not block.
-
-If KeyboardInterrupt, or whatever a signal's handler raises, comes out of it or ends the thread's reading just behind
-it, it is called once more, with BrokerUnavailable, from another thread.
-"""
-OnBegun = Callable[[Frame], None]
-"""Called with an answer whose body is still to come (empty here), on the thread that reads: it must not block."""
 Build = Callable[[int], Sequence[Buffer]]
 """Makes a request's bytes for the opaque it is given."""
 
@@ -70,30 +61,6 @@ class Call(Waiter):
     def on_done(self, reply: Reply | None, error: MetaqError | None) -> None:
         self.reply, self.error = reply, error
         self.finish()
-
-
-class Exchange:
-    """A request, and what is done with its answer.
-
-    on_done gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
-    the connection ends. background=False promises that a thread is going to `drive` the connection until the answer is
-    there. on_begun gets a large answer before its body is received, if the connection `expects_bulk`; on_done follows
-    in any case. taken: on_done is called some time, or was, whatever interrupts the thread that sends the request.
-    """
-
-    __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
-
-    def __init__(
-        self, opaque: int, on_done: OnDone, deadline: float, background: bool = True, on_begun: OnBegun | None = None
-    ) -> None:
-        """opaque: from Connection.new_opaque."""
-        self.opaque = opaque
-        self.on_done = on_done
-        self.deadline = deadline
-        self.background = background
-        self.on_begun = on_begun
-        self.taken = False
-        self.told = False  # on_done was called
 
 
 class Connection:

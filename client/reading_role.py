@@ -17,13 +17,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
 
 from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.client_stream import ClientStream
 
-from .waiting import Waiter
+from .waiting import Exchange, Waiter
 from .wire import TICK, Wire
 
 __all__ = ["HANDLER_FAILED", "ReadingRole"]
@@ -34,16 +33,6 @@ HANDLER_FAILED = "a handler of an answer failed"
 """A bug in one request's handler must not stop the reading for all the others, so it is logged."""
 
 
-class Driven(Protocol):
-    """A request under way. background: no caller is blocked for it, so a thread must read on its behalf."""
-
-    deadline: float
-    background: bool
-
-
-R = TypeVar("R", bound=Driven)
-
-
 class _Background:
     """Has the role while the background thread reads."""
 
@@ -51,14 +40,14 @@ class _Background:
 _BACKGROUND = _Background()
 
 
-class ReadingRole(Generic[R]):
+class ReadingRole:
     """The role of one connection. All methods may be called on any thread."""
 
     def __init__(
         self,
         name: str,
-        wire: Wire[R],
-        stream: ClientStream[R],
+        wire: Wire,
+        stream: ClientStream[Exchange],
         read: Callable[[float], None],
         end: Callable[[], None],
         clock: Callable[[], float],
@@ -91,7 +80,7 @@ class ReadingRole(Generic[R]):
         """Whether the calling thread is the background thread."""
         return self._thread is not None and self._thread.is_current
 
-    def read_for(self, request: R) -> None:
+    def read_for(self, request: Exchange) -> None:
         """This request was sent: have it read for if nobody is going to, or ended if the connection has failed."""
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()

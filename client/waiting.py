@@ -1,4 +1,4 @@
-"""Threads that block for an answer, and waking many of them at little cost."""
+"""Requests under way, threads that block for an answer, and waking many of them at little cost."""
 
 from __future__ import annotations
 
@@ -6,12 +6,48 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from metaq.coordination.interrupts import Bell
+from metaq.protocol.client_stream import Reply
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.frames import Frame
 
-__all__ = ["Waiter", "finish_together"]
+__all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
+
+OnDone = Callable[[Reply | None, MetaqError | None], None]
+"""Called once, on the thread that reads or on the background thread: it must not block.
+
+If KeyboardInterrupt, or whatever a signal's handler raises, comes out of it or ends the thread's reading just behind
+it, it is called once more, with BrokerUnavailable, from another thread.
+"""
+OnBegun = Callable[[Frame], None]
+"""Called with an answer whose body is still to come (empty here), on the thread that reads: it must not block."""
 
 _WOKEN_AT_ONCE = 2
 """Threads that `finish_together` wakes itself. More would wake only to find the interpreter's lock taken, sleep, and be
-woken once more: with 64 senders that was half of their processor time. With one alone each waits for the scheduler."""
+woken once more (docs/decisions/086). With one alone each waits for the scheduler. Benchmark: `blocking-64`."""
+
+
+class Exchange:
+    """A request, and what is done with its answer.
+
+    on_done gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
+    the connection ends. background=False promises that a thread is going to `drive` the connection until the answer is
+    there. on_begun gets a large answer before its body is received, if the connection `expects_bulk`; on_done follows
+    in any case. taken: on_done is called some time, or was, whatever interrupts the thread that sends the request.
+    """
+
+    __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
+
+    def __init__(
+        self, opaque: int, on_done: OnDone, deadline: float, background: bool = True, on_begun: OnBegun | None = None
+    ) -> None:
+        """opaque: from Connection.new_opaque."""
+        self.opaque = opaque
+        self.on_done = on_done
+        self.deadline = deadline
+        self.background = background
+        self.on_begun = on_begun
+        self.taken = False
+        self.told = False  # on_done was called
 
 
 class Waiter:

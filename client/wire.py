@@ -14,15 +14,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 from metaq.coordination.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
 from metaq.coordination.logs import get_log
-from metaq.protocol.client_stream import ClientStream, Opening, R
+from metaq.protocol.client_stream import ClientStream, Opening
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.record import Buffer
 
 from .config import ConnectionConfig
+from .waiting import Exchange
 
 __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 
@@ -48,13 +49,13 @@ class Endpoint(NamedTuple):
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
 
 
-class Wire(Generic[R]):
+class Wire:
     """A socket that is connected, and its stream. One thread at a time calls `read`; all else is for any thread."""
 
     def __init__(
         self,
         sock: socket.socket,
-        stream: ClientStream[R],
+        stream: ClientStream[Exchange],
         config: ConnectionConfig,
         clock: Callable[[], float],
         on_failure: Callable[[], None],

@@ -92,8 +92,7 @@ class Driver:
                     raise
                 self._undelivered.keep(outgoing, error)
                 return
-            for flight in flights:
-                self._sender.transmit(flight)
+            self._sender.transmit_all(flights)
         except MetaqError:
             raise
         except BaseException:
@@ -222,20 +221,16 @@ class Driver:
 
     def _do(self, actions: Actions) -> None:
         """Where no interrupt comes."""
-        self._send_all(actions.flights)
+        self._sender.transmit_all(actions.flights)
         for outgoing, error in actions.late:
             if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
                 self._fail(outgoing, error)
         for outgoing, error in actions.ended:
             self._give_up(outgoing, error)
         if actions.ended:
-            self._send_all(self.core.forget(actions.ended))
+            self._sender.transmit_all(self.core.forget(actions.ended))
             self._freed.ring()
         self._arm()
-
-    def _send_all(self, flights: Sequence[Flight]) -> None:
-        for flight in flights:
-            self._sender.transmit(flight)
 
     def _arm(self) -> None:
         """Have the core's times looked at when they come."""

@@ -21,6 +21,7 @@ the state final, or is told of its change.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -31,7 +32,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from metaq.coordination.interrupts import BackgroundThread, Bell
+from metaq.coordination.interrupts import BackgroundThread, Bells
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
 
@@ -156,7 +157,7 @@ class SendFuture(Future[T]):
     _own_state: str | None = None  # of one with a condition
     _made_waiters: list[Any] | None = None
     _made_callbacks: list[Callable[[Future[Any]], object]] | None = None
-    _bells: tuple[Bell, ...] = ()  # of the threads that wait for the end
+    _bells: Bells | None = None  # of the threads that wait for the end
 
     def __init__(self, outcome: Outcome | None = None, place: int | None = None) -> None:
         self.outcome = outcome or Outcome()
@@ -257,16 +258,11 @@ class SendFuture(Future[T]):
                 raise ClientError(
                     f"{what} would wait for ever: the message is on its way in the process that was forked"
                 )
-            bell = Bell()
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
             with _making:
-                self._bells = (*self._bells, bell)
-            try:
-                self._watch()
-                if outcome.state != FINISHED:  # looked at last, as `settle` looks at the watched last
-                    bell.wait(timeout)
-            finally:  # who asks again and again until it is there leaves no bell each time
-                with _making:
-                    self._bells = tuple(each for each in self._bells if each is not bell)
+                self._bells = self._bells or Bells()
+            self._watch()
+            self._bells.wait_for(lambda: outcome.state == FINISHED, lambda: deadline - time.monotonic())
         if outcome.state != FINISHED:
             raise TimeoutError
 
@@ -275,8 +271,8 @@ class SendFuture(Future[T]):
         condition = self._made_condition
         if condition is not None:
             self._end_with(condition)
-        for bell in self._bells:
-            bell.ring()
+        if self._bells is not None:
+            self._bells.ring()
         if self._made_callbacks:
             with Callbacks():
                 self._run_callbacks()

@@ -94,6 +94,10 @@ class Sender:
             begin_elsewhere((self._lose_unless_gone, flight))
             raise
 
+    def transmit_all(self, flights: Sequence[Flight]) -> None:
+        for each in flights:
+            self.transmit(each)
+
     def _lose_unless_gone(self, flight: Flight) -> None:
         if not _has_gone(flight):
             self._lose(flight)
@@ -161,7 +165,7 @@ class Sender:
         if failed:
             self._do(actions)
         else:
-            self._transmit_all(actions.flights)
+            self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
         """The usual answer of producers that wait for each of their sends: if it is the only message of `flight`, it is
@@ -205,12 +209,8 @@ class Sender:
             self._release_here(flight, turns)
 
     def _release_here(self, flight: Flight, turns: Sequence[Turn]) -> None:
-        self._transmit_all(self._core.release(flight, turns))
+        self.transmit_all(self._core.release(flight, turns))
         self._on_released()
-
-    def _transmit_all(self, flights: Sequence[Flight]) -> None:
-        for each in flights:
-            self.transmit(each)
 
 
 def _has_gone(flight: Flight) -> bool:

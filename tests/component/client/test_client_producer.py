@@ -179,6 +179,13 @@ def test_a_payload_that_is_no_bytes_is_refused(producer, payload):
         producer.send("t", payload)
 
 
+@pytest.mark.parametrize("send", ["send", "send_async", "produce", "send_batch", "send_batch_async"])
+def test_an_option_that_there_is_not_is_refused_before_anything_is_sent(broker, producer, send):
+    with pytest.raises(TypeError, match="tagg"):
+        getattr(producer, send)("t", [b""] if "batch" in send else b"", tagg="a")
+    assert broker.sends == 0
+
+
 def test_a_message_above_the_limit_is_refused_before_it_is_sent(broker, producer):
     with pytest.raises(LocalProtocolError, match="limit"):
         producer.send("t", bytes((8 << 20) + 1))
