@@ -24,8 +24,8 @@ from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
 from .commands import Operation, OperationType
+from .open_transactions import Block, OpenTransaction
 from .redo import Location, attachment_patch, block_checksum, encode_locations, sealed_operation_record
-from .transaction import Block, OpenTransaction
 from .writer import RedoWriter
 
 __all__ = ["Committer", "EncodedBlock"]

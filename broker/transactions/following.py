@@ -17,9 +17,9 @@ from metaq.protocol.text import NO_CHECKSUM
 
 from ..store.batch import encode_puts
 from .commands import Operation, OperationType, StoredPut
+from .open_transactions import OpenTransaction, TransactionState
 from .redo import Location, RedoEntry, Seal, add_content, block_checksum
 from .redo_reader import RedoDamage
-from .transaction import OpenTransaction, TransactionState
 
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 

@@ -21,10 +21,10 @@ from .commands import Operation, StoredPut
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
 from .directory import DAMAGED_PREFIX, DIRECTORY, RedoPosition, keep_copy, read_file
+from .open_transactions import OpenTransaction
 from .recovery import Logs, Replayed, replay
 from .redo import add_content, sealed_operation_record, sealed_put_record
 from .refusals import log_failed
-from .transaction import OpenTransaction
 from .writer import RedoWriter
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from metaq.protocol.record import HEADER_BYTES
 
 from ..store.partition_log import PartitionLog
 from .commit import EncodedBlock
+from .open_transactions import Block
 from .redo import Location, block_checksum
-from .transaction import Block
 
 __all__ = ["Placed", "PlacedBlock", "complete", "find_block", "is_at", "present"]
 

@@ -34,10 +34,10 @@ from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .directory import DAMAGED_PREFIX, REDO_PREFIX, RedoPosition, keep_copy, numbered_files
 from .following import Ended, Following, Logged, LoggedBlock
+from .open_transactions import Block, OpenTransaction
 from .placing import PlacedBlock, complete, find_block, is_at, present
 from .redo import MIN_FILLER_BYTES, Location, RedoEntry, encode_filler, encode_locations, sealed_operation_record
 from .redo_reader import RedoDamage, RedoReader
-from .transaction import Block, OpenTransaction
 from .writer import RedoFile
 
 __all__ = ["Logs", "Replayed", "replay"]

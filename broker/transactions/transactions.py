@@ -28,9 +28,8 @@ from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
+from .open_transactions import OpenTransaction, Registry, TransactionState
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, log_failed
-from .registry import Registry
-from .transaction import OpenTransaction, TransactionState
 
 __all__ = ["PreparedTransaction", "Transactions"]
 

@@ -10,9 +10,9 @@ from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index_rebuilding import rebuild_index
 from metaq.broker.store.scan import scan_bytes
 from metaq.broker.transactions.commands import StoredPut
+from metaq.broker.transactions.open_transactions import Block
 from metaq.broker.transactions.placing import complete, is_at
 from metaq.broker.transactions.redo import Location
-from metaq.broker.transactions.transaction import Block
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, checksum, encode_record
 from metaq.protocol.statuses import ResponseCode

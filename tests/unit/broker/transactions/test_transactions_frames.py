@@ -232,7 +232,7 @@ def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):
 
 
 def test_tiny_messages_count_with_the_memory_they_take(frames, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.registry.MAX_OPEN_BYTES", 1000)
+    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_BYTES", 1000)
     assert frames.tx("TX:s:1", "BEGIN") == OK
     assert frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a"] * 3)).code == ResponseCode.SUCCESS
     assert "commit sooner" in frames.send("TX:s:1", "t", 0, b"a").remark

@@ -214,14 +214,14 @@ def test_no_more_timeouts_than_the_setting_says(small):
 
 
 def test_messages_of_open_transactions_are_bounded(ask, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.registry.MAX_OPEN_BYTES", 400)
+    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_BYTES", 400)
     ask.ok(tx("TX:s:1", "BEGIN"), tx("TX:s:2", "BEGIN"), tx_put("TX:s:1", "t", 0, bytes(60)))
     assert "commit sooner" in ask.refused(tx_put("TX:s:2", "t", 0, bytes(60)))
     ask.ok(tx("TX:s:1", "COMMIT_ONE_PHASE"), tx_put("TX:s:2", "t", 0, bytes(60)))
 
 
 def test_open_transactions_are_bounded(ask, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.registry.MAX_OPEN_TRANSACTIONS", 1)
+    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_TRANSACTIONS", 1)
     ask.ok(tx("TX:s:1", "BEGIN"))
     assert "1 transactions are open already" in ask.refused(tx(XID, "BEGIN"))
     ask.ok(tx("TX:s:1", "ROLLBACK"), tx(XID, "BEGIN"))
