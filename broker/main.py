@@ -221,11 +221,16 @@ class BrokerProcess:
 
     def _start(self) -> None:
         store = self.broker.store
-        self._tick = repeat(_TICK_SECONDS, store.tick, self._reactor, "the store's timer")
-        self._tx_tick = repeat(_TICK_SECONDS, self.broker.transactions.tick, self._reactor, "the transactions' timer")
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
-        self._space = repeat(_SPACE_CHECK_SECONDS, store.space.look, self._reactor, "the check of free space")
-        self._sizes = repeat(_SIZE_CHECK_SECONDS, self._apply_size_limits, self._reactor, "the retention by size")
+        self._timers = [
+            repeat(seconds, function, self._reactor, name)
+            for seconds, function, name in (
+                (_TICK_SECONDS, store.tick, "the store's timer"),
+                (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
+                (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
+                (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
+            )
+        ]
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:
@@ -320,11 +325,9 @@ class BrokerProcess:
         while self.broker.connections and self._reactor.seconds() < deadline:
             await self._pause(0.02)
         self._roles.end()
-        self._tick.stop()
-        self._tx_tick.stop()
         self._retention.stop()
-        self._sizes.stop()
-        self._space.stop()
+        for timer in self._timers:
+            timer.stop()
         if self._registration is not None:
             await self._registration.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,6 +24,14 @@ def exposition(broker: Broker) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_BrokerCollector(broker))
     return generate_latest(registry)
+
+
+def _gauge(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    """One value for each value of the label."""
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for labelled, value in values:
+        family.add_metric([labelled], value)
+    return family
 
 
 class _BrokerCollector(Collector):
@@ -64,10 +72,7 @@ class _BrokerCollector(Collector):
             ("metaq_disk_takes_puts", "0 while puts are refused for want of room", [room.takes_puts for room in rooms]),
         )
         for name, text, values in families:
-            family = GaugeMetricFamily(name, text, labels=["path"])
-            for room, value in zip(rooms, values, strict=True):
-                family.add_metric([room.path], value)
-            yield family
+            yield _gauge(name, text, "path", zip((room.path for room in rooms), values, strict=True))
 
     def _journal(self) -> Iterator[Metric]:
         status = self._broker.store.journal_status()
@@ -101,42 +106,24 @@ class _BrokerCollector(Collector):
             ("metaq_topic_read_only_partitions", "Partitions closed by a failed write or sync", read_only),
         )
         for name, text, values in families:
-            family = GaugeMetricFamily(name, text, labels=["topic"])
-            for topic, value in sorted(values.items()):
-                family.add_metric([topic], value)
-            yield family
+            yield _gauge(name, text, "topic", sorted(values.items()))
 
 
 def _replication(status: ReplicationStatus) -> Iterator[Metric]:
     """Of a broker that takes part in replication; only an asynchronous slave knows partitions."""
     if status.role != "sync-slave":  # it does not follow its master's connection
-        connected = GaugeMetricFamily(
-            "metaq_replication_connected", "1 while connected to the other broker", labels=["role"]
-        )
-        connected.add_metric([status.role], status.connected)
-        yield connected
-    if status.partitions:
-        yield _states(status)
-        yield from _replica_lag(status)
-
-
-def _states(status: ReplicationStatus) -> Metric:
-    states = GaugeMetricFamily("metaq_replication_partitions", "Partitions of a slave by state", labels=["state"])
-    for state in CopyState:
-        states.add_metric([state.value], sum(each.state is state for each in status.partitions))
-    return states
-
-
-def _replica_lag(status: ReplicationStatus) -> Iterator[Metric]:
-    """Of the partitions whose lag is known: none is before the master's first answer."""
+        text = "1 while connected to the other broker"
+        yield _gauge("metaq_replication_connected", text, "role", [(status.role, status.connected)])
+    if not status.partitions:
+        return
+    states = ((state.value, sum(each.state is state for each in status.partitions)) for state in CopyState)
+    yield _gauge("metaq_replication_partitions", "Partitions of a slave by state", "state", states)
     lags: defaultdict[str, list[int]] = defaultdict(list)
     for each in status.partitions:
-        if each.lag_bytes is not None:
+        if each.lag_bytes is not None:  # as every lag is before the master's first answer
             lags[each.topic].append(each.lag_bytes)
-    total = GaugeMetricFamily("metaq_replication_lag_bytes", "Bytes not copied yet", labels=["topic"])
-    largest = GaugeMetricFamily("metaq_replication_lag_bytes_max", "Largest of a partition", labels=["topic"])
-    for topic, values in sorted(lags.items()):
-        total.add_metric([topic], sum(values))
-        largest.add_metric([topic], max(values))
-    yield total
-    yield largest
+    for name, text, figure in (
+        ("metaq_replication_lag_bytes", "Bytes not copied yet", sum),
+        ("metaq_replication_lag_bytes_max", "Largest of a partition", max),
+    ):
+        yield _gauge(name, text, "topic", ((topic, figure(values)) for topic, values in sorted(lags.items())))

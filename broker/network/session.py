@@ -220,7 +220,7 @@ class Session(Protocol):
                 self._queue.extend(requests)
                 return
             if kind is Quit:
-                self._close()
+                self.close()
                 return
             if verb is not None and verb.stores and self._pending_puts.full:
                 self._hold_back(request, requests)
@@ -436,9 +436,9 @@ class Session(Protocol):
         if self._reader.failure is not None and not self._queue:
             if not self._closing:
                 _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
-            self._close()
+            self.close()
         elif self._closing:
-            self._close()
+            self.close()
         else:
             self._update_reading()
 
@@ -453,7 +453,7 @@ class Session(Protocol):
             else:
                 self._transport.pauseProducing()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Take no more requests; close when all answers that are due have been written."""
         self._closing = True
         self._queue.clear()
@@ -462,10 +462,6 @@ class Session(Protocol):
             self._flush()
             self._transport.unregisterProducer()  # a paused producer would keep the transport open
             self._transport.loseConnection()
-
-    def close(self) -> None:
-        """Take no more requests; close when the answers that are due have been written."""
-        self._close()
 
     def _peer(self) -> str:
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"

@@ -17,12 +17,10 @@ _M_ARENA_MAX = -8
 def set_up_heap() -> bool:
     """Whether the C library knows the settings: glibc does. To be called before threads are started.
 
-    One heap for all threads: otherwise glibc gives threads heaps of their own, eight for a processor, and each keeps up
-    to 64 MiB of what was freed in it: a broker that needed 100 MB held 480 MB. Threads seldom wait for the one heap,
-    because nearly all of its users hold the interpreter's lock anyway.
-
-    And some memory is kept: otherwise each answer of megabytes is made of fresh pages and given back at once, which
-    cost a third of the rate at which large answers are read.
+    One heap for all threads: otherwise glibc gives threads heaps of their own, and each keeps what was freed in it.
+    Threads seldom wait for the one heap, because nearly all of its users hold the interpreter's lock anyway. And some
+    memory is kept: otherwise each answer of megabytes is made of fresh pages and given back at once. Measured in
+    docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
