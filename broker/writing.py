@@ -1,7 +1,7 @@
 """The one way to store messages: a request becomes `Write`s, which are appended, made safe, and then answered.
 
-Decoders: requests/put.py (one put, and the puts of one read), requests/send.py (batches for one partition or many),
-requests/copies.py (what a synchronous master sends) and transactions/commit.py. Encoders of the answers: beside them.
+Decoders: requests/put.py (one put, the puts of one read, and what a synchronous master sends), requests/send.py
+(batches for one partition or many) and transactions/commit.py. Encoders of the answers: beside them.
 """
 
 from __future__ import annotations

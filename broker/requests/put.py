@@ -1,7 +1,8 @@
-"""`put` and SEND: the puts that one read brought, appended once per partition and answered in their order.
+"""`put` and SEND: the puts that one read brought, appended once per partition and answered in their order; and `sync`.
 
 `PutGroup` takes single puts. `answer_run` takes the columns of a run (protocol/put_run.py), for which everything is
-made at once. Its benchmark: `python -m bench --system mixed --scenario pipelined`.
+made at once; its benchmark: `python -m bench --system mixed --scenario pipelined`. `answer_sync` stores what a
+synchronous master sends to its slave.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, checksums
 from metaq.protocol.sends import SendReply, SendRequest
-from metaq.protocol.text import NO_CHECKSUM, Put, TooLargePut, encode_put_result, encode_result
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_result, encode_result
 
 from .. import tuning
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
@@ -30,7 +32,7 @@ from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
 from .answers import Answer, error_frame, error_result, put_failure, reply_frame
 
-__all__ = ["PutAnswers", "PutGroup", "answer_run"]
+__all__ = ["PutAnswers", "PutGroup", "answer_run", "answer_sync"]
 
 
 class _Send:
@@ -65,6 +67,12 @@ class PutAnswers:
         if self._writing.slave is not None:  # 1.x's synchronous master says it without a prefix
             return error_result(put.opaque, error)
         return encode_result(error.status, put_failure(self._url(), put.topic, partition, error), put.opaque)
+
+    def refused_copy(self, sync: Sync, error: MetaqError) -> bytes:
+        """A synchronous master's message is not stored, or not safe; counts it."""
+        self._writing.refused(sync.topic, error)
+        text = put_failure(self._url(), sync.topic, sync.partition, error, capital=True)
+        return encode_result(error.status, text, sync.opaque)
 
     def too_large(self, put: TooLargePut) -> bytes:
         """A put whose body was dropped as it came."""
@@ -291,3 +299,32 @@ class _Run:
                 if log in errors:
                     encoded[number] = self._answers.refused(put, put.partition, errors[log])
         return b"".join(encoded)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
+"""1.x's own words: no request handler is registered for the class."""
+
+
+def answer_sync(writing: Writing, answers: PutAnswers, now_ms: Callable[[], int], sync: Sync, caller: object) -> Answer:
+    """A synchronous master's message, stored with its id; any other broker has no handler for it (wire.md §4)."""
+    if not writing.takes_copies:
+        return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)
+    writing.metrics.put(sync.topic, 1, len(sync.body))
+    try:
+        found = checksum(sync.body)
+        if found != sync.checksum != NO_CHECKSUM:
+            raise ChecksumMismatch
+        log = writing.partitions.for_put(sync.topic, sync.partition)
+    except MetaqError as error:
+        return answers.refused_copy(sync, error)
+    puts = [(sync.flag, found, sync.body)]
+    write = Write(log, *encode_puts(puts, log.end_offset, (sync.message_id,), now_ms()))
+
+    def encode() -> bytes:
+        if write.error is not None:
+            return answers.refused_copy(sync, write.error)
+        return encode_put_result(sync.opaque, sync.message_id, sync.partition, write.base)
+
+    return writing.answer(writing.append((write,)), encode)

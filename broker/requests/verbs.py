@@ -46,12 +46,11 @@ from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
-from .copies import Copies
 from .gate import Caller, Gate, Verb
 from .get import answer_get
 from .lookup import Lookups
 from .pull import Pull
-from .put import PutAnswers, PutGroup, answer_run
+from .put import PutAnswers, PutGroup, answer_run, answer_sync
 from .search import found_frame
 from .send import answer_send_batch, answer_send_many
 from .stats import stats_text
@@ -68,7 +67,6 @@ def make_gate(broker: Broker) -> Gate:
     searches = broker.searches
     admin = Admin(broker.partitions, broker.reload_config, broker.replication_status, lambda: broker.replication)
     transactions = TransactionVerbs(broker.transactions, writing)
-    copies = Copies(writing, lambda: broker.url, broker.now_ms)
 
     new_group = partial(PutGroup, writing, answers)
 
@@ -94,7 +92,7 @@ def make_gate(broker: Broker) -> Gate:
         Put: Verb(_gathered, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
         PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put)),
-        Sync: Verb(copies.store, _sync_bytes, stores=True),
+        Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _sync_bytes, stores=True),
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text),

@@ -8,7 +8,6 @@ from twisted.internet.task import Clock
 
 from metaq.broker.network import session
 from metaq.broker.network.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
-from metaq.broker.requests import copies
 from metaq.broker.requests import put as put_module
 from metaq.broker.requests import send as send_module
 from metaq.broker.requests.pull import Loading, Pull
@@ -120,7 +119,7 @@ BUGS = {
     "run": (put_module._Run, "_encoded"),
     "send": (PutGroup, "_encoded"),
     "many": (send_module._ManyParts, "_encoded"),
-    "sync": (copies.Copies, "_refused"),
+    "sync": (put_module.PutAnswers, "refused_copy"),
 }
 
 
