@@ -216,9 +216,13 @@ class Fetcher:
 
     def _begun(self, request: Request, head: Frame) -> None:
         """The thread that reads the connection."""
-        ahead = self._core.answer_begins(request, head)
-        if ahead is not None:
-            self._send(ahead)
+        try:
+            ahead = self._core.answer_begins(request, head)
+            if ahead is not None:
+                self._send(ahead)
+        except BaseException:
+            begin_elsewhere((self._ask_anew, request.cursor))
+            raise
 
     def _answered(
         self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None

@@ -465,20 +465,23 @@ def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sen
 
 
 @storms
+@pytest.mark.parametrize("bulk", [False, True], ids=["messages", "bulk"])
 @pytest.mark.parametrize(
     "files",
     [FILES, frozenset({fetcher_module.__file__}), frozenset({core_module.__file__, cursor_module.__file__})],
     ids=["connection", "fetcher", "core"],
 )
-def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files, storm):
+def test_an_interrupted_poll_leaves_partitions_that_are_fetched(files, bulk, storm):
+    """bulk: as poll_arrow reads, where the next pull leaves before the body of an answer is there."""
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
             before = broker.log("t", 0).end
             reader = Reader(broker)
+            reader.core.codec.reads_in_bulk = bulk
             reader.open(before)
             eventually(lambda: len(reader.fetcher._connections) == 1)
-            broker.append("t", 0, b"first")
+            broker.append("t", 0, b"f" * (500_000 if bulk else 5))
             interrupter.run(lambda: reader.read(1))
             broker.append("t", 0, b"second")
             payloads: list[bytes] = []
