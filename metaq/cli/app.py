@@ -132,7 +132,9 @@ def run(args: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        return _failed(context.command_path if context else "metaq", error.format_message(), error.exit_code)
+        # click's name for the type of a whole number with bounds says nothing to a user
+        message = error.format_message().replace("is not a valid integer range", "is not a whole number")
+        return _failed(context.command_path if context else "metaq", message, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except MetaqError as error:

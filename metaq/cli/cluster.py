@@ -17,7 +17,7 @@ from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.cluster import Cluster
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 
@@ -99,8 +99,12 @@ class Target:
 
     @contextmanager
     def connected(self) -> Iterator[Connection]:
-        """An open connection. Raises BrokerUnavailable, ConfigError if it must be named which broker."""
-        connection = open_connection(self.endpoint(), ConnectionConfig())
+        """An open connection. Raises BrokerUnavailable, UsageError if it must be named which broker."""
+        endpoint = self.endpoint()
+        try:
+            connection = open_connection(endpoint, ConnectionConfig())
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(f"{error}: start the broker that listens there, or name another one") from error
         try:
             yield connection
         finally:
@@ -122,11 +126,15 @@ class Target:
             addresses = [each for each in (nodes.master, *nodes.slaves) if each and each.slave_id == self.slave]
         if len(addresses) == 1:
             return addresses[0]
-        known = ", ".join(map(_name, _addresses(brokers))) or "none"
+        known = list(map(_name, _addresses(brokers)))
+        if not known:
+            raise BrokerUnavailable("no broker is registered in ZooKeeper: start one, or name another --zk")
         if not addresses:
-            wanted = "" if self.broker is None else f"{self.broker}" + _slave(self.slave)
-            raise BrokerUnavailable(f"broker {wanted} is not registered in ZooKeeper ({known} is): start it".strip())
-        raise ConfigError("--broker", "", f"name one of those that are registered: {known}")
+            wanted = f"broker {self.broker}{_slave(self.slave)}"
+            raise BrokerUnavailable(f"{wanted} is not registered in ZooKeeper (registered: {', '.join(known)})")
+        raise click.UsageError(
+            f"--broker is missing: choose {' or '.join(known)}", click.get_current_context(silent=True)
+        )
 
 
 def _addresses(brokers: dict[int, BrokerNodes]) -> list[BrokerAddress]:

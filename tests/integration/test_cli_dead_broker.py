@@ -52,6 +52,15 @@ def assert_says_what_is_missing(code: int, said: str) -> None:
     assert "without trades 1-0, trades 1-1" in said
 
 
+def test_which_of_two_brokers_is_asked_must_be_said(operator: Operator) -> None:
+    for command in (("stats",), ("reload",)):
+        ran = operator.ran(*command)
+        assert (ran.code, ran.err) == (2, f"metaq {command[0]}: --broker is missing: choose 0 or 1\n")
+    assert operator.refused("stats", "--broker", "7") == (
+        "metaq: broker 7 is not registered in ZooKeeper (registered: 0, 1)\n"
+    )
+
+
 def test_topics_describe_shows_the_living_brokers_partitions(operator: Operator) -> None:
     ran = operator.ran("topics", "describe", "trades", "--json")
     assert_says_what_is_missing(ran.code, ran.err)

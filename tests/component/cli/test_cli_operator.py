@@ -114,6 +114,13 @@ def test_stats_are_a_table_or_json_or_the_lines_themselves(broker, capsys):
     assert ran(capsys, "stats", *at(broker), "--raw", "topics")[1] == "item topics\nbroker_id 0\n"
 
 
+def test_an_address_without_a_broker_is_told_with_the_way_out(broker, capsys):
+    broker.stop()
+    exit_code, _, err = ran(capsys, "stats", *at(broker))
+    assert exit_code == 1
+    assert err.endswith(": start the broker that listens there, or name another one\n")
+
+
 def test_lines_of_stats_become_values():
     assert named_figures(["trades", "bytes 12", "version 1.4 x"]) == {"trades": "", "bytes": 12, "version": "1.4 x"}
     assert stats_rows(["t part 3 min_offset 0 max_offset 12", "u *Empty*"]) == [

@@ -76,6 +76,8 @@ def test_a_bug_is_not_hidden(failing, bug):
         (["up", "--port", "70000"], "--port"),
         (["broker", "-f", "/does/not/exist.ini"], "/does/not/exist.ini"),
         (["broker"], "--file"),
+        (["find", "--topic", "t", "--id", "abc"], "'abc' is not a whole number"),
+        (["monitor", "--max-lag", "x"], "'x' is not a whole number"),
     ],
 )
 def test_wrong_command_line_is_one_line_that_names_it_and_exit_code_2(capsys, arguments, named):
