@@ -219,8 +219,9 @@ class Partitions:
         """
         if topic not in self._config.topics:
             raise TopicNotAccepted(topic)
-        if not 0 <= start <= end < self._settings(topic).partitions:
-            raise WrongPartition(end)
+        count = self._settings(topic).partitions
+        if not 0 <= start <= end < count:
+            raise WrongPartition(end, count)
         for partition in range(start, end + 1):
             self._closed.add((topic, partition))
             self._writable.pop((topic, partition), None)

@@ -180,8 +180,10 @@ class WrongPartition(StoreError):
 
     refresh_view = True
 
-    def __init__(self, partition: int) -> None:
-        super().__init__(f"wrong partition {partition}")
+    def __init__(self, partition: int, count: int | None = None) -> None:
+        """count: how many partitions the topic has, if the message shall say it."""
+        there = "" if count is None else f": there are {count}, from 0 to {count - 1}"
+        super().__init__(f"wrong partition {partition}{there}")
         self.partition = partition
 
 

@@ -39,7 +39,7 @@ def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
     """Refuse puts to and gets from the partitions start … end; all partitions of `topic` that are closed then.
 
-    Raises TopicNotAccepted.
+    Raises TopicNotAccepted; RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
     request = ClosePartitionsRequest(topic, start, end)
     return _partitions(_ask(connection, RequestCode.CLOSE_PARTITIONS, request.to_ext(), timeout, topic), "closed")
@@ -105,7 +105,7 @@ def _refusal(connection: Asked, frame: Frame, topic: str) -> MetaqError:
         )
     if code == ResponseCode.TRANSACTION_REFUSED:
         return transaction_refusal(frame.remark)
-    if code == ResponseCode.TOPIC_NOT_EXIST and topic:
+    if code == ResponseCode.TOPIC_NOT_EXIST and topic and not frame.remark.startswith("wrong partition"):
         return TopicNotAccepted(topic)
     if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return RequestRefused(code, f"{endpoint} does not know this request: it is an older broker, update it")

@@ -9,7 +9,8 @@ import click
 
 from metaq.broker.inspection import DataDirectory, delete_directory, move_directories
 from metaq.client.questions.admin import close_partitions, open_partitions
-from metaq.protocol.errors import ConfigError, TopicNotAccepted
+from metaq.protocol.errors import ConfigError, RequestRefused, TopicNotAccepted
+from metaq.protocol.statuses import ResponseCode
 
 from .cluster import Target, target_options
 from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
@@ -71,6 +72,10 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
         except TopicNotAccepted:
             check_topic(connection, topic)
             raise
+        except RequestRefused as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            raise ConfigError("--end", end, str(error)) from error
     say(as_json, {"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}")
 
 

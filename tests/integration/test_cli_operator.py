@@ -52,6 +52,9 @@ def test_a_running_broker_of_ours(brokers: Brokers, operator: Operator) -> None:
     assert operator.ran(*close, "--dry-run").out == f"would close trades-1, trades-2 on meta://{address}\n"
     assert operator.json(*close) == {"topic": "trades", "closed": [1, 2]}
     assert operator.json("partitions", "open", "--topic", "trades") == {"topic": "trades", "opened": [1, 2]}
+    beyond = operator.refused("partitions", "close", "--topic", "trades", "--start", "1", "--end", "9")
+    assert "--end=9: " in beyond
+    assert beyond.endswith("wrong partition 9: there are 4, from 0 to 3\n")
     assert "nothing" in operator.refused("partitions", "close", "--topic", "nothing", "--start", "0", "--end", "0")
 
     assert operator.json("reload")["changed"] is False

@@ -90,6 +90,10 @@ def test_only_partitions_of_configured_topics_can_be_closed(peer, topic, end):
     assert peer.ask_frame(close(topic, 0, end)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
+def test_an_end_behind_the_last_partition_is_refused_with_those_there_are(peer):
+    assert peer.ask_frame(close("t", 0, 9)).remark == "wrong partition 9: there are 3, from 0 to 2"
+
+
 def test_an_end_before_the_start_is_refused_naming_the_field(peer):
     answer = peer.ask_frame(close("t", 2, 1))
     assert (answer.code, "extFields.end" in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
