@@ -18,7 +18,7 @@ from metaq.client.batches import split_batches
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition
 from metaq.protocol.limits import MAX_BODY_BYTES
 
-from .cluster import naming_topics, zk_timeout
+from .cluster import naming_topics, open_cluster, zk_timeout
 from .options import TOPIC, json_option, zk_option
 from .output import byte_size, console, print_json
 
@@ -98,6 +98,9 @@ def produce(
         size = file.stat().st_size if file.is_file() else None
         with _progress_bar(f"to {topic}", size) as advance:
             _send_lines(line_chunks(stream), send, batch, progressed, advance)
+    if not progressed.messages:  # nothing was asked of the topic
+        with open_cluster(zk) as cluster:
+            cluster.partitions(topic)
     _print_summary(topic, progressed, as_json)
 
 

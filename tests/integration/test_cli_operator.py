@@ -380,6 +380,7 @@ def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Opera
         assert "transaction 'garbage'" in said
     for command in (
         ("produce", "--topic", "trade", str(lines)),
+        ("produce", "--topic", "trade", os.devnull),
         ("bench", "produce", "--topic", "trade", "--count", "1"),
         ("bench", "consume", "--topic", "trade"),
         ("find", "--topic", "trade", "--key", "k"),
