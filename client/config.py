@@ -98,15 +98,15 @@ class ConnectionConfig:
     """One TCP connection to one broker."""
 
     connect_timeout_seconds: float = 3.0
-    """For the TCP handshake and the answer to the opening `version` together."""
+    """How long the TCP handshake and the answer to the opening `version` may take together."""
     request_timeout_seconds: float = 10.0
-    """For one request; a producer may then try again until its own deadline."""
+    """How long one request may take; a producer may then try again until its own deadline."""
     heartbeat_idle_seconds: float = 10.0
     """A connection without traffic for this long is asked for a sign of life (1.x: 10 s)."""
     heartbeat_timeout_seconds: float = 5.0
-    """For that sign; without it the connection counts as broken."""
+    """How long that sign of life may take; after that the connection counts as broken."""
     max_in_flight_requests: int = 100_000
-    """More fail locally at once, as in 1.x."""
+    """Most requests without an answer on the connection; further ones fail at once without being sent, as in 1.x."""
     max_receive_bytes: int = 1 << 20
     """Most bytes taken from the socket by one system call."""
     reconnect_min_seconds: float = 0.05
@@ -131,31 +131,31 @@ class ProducerConfig:
     """Requests under way to one broker; what becomes ready meanwhile goes together, whatever its partitions. A broker
     that does not take many partitions in one request (Java's) has one for each partition."""
     max_buffered_bytes: int = 64 << 20
-    """Messages accepted but not yet answered; above, a send waits for room until its deadline."""
+    """Messages accepted but not yet answered, in bytes; beyond it a send waits for room until its deadline."""
     max_buffered_messages: int = 50_000
     """The same for their number; a batch of send_batch_async() counts as one."""
     delivery_timeout_seconds: float = 30.0
-    """From the call to the final answer, all tries together, unless the call says otherwise."""
+    """Time from the call to the final answer, all tries together, unless the call says otherwise."""
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
     deliver_at_exit_seconds: float = 10.0
-    """How long a program that ends without close() waits for what was sent; what is left is told on stderr. All
+    """How long a program that ends without close() waits for what was sent; it reports on stderr what is left. All
     producers of the program share the time. 0 = it does not wait."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """An ordered message waits this long for at most so many in front of it, and is saved behind them otherwise (1.x:
-    20 messages, 2 × 100 ms)."""
+    """An ordered message waits this long for at most this many saved messages in front of it, and is saved behind them
+    otherwise (1.x: 20 messages, 2 × 100 ms)."""
     transaction_timeout_seconds: int = 60
-    """After which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker lowers
-    it to its own maxTxTimeoutInSeconds (60)."""
+    """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
+    lowers it to its own maxTxTimeoutInSeconds (60)."""
     session_timeout_seconds: float = 30.0
-    """Of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
+    """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
-    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
-    listens, an unknown name, something else listens) the start fails after about a second."""
+    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If no ZooKeeper can be
+    there (nothing listens, an unknown name, something else listens) the start fails after about a second."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
@@ -179,25 +179,25 @@ class ConsumerConfig:
     broadcast: bool = False
     """Every host reads everything, as in metaq 1.x: the group is `<group>-<ip>`, and a file keeps its offsets."""
     offsets_file: str | Path | None = None
-    """That file of broadcast=True. None: `~/.meta_offsets`."""
+    """The file in which broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
     offset_store: OffsetStore | None = None
     """Keeps the offsets instead of ZooKeeper or that file, for example a SqlOffsetStore."""
     fetch_max_bytes: int = 2 << 20
-    """Asked for per pull. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text protocol
-    only this); the first record comes whole, however large."""
+    """Bytes that one pull asks for. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text
+    protocol only this); the first record comes whole, however large."""
     arrow_fetch_bytes: int = 3 << 20
     """The same for poll_arrow(), whose cost is more that of an answer than that of its messages. While it is less than
     max_buffered_bytes, the next answer is asked for when the last one begins to come in."""
     max_buffered_bytes: int = 4 << 20
-    """Fetched ahead per partition before the fetching pauses (at most one pull more)."""
+    """Bytes fetched ahead per partition before the consumer pauses fetching (at most one pull more)."""
     check_crcs: bool | None = None
     """Whether each message's checksum is compared before it is handed out (librdkafka's check.crcs, off there). None:
     poll() and run() do, poll_arrow() does not, where it would cost as much as all the rest. The broker has checked
     the message when it came; here it shows what a disk or memory has changed since."""
     damage: OnDamage = "stop"
-    """At stored bytes that hold no good record. "stop": poll() raises CorruptRecord, with the range, at each call until
-    a seek; run() holds that partition, and says so once. "skip": they count as consumed, and the log and on_damaged
-    tell the range. Other partitions go on either way."""
+    """What a consumer does at stored bytes that hold no good record. "stop": poll() raises CorruptRecord, with the
+    range, at each call until a seek; run() holds that partition, and logs that once. "skip": the bytes count as
+    consumed, and the log and on_damaged get the range. Other partitions go on either way."""
     long_poll_ms: int = 15_000
     """How long a broker may park a pull when there is nothing to return."""
     text_idle_step_ms: int = 50
@@ -207,27 +207,27 @@ class ConsumerConfig:
     error_max_seconds: float = 5.0
     """Pause after a failed pull, doubling from min to max, with jitter."""
     auto_commit_seconds: float = 5.0
-    """0 = only when commit() or close() is called, or a partition is handed over."""
+    """How often positions are committed. 0 = only when commit() or close() is called, or a partition is handed over."""
     revoke_wait_seconds: float = 15.0
     """How long a partition that another member should get waits for the next poll()."""
     max_poll_interval_seconds: float | None = None
-    """After so long without a poll() the member leaves its partitions to others, until the next poll() (Kafka's
+    """After this long without a poll() the member leaves its partitions to others, until the next poll() (Kafka's
     max.poll.interval.ms: work on messages counts, also that of a handler of run()). None: never; the log warns."""
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
     """Pause before a failed rebalance is tried again, for ever, doubling from min to max, with jitter. A partition that
-    another member still holds is claimed as soon as ZooKeeper tells that it is free."""
+    another member still holds is claimed as soon as ZooKeeper reports that it is free."""
     session_timeout_seconds: float = 30.0
-    """Asked for the ZooKeeper session; the server may grant less or more. After a crash others get the partitions once
-    it has passed."""
+    """Timeout that the consumer asks for its ZooKeeper session; the server may grant less or more. After a crash others
+    get the partitions once it has passed."""
     start_timeout_seconds: float = 15.0
-    """For the first connection to ZooKeeper, while one is slow or elects a leader. If none can be there at all (nothing
-    listens, an unknown name, something else listens) the start fails after about a second."""
+    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If no ZooKeeper can be
+    there (nothing listens, an unknown name, something else listens) the start fails after about a second."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
     """run(): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the same)."""
     stop_seconds: float = 10.0
-    """run(): how long it waits for running handlers when it shall end."""
+    """run(): how long it waits for running handlers when it is told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:

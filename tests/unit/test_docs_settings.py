@@ -22,7 +22,7 @@ HEAD = """# Settings of producers and consumers
 
 Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the other two as
 `connection=`. The unit is part of the name. A value out of its range raises `ConfigError`, which names the setting and
-the remedy. [client.md](client.md) tells what they mean together; the broker's settings are in
+the remedy. [client.md](client.md) describes how they work together; the broker's settings are in
 [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
 This page is made from `client/config.py`, where the defaults are, by `python -m tests.unit.test_docs_settings`.
