@@ -37,6 +37,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
         "up to {requests/stats.MAX_NAMED} of these with their cause",
+        "The broker looks every {broker/main.TICK_SECONDS:ms} at what",
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
         "the free space is {RETURN_FACTOR:above} above the reserve",
