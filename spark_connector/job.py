@@ -25,6 +25,7 @@ from metaq.protocol.limits import INT64_MAX
 from .columns import COLUMNS
 from .exactly_once import Coordinator, qualifier
 from .options import OptionValues, ReadOptions, WriteOptions
+from .planning import check_published, open_cluster, selected
 from .source import register
 
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
@@ -50,6 +51,9 @@ def _run_in_spark(chosen: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"metaq-spark: {error}", file=sys.stderr)
         return WRONG_USAGE
+    except MetaqError as error:
+        print(f"metaq-spark: {error}", file=sys.stderr)
+        return FAILED
     spark = _session(chosen.master)
     start = time.monotonic()
     try:
@@ -90,7 +94,8 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Options of the source. Raises ConfigError."""
+    """Options of the source. Raises ConfigError; NoPartition or CoordinationUnavailable, which would come out of Spark
+    with Java's stack trace."""
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
         "zookeeper": chosen.zookeeper,
@@ -100,7 +105,9 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
         **{name: value for name, value in named.items() if value is not None},
         **dict(chosen.option),
     }
-    ReadOptions.parse(options, "stream")
+    source = ReadOptions.parse(options, "stream")
+    with open_cluster(source) as cluster:
+        selected(cluster, source)
     return options
 
 
@@ -140,14 +147,14 @@ def _watch(query: StreamingQuery) -> dict[str, Any]:
 
 
 def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Options of the sink. Raises ConfigError."""
+    """Options of the sink. Raises as _drain_options."""
     options = {
         "zookeeper": chosen.zookeeper,
         "exactlyOnce": str(chosen.exactly_once).lower(),
         **({} if chosen.topic is None else {"topic": chosen.topic}),
         **dict(chosen.option),
     }
-    WriteOptions.parse(options)
+    check_published(WriteOptions.parse(options))
     return options
 
 
