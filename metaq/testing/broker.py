@@ -194,12 +194,15 @@ class FakeBroker(Answers):
             self._drop(session)
 
     def _flush(self, session: _Session) -> None:
-        if session.out:
-            with contextlib.suppress(BlockingIOError):
-                sent = session.sock.send(session.out)
-                del session.out[:sent]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.out else 0)
-        self._selector.modify(session.sock, wanted)
+        try:
+            if session.out:
+                with contextlib.suppress(BlockingIOError):
+                    sent = session.sock.send(session.out)
+                    del session.out[:sent]
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.out else 0)
+            self._selector.modify(session.sock, wanted)
+        except OSError:  # the peer is gone
+            self._drop(session)
 
 
 class FakeCluster:
