@@ -237,7 +237,7 @@ class SendFuture(Future[T]):
         self._made_callbacks.append(fn)
         self._watch()
         if self.outcome.state == FINISHED:
-            self._run_callbacks()
+            self._run_callbacks(Exception)  # others are this thread's own: an interrupt, or its end
 
     # --- who waits --------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class SendFuture(Future[T]):
             self._bells.ring()
         if self._made_callbacks:
             with Callbacks():
-                self._run_callbacks()
+                self._run_callbacks(BaseException)  # SystemExit, too: it would end what this thread does for others
 
     def _end_with(self, condition: threading.Condition) -> None:
         locked = condition.acquire(timeout=tuning.CONDITION_SECONDS)
@@ -297,7 +297,7 @@ class SendFuture(Future[T]):
             else:
                 waiter.add_result(self)
 
-    def _run_callbacks(self) -> None:
+    def _run_callbacks(self, logged: type[BaseException]) -> None:
         """Each is popped, so it runs once, whoever of the setter and the adder comes first."""
         callbacks = self._made_callbacks
         while callbacks:
@@ -307,5 +307,5 @@ class SendFuture(Future[T]):
                 return  # the other thread took the last one
             try:
                 callback(self)
-            except Exception:
+            except logged:
                 log.exception("a callback of a send failed")

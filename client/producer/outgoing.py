@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import Any
@@ -34,19 +36,31 @@ __all__ = [
 log = get_log(__name__)
 _pack = HEADER.pack
 
+ON_DELIVERY_FAILED = "the on_delivery of a send failed"
+
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
 """Gets (None, result) for a message that was stored, (error, None) for one that was not: confluent-kafka's order."""
 OnSent = Callable[[Exception | None, Any], object]
 """The same for whatever one call sent."""
 
+_deciding = threading.Lock()
+
+
+def _forked() -> None:
+    global _deciding
+    _deciding = threading.Lock()  # a thread of the parent may have had the other one
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResult | None) -> None:
-    """Call an on_delivery of the user's."""
+    """Call an on_delivery of the user's. Where no interrupt comes."""
     with Callbacks():
         try:
             on_delivery(error, result)
-        except Exception:
-            log.exception("the on_delivery of a send failed")
+        except BaseException:  # SystemExit, too: it would end what this thread does for others
+            log.exception(ON_DELIVERY_FAILED)
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
@@ -117,24 +131,31 @@ class Outgoing(Waiter):
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
-        if self.done:
-            return  # its caller has given up
-        self.result = result
+        """Nothing happens if it has ended: its time was over, or its caller has given up."""
         if self.report is not None:
-            self.done = True
-            self.report(None, result)
-        else:
+            if self._decide():
+                self.result = result
+                self.report(None, result)
+        elif not self.done:
+            self.result = result
             self.finish()
 
     def fail(self, error: Exception) -> None:
-        if self.done:
-            return
-        self.error = error
+        """As succeed."""
         if self.report is not None:
-            self.done = True
-            self.report(error, None)
-        else:
+            if self._decide():
+                self.error = error
+                self.report(error, None)
+        elif not self.done:
+            self.error = error
             self.finish()
+
+    def _decide(self) -> bool:
+        """Whether the calling thread decides what this ends with, and is the one to tell: True once only. An answer may
+        come while the deadlines' thread, or a close, tells that the time is over."""
+        with _deciding:
+            decides, self.done = not self.done, True
+        return decides
 
     # --- for the two protocols --------------------------------------------------------------------------------------
 
@@ -254,7 +275,7 @@ class GatheredBatch(OutgoingBatch):
 
     storable = True
 
-    __slots__ = ("_left", "latest", "most", "outcome", "runs", "where")
+    __slots__ = ("latest", "most", "outcome", "runs", "where")
 
     def __init__(
         self,
@@ -277,7 +298,6 @@ class GatheredBatch(OutgoingBatch):
         self.runs: list[tuple[int, OnDelivery | Losses]] = [(0, on_delivery)]
         self.put = None
         self._encoded = None
-        self._left: list[tuple[OnDelivery, Iterator[SendResult | None]]] = []
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -328,48 +348,32 @@ class GatheredBatch(OutgoingBatch):
         return super().native_result(first_id, partition, offset)  # type: ignore[no-any-return]
 
     def succeed(self, result: Sequence[SendResult]) -> None:
-        if not self.done:
+        if self._decide():
             self.result = result
-            if self.runs != _ALL_ASKED:
-                self._left = list(self._calls(None, iter(result)))
-            self.done = True
             self.outcome.settle(None, result)
-        if self._left:
-            self._tell(None)
+            if self.runs != _ALL_ASKED:
+                self._tell(None, iter(result))
 
     def fail(self, error: Exception) -> None:
-        if not self.done:
+        if self._decide():
             self.error = error
-            self._left = list(self._calls(error, repeat(None)))
-            self.done = True
             self.outcome.settle(error, None)
-        self._tell(error)
+            self._tell(error, repeat(None))
 
-    def _calls(
-        self, error: Exception | None, results: Iterator[SendResult | None]
-    ) -> Iterator[tuple[OnDelivery, Iterator[SendResult | None]]]:
-        """Whom to call for what, the last one first: the results of the runs come from `results` in their order."""
-        end = len(self.bodies)
-        for start, on_delivery in reversed(self.runs):
-            count, end = end - start, start
-            if not isinstance(on_delivery, Losses):
-                yield on_delivery, islice(results, count)
-            elif error is not None:
-                on_delivery.note(self.topic, error, count)
-            else:
-                yield ASKED, islice(results, count)
-
-    def _tell(self, error: Exception | None) -> None:
-        """Call for each message that was not called for yet: a call may have ended this thread's work before."""
+    def _tell(self, error: Exception | None, results: Iterator[SendResult | None]) -> None:
+        """Call for each message, or note the losses of a run. Where no interrupt comes."""
+        ends = [start for start, _ in self.runs[1:]] + [len(self.bodies)]
         with Callbacks():
-            while self._left:
-                on_delivery, results = self._left[-1]
-                for result in results:
+            for (start, on_delivery), end in zip(self.runs, ends, strict=True):
+                if isinstance(on_delivery, Losses):
+                    if error is not None:
+                        on_delivery.note(self.topic, error, end - start)
+                    on_delivery = ASKED
+                for result in islice(results, end - start):
                     try:
                         on_delivery(error, result)
-                    except Exception:
-                        log.exception("the on_delivery of a send failed")
-                self._left.pop()
+                    except BaseException:  # as in call_back
+                        log.exception(ON_DELIVERY_FAILED)
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:

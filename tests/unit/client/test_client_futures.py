@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.producer.futures import SendFuture
+from metaq.client.producer.futures import Outcome, SendFuture
 from tests.waiting import DEADLINE
 
 
@@ -84,6 +84,24 @@ def test_a_failing_callback_does_not_stop_the_others(caplog):
     future.set_result(1)
     assert seen == [future]
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_callback_that_would_end_the_thread_that_tells_is_logged_as_any_other(kind, caplog):
+    def leave(_done):
+        raise kind("in a callback")
+
+    outcome = Outcome()
+    seen: list[Any] = []
+    three: list[SendFuture[Any]] = [SendFuture(outcome, place) for place in range(3)]
+    for future in three:
+        future.add_done_callback(leave)
+        future.add_done_callback(seen.append)
+    outcome.settle(None, [1, 2, 3])
+    assert seen == three
+    assert len([record for record in caplog.records if "callback" in record.message]) == 3
+    with pytest.raises(kind):  # of a future that has ended it runs on the user's own thread
+        three[0].add_done_callback(leave)
 
 
 def test_wait_and_as_completed_work():

@@ -1,18 +1,23 @@
 """From messages to the bytes of a request."""
 
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.producer.answers import encode_batch, give_results
-from metaq.client.producer.outgoing import Outgoing, OutgoingBatch
+from metaq.client.producer.outgoing import GatheredBatch, Outgoing, OutgoingBatch, call_back
 from metaq.client.values import SendResult, TopicPartition
+from metaq.protocol.errors import RequestTimedOut
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.sends import SendHeaders, SendRequest, split_batch
 from metaq.protocol.statuses import RequestCode
+from tests.waiting import DEADLINE
 
 HERE = TopicPartition("t", 0, 1)
 
@@ -91,3 +96,60 @@ def test_a_send_header_from_the_template_is_what_the_codec_writes(topic):
         expected = encode_frame(RequestCode.SEND, opaque, SendRequest(topic, 7, flag, crc).to_ext(), size)
         assert headers.encode(opaque, partition, flag, crc, size) == expected
     assert parse_frame(expected + bytes(1024), 0, len(expected) + 1024).ext["topic"] == topic
+
+
+# --- what a message ends with -----------------------------------------------------------------------------------------
+
+
+def gathered(on_delivery):
+    batch = GatheredBatch("t", "t", 0, b"0", 10.0, on_delivery)
+    batch.bodies += [b"1", b"2"]
+    return batch
+
+
+def with_a_key(on_delivery):
+    outgoing = one(b"0")
+    outgoing.key = "k"
+    outgoing.report = partial(call_back, on_delivery)
+    return outgoing
+
+
+@pytest.mark.parametrize("make", [gathered, with_a_key])
+@pytest.mark.parametrize("first", ["fail", "succeed"])
+def test_what_comes_while_a_thread_tells_the_outcome_changes_nothing_and_tells_nobody(make, first):
+    told, telling, go_on = [], threading.Event(), threading.Event()
+
+    def on_delivery(error, result):
+        told.append((error, result))
+        telling.set()
+        assert go_on.wait(DEADLINE)
+
+    outgoing, error = make(on_delivery), RequestTimedOut("late")
+    results = [SendResult(number, HERE, number) for number in range(outgoing.count)]
+    answer = partial(outgoing.succeed, results if make is gathered else results[0])
+    actions = [partial(outgoing.fail, error), answer]
+    if first == "succeed":
+        actions.reverse()
+    teller = threading.Thread(target=actions[0])
+    teller.start()
+    assert telling.wait(DEADLINE)
+    actions[1]()
+    assert len(told) == 1
+    go_on.set()
+    teller.join(DEADLINE)
+    assert told == [(error, None)] * len(results) if first == "fail" else [(None, each) for each in results]
+
+
+@pytest.mark.parametrize("make", [gathered, with_a_key])
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_call_back_that_raises_keeps_nothing_from_the_others(make, kind, caplog):
+    told = []
+
+    def on_delivery(error, result):
+        told.append(error)
+        raise kind("in a call-back")
+
+    outgoing, error = make(on_delivery), RequestTimedOut("late")
+    outgoing.fail(error)
+    assert told == [error] * outgoing.count
+    assert len([record for record in caplog.records if "on_delivery" in record.message]) == outgoing.count
