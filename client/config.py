@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,7 @@ __all__ = [
     "Start",
     "check_damage",
     "check_protocol",
+    "check_texts",
 ]
 
 Protocol = Literal["auto", "text"]
@@ -71,6 +73,14 @@ def check_protocol(protocol: str) -> Protocol:
     if protocol == "text":
         return "text"
     raise ConfigError("protocol", protocol, "choose 'auto' or 'text'")
+
+
+def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """The texts of an option that takes several: one str is one of them, not its letters. Raises ConfigError."""
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if (given and not texts) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(option, repr(given), "name one text (str), or a list of them")
+    return texts
 
 
 def check_damage(damage: str) -> None:

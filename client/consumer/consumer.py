@@ -15,7 +15,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
-from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol
+from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol, check_texts
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..pool import ConnectionPool
@@ -70,17 +70,22 @@ class Consumer(Poller):
         start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
         "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
         AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
-        of these (filtered by the broker where it can, checked again here). accept: called with each message; what it
-        returns false for is passed over and counts as consumed, what it raises comes out of poll(). on_assigned,
-        on_revoked: called inside poll() or run() with the partitions; what on_revoked was called for is handed over
-        when it returns. on_damaged: called in poll(), or on a handler's thread of run(), with a CorruptRecord for each
-        damaged range of stored bytes that is met, once, whether ConsumerConfig.damage says to stop there or to skip it.
+        of these (filtered by the broker where it can, checked again here); one text is one tag, as one is one topic.
+        accept: called with each message; what it returns false for is passed over and counts as consumed, what it
+        raises comes out of poll(). on_assigned, on_revoked: called inside poll() or run() with the partitions; what
+        on_revoked was called for is handed over when it returns. on_damaged: called in poll(), or on a handler's thread
+        of run(), with a CorruptRecord for each damaged range of stored bytes that is met, once, whether
+        ConsumerConfig.damage says to stop there or to skip it.
         protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         CoordinationUnavailable.
         """
         config = config or ConsumerConfig()
+        topics = check_texts("topics", topics)
+        wanted = None if tags is None else frozenset(check_texts("tags", tags))
+        if wanted is not None and not wanted:
+            raise ConfigError("tags", tags, "name at least one, or leave it out")
         self.group = broadcast_group(group) if config.broadcast else group
         self._config = config
         self._stopped = False
@@ -98,7 +103,7 @@ class Consumer(Poller):
         core = ConsumerCore(
             self.group,
             config,
-            tags=frozenset(tags) if tags is not None else None,
+            tags=wanted,
             accept=accept,
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
@@ -111,7 +116,7 @@ class Consumer(Poller):
             self._session,
             self.group,
             config.consumer_id,
-            [topics] if isinstance(topics, str) else topics,
+            topics,
             lambda: self._member.changed(),
         )
         self._topics = membership.topics

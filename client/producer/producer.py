@@ -282,7 +282,7 @@ class Producer:
         return Transaction(self._transactional, default if timeout_seconds is None else timeout_seconds)
 
     def xa(
-        self, topics: Sequence[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
+        self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
     ) -> XaResource:
         """The XA verbs, for a transaction coordinator of your own.
 

@@ -24,6 +24,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.limits import INT32_MAX, INT32_MIN
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
+from ..config import check_texts
 from ..connection import Connection
 from ..values import SendResult
 from .outgoing import Outgoing
@@ -82,16 +83,16 @@ class XaResource:
     """
 
     def __init__(
-        self, calls: Transactional, topics: Sequence[str], qualifier: str | None, timeout_seconds: int
+        self, calls: Transactional, topics: Iterable[str], qualifier: str | None, timeout_seconds: int
     ) -> None:
         """Raises ConfigError."""
-        if not topics:
+        self._topics = check_texts("topics", topics)
+        if not self._topics:
             raise ConfigError("topics", topics, "name every topic that messages will be sent to")
         self.qualifier = f"XAMessageProducer-{socket.gethostname()}" if qualifier is None else qualifier
         if not self.qualifier or _FORBIDDEN.search(self.qualifier):
             raise ConfigError("qualifier", self.qualifier, "choose a text without ':', blanks and line ends")
         self._calls = calls
-        self._topics = tuple(topics)
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
