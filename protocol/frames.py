@@ -143,8 +143,12 @@ def _decode(header_json: bytes, body: memoryview) -> Frame:
         raise RemoteProtocolError("frame header is not a JSON object")
     ext = header.get("extFields") or {}
     remark = header.get("remark") or ""
-    if not isinstance(ext, dict) or not all(isinstance(value, str) for value in ext.values()):
-        raise RemoteProtocolError("extFields is not an object of strings")
+    if not isinstance(ext, dict):
+        raise RemoteProtocolError("extFields is not an object")
+    if not all(isinstance(value, str) for value in ext.values()):
+        ext = {name: str(value) if type(value) is int else value for name, value in ext.items()}
+        if not all(isinstance(value, str) for value in ext.values()):
+            raise RemoteProtocolError("extFields is not an object of strings and integers")
     if not isinstance(remark, str):
         raise RemoteProtocolError("remark is not a string")
     return Frame(_number(header, "code"), _number(header, "opaque"), _number(header, "flag"), remark, ext, body)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER, Buffer
@@ -24,6 +24,7 @@ from metaq.protocol.sends import (
     SendBatchRequest,
     SendHeaders,
     SendManyRequest,
+    SendReply,
     SentReply,
     decode_rows,
     encode_parts,
@@ -131,19 +132,21 @@ class FrameRequest:
         return Landing((), [(turn, error) for turn in self.turns])
 
     def _rows(self, reply: Reply | None) -> PartRows:
-        """Raises MetaqError: the whole frame was refused, or the answer is not one."""
+        """Raises MetaqError: the whole frame was refused, or, never to be sent again, what was done cannot be read."""
         turns = self.turns
         if type(reply) is SentReply and len(turns) == 1:
             return PartRows([reply.message_id], [reply.offset], [reply.partition], [0])
-        if isinstance(reply, Frame):
-            if not is_success(reply):
-                raise frame_error(reply, turns[0].queue.partition, self._endpoint)
+        if not isinstance(reply, Frame):
+            raise _unreadable(self._endpoint, repr(reply))
+        if not is_success(reply):
+            raise frame_error(reply, turns[0].queue.partition, self._endpoint)
+        try:
             if len(turns) > 1:
-                try:
-                    return decode_rows(reply.body, len(turns))
-                except RemoteProtocolError as wrong:
-                    raise BrokerUnavailable(f"{self._endpoint} answered a send with something else: {wrong}") from wrong
-        raise BrokerUnavailable(f"{self._endpoint} answered a send with something else: {reply!r}")
+                return decode_rows(reply.body, len(turns))
+            sent = SendReply.from_ext(reply.ext)  # a newer broker's: parse_sent_reply knows all others
+        except RemoteProtocolError as wrong:
+            raise _unreadable(self._endpoint, wrong) from wrong
+        return PartRows([sent.message_id], [sent.offset], [sent.partition], [0])
 
     def _landing(self, rows: PartRows, reply: Reply | None) -> Landing:
         turns = self.turns
@@ -233,16 +236,23 @@ class PutRequests:
 
 
 def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
-    """Of a put of the text protocol. Raises BrokerUnavailable (it is no such answer), and a refusal's error."""
+    """Of a put of the text protocol. Raises RemoteProtocolError (it is no such answer), and a refusal's error."""
     if not isinstance(reply, Result):
-        raise BrokerUnavailable(f"{endpoint} answered a put with data")
+        raise _unreadable(endpoint, repr(reply))
     if reply.code != Status.SUCCESS:
         raise text_error(reply, partition, endpoint)
     try:
         message_id, number, offset = parse_put_result(reply.text)
     except RemoteProtocolError as wrong:
-        raise BrokerUnavailable(f"{endpoint} answered a put with something else: {wrong}") from wrong
+        raise _unreadable(endpoint, wrong) from wrong
     return SendResult(message_id, partition._replace(partition=number), offset)
+
+
+def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
+    """Not retriable: the message may be stored, and each further try would store it again."""
+    return RemoteProtocolError(
+        f"{endpoint} answered a send with something else ({why}): it may or may not be stored, and is not sent again"
+    )
 
 
 def batch_frame(

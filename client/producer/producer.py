@@ -163,7 +163,8 @@ class Producer:
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts).
+        LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts),
+        RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options)
