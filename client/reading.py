@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.protocol.errors import ConfigError, CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .config import BROWSE_BYTES, ConsumerConfig, check_protocol
 from .connection import Connection
@@ -58,16 +58,19 @@ class TopicBrowser:
         Raises ConfigError, CoordinationUnavailable.
         """
         self._topic = topic
+        self._closed = False
         self._config = config or ConsumerConfig()
         self._on_damaged = on_damaged
         self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=self._config.connection)
 
     def partitions(self) -> list[TopicPartition]:
-        """What is iterated over. Raises NoPartition, CoordinationUnavailable."""
+        """What is iterated over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""
+        if self._closed:
+            raise ClientError("this TopicBrowser is closed")
         return self._cluster.partitions(self._topic)
 
     def __iter__(self) -> Iterator[Message]:
-        """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord."""
+        """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord, ClientError (closed)."""
         ends = {each: max_offset(self._connection(each), each) for each in self.partitions()}
         for partition, end in ends.items():
             yield from self._read(partition, end)
@@ -106,6 +109,7 @@ class TopicBrowser:
 
     def close(self, timeout: float = 10.0) -> None:
         """End the ZooKeeper session and all connections, as Cluster.close."""
+        self._closed = True
         self._cluster.close(timeout)
 
     def __enter__(self) -> Self:
@@ -171,8 +175,9 @@ class PartitionReader(Poller):
         self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
-        """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`."""
-        self._guard.check()
+        """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
+        ClientError (closed)."""
+        self._check_open()
         connection = self._pool.connection(self._endpoint, self._core.config.connection.connect_timeout_seconds)
         return read_messages(connection, self._cursor.partition, offset, max_bytes, timeout)
 

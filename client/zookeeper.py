@@ -11,7 +11,7 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.interrupts import Aside
 from metaq.coordination.logs import get_log
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import CoordinationError
+from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_topic
 
 from .connection import Endpoint
@@ -47,7 +47,14 @@ class ZooKeeperMetadata:
 
     def view(self, topic: str) -> TopicView:
         found = self._views.get(topic)
-        return self._aside.do(self._watch, check_topic(topic)) if found is None else found
+        if found is not None:
+            return found
+        try:
+            return self._aside.do(self._watch, check_topic(topic))
+        except SessionLost:
+            if self._session.closed:
+                raise ClientError("this producer is closed") from None
+            raise
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)

@@ -9,7 +9,7 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import NoPartition
+from metaq.protocol.errors import ClientError, NoPartition
 from tests.integration.client_cluster import read
 from tests.integration.java_peers import require_java
 from tests.waiting import DEADLINE, eventually
@@ -45,6 +45,26 @@ def test_a_topic_is_browsed_in_numeric_order_to_the_end_seen_at_the_beginning(
     assert next(browse(chroot, "t")).payload == b"0-0"
     with ZkSession(chroot) as session:
         assert session.nodes.children("/meta/consumers") == []
+
+
+def test_a_closed_client_says_so_for_a_topic_that_it_has_not_used(server: Any, chroot: str) -> None:
+    producer, browser = Producer(chroot), TopicBrowser(chroot, "t")
+    producer.close()
+    browser.close()
+    for call in (
+        lambda: producer.send("t", b"x"),
+        lambda: producer.send("t", b"x", key="k"),
+        lambda: producer.send_async("t", b"x"),
+        lambda: producer.produce("t", b"x"),
+        lambda: producer.send_batch("t", [b"x"]),
+        lambda: producer.send_batch_async("t", [b"x"]),
+        lambda: producer.transaction().send("t", b"x"),
+        lambda: producer.partitions("t"),
+        browser.partitions,
+        lambda: next(iter(browser)),
+    ):
+        with pytest.raises(ClientError, match="closed"):
+            call()
 
 
 def test_an_unknown_topic_is_said(server: Any, chroot: str) -> None:

@@ -199,6 +199,8 @@ def test_a_closed_reader_says_so(broker, reader):
     reader.close()
     with pytest.raises(ClientError, match="closed"):
         reader.poll()
+    with pytest.raises(ClientError, match="closed"):
+        reader.fetch(0)
 
 
 @pytest.mark.parametrize("arguments", [("", HERE), ("host:0", HERE), ("host:1", HERE, "middle"), ("host:1", HERE, -1)])
