@@ -15,7 +15,14 @@ from typing import Any, NamedTuple, Self
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.coordination.interrupts import Aside
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
-from metaq.protocol.record import ATTRIBUTE_FLAG, Attributes, attribute_of, decode_attribute, payload_start
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    Attributes,
+    attribute_of,
+    decode_attribute,
+    payload_bytes,
+    payload_start,
+)
 
 from .config import MAX_LOCAL_MESSAGES
 from .message import Message
@@ -267,7 +274,7 @@ os.register_at_fork(after_in_child=_forked)
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:
     broker, number = (None, None) if message.partition is None else message.partition[1:]
     topic, body, flag, _, key, offset, identity = message
-    return queue, topic, broker, number, offset, identity, flag, key, body
+    return queue, topic, broker, number, offset, identity, flag, key, payload_bytes(body)
 
 
 def _message(row: _Row) -> StoredMessage:

@@ -54,6 +54,7 @@ __all__ = [
     "key_hashes",
     "keys_of_attribute",
     "matching_checksums",
+    "payload_bytes",
     "payload_start",
     "split_bodies",
     "tag_hash",
@@ -157,7 +158,17 @@ def encode_key(key: bytes) -> tuple[int, bytes] | None:
     return ATTRIBUTE_FLAG | PROPERTIES_FLAG, _KEYS_ITEM[1:] + key + _ITEM_END
 
 
-def encode_body(payload: Buffer, flag: int, attribute: bytes) -> Buffer:
+def payload_bytes(payload: Buffer) -> bytes:
+    """A payload as it is now: what can change later and views of any layout are copied. Raises TypeError."""
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, Buffer):
+        return bytes(payload)
+    hint = ": encode it, for example with .encode()" if isinstance(payload, str) else ""
+    raise TypeError(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}{hint}")
+
+
+def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
     """The body of a record: `payload` itself, or preceded by the attribute if bit 0 of `flag` says so."""
     if flag & ATTRIBUTE_FLAG:
         return b"".join((_ATTRIBUTE_LENGTH.pack(len(attribute)), attribute, payload))

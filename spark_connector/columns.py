@@ -138,7 +138,7 @@ def _rows(topic: str, batch: pa.RecordBatch) -> Rows:
                 known[key, tag, attribute] = encoded
         flag, text = encoded
         if flag or key is not None:  # a Message keeps its own keys, whichever key its batch goes by
-            items.append(Message(_NOWHERE, -1, -1, flag, bytes(encode_body(payload, flag, text))))
+            items.append(Message(_NOWHERE, -1, -1, flag, encode_body(payload, flag, text)))
         else:
             items.append(payload)
     return Rows(topic, keys, items)

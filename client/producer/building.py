@@ -10,7 +10,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
-from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key
+from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
 
 from ..config import MAX_BATCH_BODY_BYTES
 from ..message import Message
@@ -37,20 +37,19 @@ class SendOptions(TypedDict, total=False):
 def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
     """One message. Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
     LocalProtocolError (too large, keys with blanks)."""
+    payload = payload_bytes(payload)
     return with_body(topic, payload, *build_body(payload, options), deadline, options)
 
 
-def with_body(topic: str, payload: Buffer, flag: int, body: Buffer, deadline: float, options: SendOptions) -> Outgoing:
+def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
     return outgoing
 
 
-def build_body(payload: Buffer, options: SendOptions) -> tuple[int, Buffer]:
+def build_body(payload: bytes, options: SendOptions) -> tuple[int, bytes]:
     """Flag and body of a message's record. Raises as `build_message`."""
-    if type(payload) is not bytes and not isinstance(payload, Buffer):
-        raise _no_buffer(payload)
     flag = 0
     body = payload
     if options:
@@ -64,22 +63,22 @@ def build_body(payload: Buffer, options: SendOptions) -> tuple[int, Buffer]:
 def build_batch(topic: str, items: list[Buffer | Message], deadline: float, options: SendOptions) -> OutgoingBatch:
     """Messages that stay together. The options are those of every payload; a Message keeps its own.
 
-    Raises as `build_message`, and LocalProtocolError for more than one frame can carry.
+    items: belongs to this call, which replaces payloads in it that are not bytes by their bytes. Raises as
+    `build_message`, and LocalProtocolError for more than one frame can carry.
     """
     flag, text = _encode(**options)
     flags: list[int] | int = flag
     if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
-        bodies = cast(list[Buffer], items)
+        bodies = cast(list[bytes], items)
     else:
         bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
             if isinstance(item, Message):
                 flags[index] = item.flag
-                bodies.append(item.body)
-            elif isinstance(item, Buffer):
-                bodies.append(encode_body(item, flag, text) if flag else item)
+                bodies.append(payload_bytes(item.body))
             else:
-                raise _no_buffer(item)
+                items[index] = payload = payload_bytes(item)
+                bodies.append(encode_body(payload, flag, text) if flag else payload)
     if max(map(len, bodies)) > MAX_BODY_BYTES:
         raise _too_large(max(map(len, bodies)))
     checksums = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=len(bodies)) & np.uint32(0x7FFFFFFF)
@@ -156,8 +155,3 @@ def _no_text(what: str, value: object) -> TypeError:
 
 def _too_large(size: int) -> LocalProtocolError:
     return LocalProtocolError(f"a message of {size} bytes is above the limit of {MAX_BODY_BYTES}: send it in parts")
-
-
-def _no_buffer(payload: object) -> TypeError:
-    hint = ": encode it, for example with .encode()" if isinstance(payload, str) else ""
-    return TypeError(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}{hint}")

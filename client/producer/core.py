@@ -42,7 +42,7 @@ from metaq.protocol.errors import (
     WrongPartition,
 )
 from metaq.protocol.limits import MAX_BODY_BYTES
-from metaq.protocol.record import HEADER_BYTES, Buffer
+from metaq.protocol.record import HEADER_BYTES
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
@@ -145,7 +145,7 @@ class ProducerCore:
     # --- messages come ----------------------------------------------------------------------------------------------
 
     def join(
-        self, where: Hashable, flag: int, body: Buffer, deadline: float, on_delivery: OnDelivery | Losses
+        self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
         """Accept a message into the open batch of `where`, a topic or a partition; where its future looks.
         None: there is no such batch, or it cannot take this message: `add` a GatheredBatch.

@@ -10,7 +10,7 @@ from typing import Any
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import MetaqError, NoPartition
-from metaq.protocol.record import checksum
+from metaq.protocol.record import checksum, payload_bytes
 
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
@@ -74,6 +74,8 @@ class Driver:
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
         """As Producer.send_stored."""
+        if type(message.body) is not bytes:
+            message = message._replace(body=payload_bytes(message.body))
         body = message.body
         outgoing = Outgoing(message.topic, message.flag, checksum(body), body, deadline)
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload

@@ -12,7 +12,7 @@ from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
 from metaq.protocol.limits import check_topic
-from metaq.protocol.record import Buffer
+from metaq.protocol.record import Buffer, payload_bytes
 
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
@@ -105,10 +105,11 @@ class OrderedProducer:
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
+        payload = payload_bytes(payload)
         flag, body = build_body(payload, options)
         key = options.get("key")
         chosen = self._choose(topic, payload, key, options.get("partition"))
-        message = StoredMessage(topic, bytes(body), flag, chosen, key)
+        message = StoredMessage(topic, body, flag, chosen, key)
         backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds)
         while self._may_send(chosen):
             try:
@@ -177,7 +178,7 @@ class OrderedProducer:
     # --- where to ---------------------------------------------------------------------------------------------------
 
     def _choose(
-        self, topic: str, payload: Buffer, key: str | bytes | None, partition: TopicPartition | None
+        self, topic: str, payload: bytes, key: str | bytes | None, partition: TopicPartition | None
     ) -> TopicPartition:
         configured = self._configured.get(topic)
         if configured is None:

@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
     DeliveryFailed,
     RequestTimedOut,
 )
-from metaq.protocol.record import Buffer
+from metaq.protocol.record import Buffer, payload_bytes
 
 from ..config import ProducerConfig, check_protocol
 from ..local_store import LocalMessageStore, StoredMessage
@@ -377,6 +377,7 @@ class Producer:
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
         """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
+        payload = payload_bytes(payload)
         flag, body = build_body(payload, options)
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):

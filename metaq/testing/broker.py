@@ -14,7 +14,7 @@ from typing import Self
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import TopicView
 from metaq.client.values import TopicPartition
-from metaq.protocol.record import Buffer
+from metaq.protocol.record import Buffer, payload_bytes
 from metaq.protocol.requests import RequestReader, one_by_one
 from metaq.protocol.text import Quit
 
@@ -95,7 +95,9 @@ class FakeBroker(Answers):
         """Store messages directly; return their offsets. Parked pulls are answered."""
         offsets: list[int] = []
         log = self.log(topic, partition)
-        self._run_there(lambda: offsets.extend(log.append(body, self._new_id(), flag) for body in payloads))
+        self._run_there(
+            lambda: offsets.extend(log.append(body, self._new_id(), flag) for body in map(payload_bytes, payloads))
+        )
         return offsets
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
