@@ -31,6 +31,8 @@ from .filters.table import load_filters
 from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
+from .requests.gate import Gate
+from .requests.verbs import make_gate
 from .runtime.heap import set_up_heap
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
@@ -178,16 +180,17 @@ class BrokerProcess:
     def _serve(self, max_connections: int) -> None:
         """Listen and run the reactor until told to stop."""
         self._offer_reload()
-        self._factory = SessionFactory(self.broker, max_connections)
+        gate = make_gate(self.broker)
+        self._factory = SessionFactory(self.broker, gate, max_connections)
         self._port = listen(self.broker, self._factory, self._reactor)
-        self._http = self._open_http()
+        self._http = self._open_http(gate)
         self._reactor.callWhenRunning(self._start)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, self._reload_signalled)
         self._reactor.run(installSignalHandlers=False)
 
-    def _open_http(self) -> HttpPorts | None:
+    def _open_http(self, gate: Gate) -> HttpPorts | None:
         dashboard_port, gateway_port = self._config.dashboard_port, self._plugins.gateway_port
         if dashboard_port is None and gateway_port is None:
             return None
@@ -195,6 +198,7 @@ class BrokerProcess:
 
         return HttpPorts(
             self.broker,
+            gate,
             self._reactor,
             dashboard_port=dashboard_port,
             gateway_port=gateway_port,

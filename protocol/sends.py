@@ -35,6 +35,7 @@ __all__ = [
     "SendRequest",
     "SentReply",
     "announced_parts",
+    "announced_topics",
     "decode_rows",
     "encode_parts",
     "encode_rows",
@@ -192,6 +193,12 @@ def announced_parts(ext: Ext) -> int:
         return SendManyRequest.from_ext(ext).parts
     except RemoteProtocolError:
         return 0
+
+
+def announced_topics(ext: Ext) -> tuple[str | None, ...]:
+    """The topics that a request names, each once; None alone if it names none."""
+    text = ext.get("topics")
+    return (None,) if text is None else tuple(dict.fromkeys(_read_topics(text)))
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from metaq.protocol.errors import CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
 from ..broker import Broker
+from ..requests.gate import Gate, HttpPeer, PageRequest
 from ..requests.stats import stats_text
 from ..store.partition_log import PartitionLog
 from .metrics import CONTENT_TYPE_LATEST, exposition
@@ -43,7 +44,8 @@ _KEPT_LINES = 500
 _UNKNOWN_ID = 0
 """What 1.x's dashboard writes as the id of the last message when it skips."""
 
-View: TypeAlias = "Page | Deferred[Page]"
+View: TypeAlias = "Page | bytes | Deferred[Page]"
+"""bytes: as they are, with their type set already."""
 
 
 class RecentLog(logging.Handler):
@@ -69,6 +71,7 @@ class Dashboard:
     """
 
     broker: Broker
+    gate: Gate
     session: Callable[[], ZkSession | None]
     log: RecentLog
 
@@ -227,19 +230,30 @@ class _Root(Resource):
 
     def render_GET(self, request: Request) -> bytes | int:  # noqa: N802
         words = _words(request)
-        if words == ["metrics"]:
-            request.setHeader("content-type", CONTENT_TYPE_LATEST)
-            return exposition(self._dashboard.broker)
-        return _show(request, lambda: self._view(words, request))
+        return self._show(request, words, lambda: self._view(words, request), changes=False)
 
     render_HEAD = render_GET  # noqa: N815
 
     def render_POST(self, request: Request) -> bytes | int:  # noqa: N802
-        if not _comes_from_own_page(request, self._own_names):
-            return _write(request, Page("Forbidden", [Text("this request came from another site's page")], status=403))
-        return _show(request, lambda: self._change(_words(request)))
+        words = _words(request)
+        return self._show(request, words, lambda: self._change(words, request), changes=True)
+
+    def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> bytes | int:
+        """Through the gate."""
+        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
+        asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
+        try:
+            shown = cast(View, self._dashboard.gate.admit(asked, peer).serve(asked, peer))
+        except MetaqError:
+            shown = _failed(Failure())
+        if isinstance(shown, Deferred):
+            return _show_later(request, shown)
+        return shown if isinstance(shown, bytes) else _write(request, shown)
 
     def _view(self, words: list[str], request: Request) -> View:
+        if words == ["metrics"]:
+            request.setHeader("content-type", CONTENT_TYPE_LATEST)
+            return exposition(self._dashboard.broker)
         if words[:1] == ["stats"] and len(words) <= 2:
             return self._dashboard.stats(words[1] if len(words) == 2 else "")
         if words[:1] == ["topics"] and len(words) == 2:
@@ -248,7 +262,9 @@ class _Root(Resource):
         page = self._pages.get("/".join(words))
         return page() if page else _not_found()
 
-    def _change(self, words: list[str]) -> View:
+    def _change(self, words: list[str], request: Request) -> View:
+        if not _comes_from_own_page(request, self._own_names):
+            return Page("Forbidden", [Text("this request came from another site's page")], status=403)
         if words == ["reload-config"]:
             return ensureDeferred(self._dashboard.reload_config())
         match words:
@@ -265,10 +281,7 @@ def _not_found() -> Page:
     return Page("Not found", [Text("there is no such page")], status=404)
 
 
-def _show(request: Request, view: Callable[[], View]) -> bytes | int:
-    shown = view()
-    if isinstance(shown, Page):
-        return _write(request, shown)
+def _show_later(request: Request, shown: Deferred[Page]) -> int:
     gone = request.notifyFinish()
     gone.addErrback(lambda _: None)  # the browser left; its page is dropped
 

@@ -22,7 +22,7 @@ from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put
 
 from ..network.pending_puts import PendingPuts
 from ..requests.answers import Answer, Bytes
-from ..requests.gate import Gate
+from ..requests.gate import Gate, HttpPeer
 
 __all__ = ["Gateway"]
 
@@ -60,15 +60,25 @@ class Gateway(Resource):
     def _get(self, request: Request) -> Answer:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         partition, offset = _integer(request, "partition"), _integer(request, "offset", limit=INT64_MAX)
-        return self._ask(Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
+        return self._ask(request, Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
 
     def _offset(self, request: Request) -> Answer:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         offset = _integer(request, "offset", limit=INT64_MAX)
-        return self._ask(OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
+        return self._ask(request, OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
 
-    def _ask(self, command: Get | OffsetQuery) -> Answer:
-        return cast(Answer, self._gate.serve(self._gate.verb(command), command, None))
+    def _ask(self, request: Request, command: Get | OffsetQuery | Put) -> Answer:
+        verb = self._gate.admit(command, HttpPeer(cast(Any, request.getClientAddress()).host))
+        pending = self._pending_puts
+        if verb.stores and pending.full:  # a request here is one put, so there is nothing to stop reading
+            busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
+            return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
+        answer = cast(Answer, self._gate.serve(verb, command, None))
+        if verb.stores and isinstance(answer, Deferred):
+            held = verb.held(command)
+            pending.add(held)
+            answer.addBoth(_settle, pending, held)
+        return answer
 
     def _put(self, request: Request) -> Answer:
         content = request.content
@@ -85,17 +95,7 @@ class Gateway(Resource):
             _OPAQUE,
             body,
         )
-        pending = self._pending_puts
-        if pending.full:  # a request here is one put, so there is nothing to stop reading
-            busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
-            return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
-        group = self._gate.new_group()
-        group.add(put)
-        answer = group.commit()
-        if isinstance(answer, Deferred):
-            pending.add(group.held_bytes)
-            answer.addBoth(_settle, pending, group.held_bytes)
-        return answer
+        return self._ask(request, put)
 
 
 def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:

@@ -16,7 +16,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
 from ..broker import Broker
-from ..requests.verbs import make_gate
+from ..requests.gate import Gate
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
 
@@ -76,6 +76,7 @@ class HttpPorts:
     def __init__(
         self,
         broker: Broker,
+        gate: Gate,
         reactor: Any,
         *,
         dashboard_port: int | None = None,
@@ -93,13 +94,13 @@ class HttpPorts:
         try:
             if dashboard_port is not None:
                 logging.getLogger().addHandler(self._recent)
-                pages = Dashboard(broker, session, self._recent).resource()
+                pages = Dashboard(broker, gate, session, self._recent).resource()
                 try:
                     self._listen("dashboard", pages, "dashboardHttpPort", dashboard_port, reactor, dashboard_interface)
                 except ConfigError as error:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
-                gateway = Gateway(make_gate(broker), broker.pending_puts)
+                gateway = Gateway(gate, broker.pending_puts)
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()

@@ -15,7 +15,7 @@ from twisted.internet.task import LoopingCall
 from metaq.protocol.errors import ConfigError
 
 from ..broker import Broker
-from ..requests.verbs import make_gate
+from ..requests.gate import Gate
 from .session import Session
 from .transport import connection_class
 
@@ -35,9 +35,9 @@ class SessionFactory(Factory):
 
     noisy = False
 
-    def __init__(self, broker: Broker, max_connections: int) -> None:
+    def __init__(self, broker: Broker, gate: Gate, max_connections: int) -> None:
         self._broker = broker
-        self._gate = make_gate(broker)
+        self._gate = gate
         self._max_connections = max_connections
         self._sessions: set[Session] = set()
         self._refused = 0

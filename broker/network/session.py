@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from types import GeneratorType
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, cast, final
 from typing import Protocol as Interface
 
 from twisted.internet.defer import Deferred
@@ -79,6 +79,16 @@ def _size(answer: Bytes) -> int:
     return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
+@final
+class _Admitted(NamedTuple):
+    """A request that passed the gate and waits: it does not pass it again."""
+
+    verb: Verb
+    request: WireRequest
+
+
+_Queued: TypeAlias = WireRequest | Pull | _Admitted
+
 P = ParamSpec("P")
 
 
@@ -113,7 +123,7 @@ class Session(Protocol):
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
         self._reader = RequestReader()
-        self._queue: deque[WireRequest | Pull] = deque()
+        self._queue: deque[_Queued] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
@@ -192,20 +202,28 @@ class Session(Protocol):
     def _blocked(self) -> bool:
         return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
-    def _serve(self, requests: Iterable[WireRequest | Pull]) -> None:
+    def _serve(self, requests: Iterable[_Queued]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
         group: PutGroup | None = None
-        find: Callable[[Any], Verb] = self._gate.verb
+        admit: Callable[[Any, Session], Verb] = self._gate.admit
         turn_end = self._seconds() + tuning.TURN_SECONDS
         served_run = False
         requests = iter(requests)
-        for request in requests:
-            kind = type(request)
-            verb = None if kind is Pull or kind is Quit else find(request)
+        for queued in requests:
+            request: WireRequest | Pull
+            verb: Verb | None
+            kind: type
+            if type(queued) is _Admitted:
+                verb, request = queued
+                kind = type(request)
+            else:
+                request = queued
+                kind = type(request)
+                verb = None if kind is Pull or kind is Quit else admit(request, self)
             if verb is not None and verb.gathers:
                 if group is None:
                     if self._pending_puts.full:
-                        self._hold_back(request, requests)
+                        self._hold_back(verb, request, requests)
                         return
                     group = self._gate.new_group()
                 group.add(request)
@@ -216,20 +234,18 @@ class Session(Protocol):
             if self._out_bytes >= tuning.WRITE_BYTES:
                 self._flush()
             if self._blocked or self._yielding:
-                self._queue.append(request)
-                self._queue.extend(requests)
+                self._put_off(verb, request, requests)
                 return
             if kind is Quit:
                 self.close()
                 return
             if verb is not None and verb.stores and self._pending_puts.full:
-                self._hold_back(request, requests)
+                self._hold_back(verb, request, requests)
                 return
             if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
                 if served_run and self._seconds() >= turn_end:
                     self._yield_turn()
-                    self._queue.append(request)
-                    self._queue.extend(requests)
+                    self._put_off(verb, request, requests)
                     return
                 served_run = True
                 self._serve_one(verb, request)
@@ -243,10 +259,14 @@ class Session(Protocol):
         if group is not None:
             self._commit(group)
 
-    def _hold_back(self, request: WireRequest | Pull, following: Iterator[WireRequest | Pull]) -> None:
-        """Neither serve these nor read before fewer puts wait."""
-        self._queue.append(request)
+    def _put_off(self, verb: Verb | None, request: WireRequest | Pull, following: Iterator[_Queued]) -> None:
+        """Serve these later."""
+        self._queue.append(request if verb is None else _Admitted(verb, cast(WireRequest, request)))
         self._queue.extend(following)
+
+    def _hold_back(self, verb: Verb, request: WireRequest | Pull, following: Iterator[_Queued]) -> None:
+        """Neither serve these nor read before fewer puts wait."""
+        self._put_off(verb, request, following)
         self._wait_for_room()
 
     def _wait_for_room(self) -> None:

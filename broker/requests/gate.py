@@ -1,12 +1,15 @@
-"""The gate: every request of every connection passes it once, on its way to the verb that answers it.
+"""The gate: every request passes `Gate.admit` once, before anything is done for it, and gets the row that serves it.
 
-It finds the verb, permits it, and makes an answer of whatever goes wrong. verbs.py has the table.
+Requests of both protocols, of the HTTP gateway and for the dashboard's pages pass it. What waits after that keeps its
+row (session.py); a pull under way is served already. Only `quit` stays outside: it ends its own connection and nothing
+else. `serve` and its companions make an answer of whatever goes wrong. verbs.py has the table.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -14,16 +17,17 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
+from metaq.protocol.put_run import PutRun
 from metaq.protocol.requests import WireRequest
 from metaq.protocol.statuses import ResponseCode, Status
-from metaq.protocol.text import NO_OPAQUE, encode_result
-from metaq.protocol.transactions import TX_KEY
+from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, TransactionCommand, encode_result
+from metaq.protocol.transactions import TX_KEY, TransactionType
 
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
 from .pull import Loading, Pull, Step
 from .put import PutGroup
 
-__all__ = ["Caller", "Gate", "Verb"]
+__all__ = ["Caller", "Check", "Gate", "HttpPeer", "PageRequest", "Verb"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,28 @@ Served: TypeAlias = Answer | Work | Pull
 """An answer, work to be done in slices, or a pull to be stepped."""
 
 
+class HttpPeer(NamedTuple):
+    """Who asks by HTTP. Its requests have nothing in common, so it is no caller to a verb."""
+
+    host: str
+
+
+class PageRequest(NamedTuple):
+    """A request for a page of the dashboard."""
+
+    words: list[str]
+    """The parts of its path."""
+    changes: bool
+    """It is a POST."""
+    topic: str | None
+    show: Callable[[], Any]
+    """Makes what is shown, or does what is asked."""
+
+
+def _named_topic(request: Any) -> tuple[str | None, ...]:
+    return (request.ext.get("topic") if type(request) is Frame else getattr(request, "topic", None),)
+
+
 class Verb(NamedTuple):
     """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate has to know."""
 
@@ -52,11 +78,21 @@ class Verb(NamedTuple):
     stores: bool = False
     """It brings messages: it is not served while too many of them wait for the disk."""
     gathers: bool = False
-    """It is served with its neighbours, in a PutGroup."""
+    """It may be served with its neighbours, in a PutGroup."""
     admin: bool = False
     """It is for operators."""
+    topics: Callable[[Any], Iterable[str | None]] = _named_topic
+    """The topics that a request names, each once; None alone if it names none."""
     in_transaction: Verb | None = None
     """What serves it instead if it has the key of a transaction."""
+
+
+Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
+"""check(row, request, topic, peer): may this be done? Raises MetaqError to refuse it; the answer says so.
+
+It is asked for each topic of a request (once with None if there is none), and any refusal refuses the request. The puts
+of a run only came together: it is asked once for each topic of the run, and the puts of the refused topics are refused.
+"""
 
 
 class Gate:
@@ -69,35 +105,57 @@ class Gate:
         new_group: Callable[[], PutGroup],
         admits: Callable[[str], bool],
         connection_lost: Callable[[Caller], None],
+        check: Check | None = None,
     ) -> None:
-        """texts: by the type of the command. frames: by their code. admits(host): whether operators' requests are
-        accepted from there. connection_lost: forgets what belongs to a caller."""
-        self._texts = texts
-        self._frames = frames
+        """texts: by the type of the command, with that of pages. frames: by their code. admits(host): whether
+        operators' requests are accepted from there. connection_lost: forgets what belongs to a caller."""
+        self.texts = texts
+        self.frames = frames
         self._admits = admits
-        self._unknown = Verb(_unknown_code)
+        self._check = check
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """What serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
 
-    def verb(self, request: WireRequest) -> Verb:
-        """The verb of any request but `quit`."""
+    def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
+        """The row that serves a request. If it may not be done, that is a row that refuses it in its turn."""
         if type(request) is Frame:
-            verb = self._frames.get(request.code, self._unknown)
+            verb = self.frames.get(request.code, _UNKNOWN)
             if verb.in_transaction is not None and TX_KEY in request.ext:
-                return verb.in_transaction
+                verb = verb.in_transaction
+            if verb.admin and not self._admits(peer.host):
+                return _NO_OPERATOR
+        else:
+            verb = self.texts[type(request)]
+            if verb.in_transaction is not None and request.tx_key is not None:  # type: ignore[union-attr]
+                verb = verb.in_transaction
+        return verb if self._check is None else self._checked(self._check, verb, request, peer)
+
+    def _checked(self, check: Check, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
+        refused: dict[str | None, Exception] = {}
+        for topic in verb.topics(request):
+            try:
+                check(verb, request, topic, peer)
+            except Exception as error:  # also a bug of the check: what it did not permit is not done
+                refused[topic] = error
+        if not refused:
             return verb
-        verb = self._texts[type(request)]
-        if verb.in_transaction is not None and request.tx_key is not None:  # type: ignore[union-attr]
-            return verb.in_transaction
-        return verb
+        if type(request) is PutRun:
+            return verb._replace(serve=partial(self._serve_run, refused))
+        return Verb(partial(_refuse, next(iter(refused.values()))))
+
+    def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Answer:
+        group = self.new_group()
+        for put in run.puts():
+            if (error := refused.get(put.topic)) is None:
+                group.add(put)
+            else:
+                group.refuse(_failed(put, error))
+        return group.commit()
 
     def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
-        """What a request is answered."""
-        if verb.admin and not (caller is not None and self._admits(caller.host)):
-            frame = cast(Frame, request)
-            return _unless_one_way(frame, answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY))
+        """What a request is answered. verb: what `admit` gave for it."""
         try:
             served = verb.serve(request, caller)
         except Exception as error:
@@ -154,6 +212,19 @@ def _unless_one_way(request: WireRequest, answer: Answer) -> Answer:
 def _unknown_code(frame: Frame, caller: Caller | None) -> Bytes:
     text = f"no request has the code {frame.code}"
     return answer_frame(frame.opaque, {}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+
+
+def _no_operator(frame: Frame, caller: Caller | None) -> Bytes:
+    return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
+
+
+_UNKNOWN, _NO_OPERATOR = Verb(_unknown_code), Verb(_no_operator)
+
+
+def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:
+    if type(request) is IgnoredAnswer or (type(request) is TransactionCommand and request.type is TransactionType.END):
+        return None  # the text protocol never answers it
+    raise error
 
 
 def _failed(request: WireRequest | Pull, error: BaseException) -> bytes:

@@ -144,6 +144,10 @@ class PutGroup:
         batch.puts.append((put.flag, found, body))
         self._order.append(batch)
 
+    def refuse(self, answer: bytes) -> None:
+        """Answer a put in its turn without looking at it."""
+        self._order.append(answer)
+
     def _decoded(self, frame: Frame) -> _Send | None:
         """None if it is malformed, and answered."""
         try:

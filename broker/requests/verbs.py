@@ -5,7 +5,7 @@ A verb is a decoder (protocol/), an action that is given what it needs, an encod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from metaq.protocol.remoting import (
     TransactionRequest,
     ViewMessageRequest,
 )
-from metaq.protocol.sends import announced_parts
+from metaq.protocol.sends import announced_parts, announced_topics
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,
@@ -46,7 +46,7 @@ from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
-from .gate import Caller, Gate, Verb
+from .gate import Caller, Check, Gate, PageRequest, Verb
 from .get import answer_get
 from .lookup import Lookups
 from .pull import Pull
@@ -59,8 +59,8 @@ from .transaction import TransactionVerbs
 __all__ = ["make_gate"]
 
 
-def make_gate(broker: Broker) -> Gate:
-    """The gate of a broker."""
+def make_gate(broker: Broker, check: Check | None = None) -> Gate:
+    """The gate of a broker, which asks `check` about every request."""
     writing, reading = broker.writing, broker.reading
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
@@ -70,12 +70,15 @@ def make_gate(broker: Broker) -> Gate:
 
     new_group = partial(PutGroup, writing, answers)
 
+    def put_alone(put: Put | Frame, caller: Caller | None) -> Answer:
+        group = new_group()
+        group.add(put)
+        return group.commit()
+
     def put_with_key(put: Put, caller: Caller | None) -> Answer:
         if writing.has_transactions:
             return transactions.put(put, caller)
-        group = new_group()  # 1.x stores it at once, ignoring the key
-        group.add(put._replace(tx_key=None))
-        return group.commit()
+        return put_alone(put._replace(tx_key=None), caller)  # 1.x stores it at once, ignoring the key
 
     def stats(stats: Stats, caller: Caller | None) -> Bytes:
         body = stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
@@ -89,20 +92,25 @@ def make_gate(broker: Broker) -> Gate:
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
-        Put: Verb(_gathered, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
-        PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True),
+        Put: Verb(put_alone, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
+        PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put)),
-        Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _sync_bytes, stores=True),
+        Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text),
         Stats: Verb(stats),
         Version: Verb(version),
         IgnoredAnswer: Verb(lambda answer, caller: None),
+        PageRequest: Verb(lambda page, caller: page.show()),
     }
     frames: Mapping[int, Verb] = {
         RequestCode.SEND: Verb(
-            _gathered, stores=True, gathers=True, in_transaction=Verb(transactions.send, _body_bytes)
+            put_alone,
+            _put_bytes,
+            stores=True,
+            gathers=True,
+            in_transaction=Verb(transactions.send, _body_bytes),
         ),
         RequestCode.SEND_BATCH: Verb(
             partial(answer_send_batch, writing),
@@ -110,7 +118,12 @@ def make_gate(broker: Broker) -> Gate:
             stores=True,
             in_transaction=Verb(transactions.send_batch, _body_bytes),
         ),
-        RequestCode.SEND_MANY: Verb(partial(answer_send_many, writing, broker.reactor), _many_bytes, stores=True),
+        RequestCode.SEND_MANY: Verb(
+            partial(answer_send_many, writing, broker.reactor),
+            _many_bytes,
+            stores=True,
+            topics=lambda frame: announced_topics(frame.ext),
+        ),
         RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame)),
         RequestCode.MIN_OFFSET: _framed(PartitionRequest.from_ext, lookups.min_offset),
         RequestCode.MAX_OFFSET: _framed(PartitionRequest.from_ext, lookups.max_offset),
@@ -142,6 +155,7 @@ def make_gate(broker: Broker) -> Gate:
         new_group,
         lambda host: admits(broker.admin_from, host, broker.config.listen),
         connection_lost,
+        check,
     )
 
 
@@ -167,10 +181,6 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
     return answer
 
 
-def _gathered(request: Put | Frame, caller: Caller | None) -> Answer:
-    raise AssertionError("a put is served in a PutGroup")
-
-
 def _nothing(_: Ext) -> None:
     """The decoder of a request that says nothing."""
 
@@ -181,6 +191,13 @@ def _empty_frame(opaque: int, _: None) -> Bytes:
 
 def _text_frame(opaque: int, text: str) -> Bytes:
     return body_frame(opaque, text.encode("utf-8"))
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _run_topics(run: PutRun) -> Iterable[str]:
+    return dict.fromkeys(run.topics)
 
 
 # --- bytes held until the answer --------------------------------------------------------------------------------------
@@ -198,5 +215,5 @@ def _run_bytes(run: PutRun) -> int:
     return run.body_bytes + PUT_OVERHEAD_BYTES * len(run.bodies)
 
 
-def _sync_bytes(sync: Sync) -> int:
-    return len(sync.body) + PUT_OVERHEAD_BYTES
+def _put_bytes(put: Put | Sync | Frame) -> int:
+    return len(put.body) + PUT_OVERHEAD_BYTES

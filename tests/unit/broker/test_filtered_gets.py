@@ -10,6 +10,7 @@ import pytest
 from metaq.broker.filters import judge as judge_module
 from metaq.broker.filters import places as places_module
 from metaq.broker.requests import get as get_module
+from metaq.broker.requests.gate import HttpPeer
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from metaq.protocol.statuses import ResponseCode
@@ -536,7 +537,7 @@ def test_a_client_of_single_requests_gets_no_gap(harness):
     def get(offset: int) -> tuple[int, bytes]:
         answers: list[Any] = []
         command = Get("orders", "large", 0, offset, 1000, 1)
-        deferred: Any = harness.gate.serve(harness.gate.verb(command), command, None)
+        deferred: Any = harness.gate.serve(harness.gate.admit(command, HttpPeer("127.0.0.1")), command, None)
         deferred.addCallback(answers.append)
         harness.threads.run()
         data = b"".join(answers[0]) if isinstance(answers[0], list) else answers[0]

@@ -143,7 +143,7 @@ def test_a_broken_connection_is_found_by_the_reactor_not_by_the_writer():
 
 @pytest.fixture
 def factory(harness):
-    factory = SessionFactory(harness.broker, 2)
+    factory = SessionFactory(harness.broker, harness.gate, 2)
     factory.doStart()
     yield factory
     factory.doStop()

@@ -19,8 +19,11 @@ from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.ports import BoundedRequest
 from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.broker.requests.put import PutGroup
+from metaq.broker.requests.verbs import make_gate
+from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.text import Get, OffsetQuery, Put
 
 CHUNKED = {"transfer_encoding": "chunked"}
 
@@ -59,7 +62,19 @@ def pages(harness):
 
 
 def dashboard(harness):
-    return Browser(Dashboard(harness.broker, lambda: None, RecentLog()).resource())
+    return Browser(Dashboard(harness.broker, harness.gate, lambda: None, RecentLog()).resource())
+
+
+@pytest.fixture
+def refusing(harness):
+    """A gate that refuses everything, and what it was asked: (what, topic, address)."""
+    asked = []
+
+    def check(verb, request, topic, peer):
+        asked.append((request, topic, peer.host))
+        raise MetaqError("nothing is permitted here")
+
+    return make_gate(harness.broker, check), asked
 
 
 def put(gateway, body=b"hello", **changed):
@@ -116,6 +131,46 @@ def test_a_put_that_waits_for_the_disk_is_answered_when_it_is_there(gateway, har
 def test_what_is_wrong_is_said_with_metaqs_status(gateway, method, target, status, text):
     found, _, body = gateway.ask(method, target)
     assert (found, text in body) == (status, True)
+
+
+def test_the_gateway_answers_what_the_gate_refuses_with_the_refusal_once(harness, refusing):
+    gate, asked = refusing
+    gateway = Browser(Gateway(gate, harness.broker.pending_puts))
+    harness.broker.pending_puts.full = True
+    for refused in (
+        put(gateway),
+        gateway.ask("GET", "/get/0?topic=t&partition=1&offset=0&group=g&maxsize=1000"),
+        gateway.ask("GET", "/offset/0?topic=t&partition=1&group=g&offset=9999"),
+    ):
+        assert refused[::2] == (500, b"nothing is permitted here")
+    assert [(type(request), topic) for request, topic, _ in asked] == [(Put, "t"), (Get, "t"), (OffsetQuery, "t")]
+    assert {host for _, _, host in asked} == {"192.168.1.1"}  # StringTransport's
+    assert list(harness.store.logs()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "topic"),
+    [
+        ("GET", "/", None),
+        ("GET", "/metrics", None),
+        ("HEAD", "/stats", None),
+        ("GET", "/topics/t?group=g", "t"),
+        ("GET", "/no/such/page", None),
+        ("POST", "/reload-config", None),
+        ("POST", "/topics/t/groups/g/partitions/0/skip", "t"),
+    ],
+)
+def test_a_page_that_the_gate_refuses_is_neither_made_nor_done(harness, refusing, method, path, topic):
+    gate, asked = refusing
+    harness.ini = harness.ini.replace("numPartitions=3", "numPartitions=4")
+    browser = Browser(Dashboard(harness.broker, gate, lambda: None, RecentLog()).resource())
+    status, _, text = browser.ask(method, path)
+    assert status == 409
+    assert b"nothing is permitted here" in text or method == "HEAD"
+    assert [(request.changes, found, host) for request, found, host in asked] == [
+        (method == "POST", topic, "192.168.1.1")
+    ]
+    assert harness.registered == []
 
 
 def test_a_body_above_the_limit_closes_the_connection_before_it_is_kept(gateway):
