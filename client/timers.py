@@ -81,7 +81,7 @@ class Timers:
     def _do(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception:  # one action's bug must not stop the others
+        except BaseException:  # one action's bug, or sys.exit() in a user's code, must not stop the others
             log.exception("%s: an action failed", self._name)
 
 

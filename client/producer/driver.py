@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import checksum, payload_bytes
 
@@ -29,6 +30,8 @@ from .routing import Router, no_partition
 from .sending import Sender
 
 __all__ = ["Driver"]
+
+log = get_log(__name__)
 
 
 class Driver:
@@ -63,6 +66,9 @@ class Driver:
         self._sender = Sender(
             self.core, metadata, pool, config.connection, self._do, self._released, self._elsewhere, clock
         )
+        self._telling: list[Actions] = []
+        """One for each thread that is telling what messages ended with. Those under way may leave the core meanwhile,
+        when their answer comes."""
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
         self._undelivered: Undelivered | None = None
@@ -187,7 +193,10 @@ class Driver:
     def _wait_for_all(self, deadline: float) -> bool:
         self.core.hurry()
         self._arm()  # what lingers does not leave here: it may have to connect
-        return self._freed.wait_for(self.core.is_empty, lambda: deadline - self._clock())
+        return self._freed.wait_for(self._has_told_all, lambda: deadline - self._clock())
+
+    def _has_told_all(self) -> bool:
+        return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
         """Flush; give up what is left after `timeout` seconds, and accept nothing any more. Where no interrupt comes,
@@ -224,15 +233,26 @@ class Driver:
     def _do(self, actions: Actions) -> None:
         """Where no interrupt comes."""
         self._sender.transmit_all(actions.flights)
-        for outgoing, error in actions.late:
-            if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
-                self._fail(outgoing, error)
-        for outgoing, error in actions.ended:
-            self._give_up(outgoing, error)
+        self._telling.append(actions)  # before an outcome is decided, which may empty the core
+        try:
+            for outgoing, error in actions.late:
+                if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
+                    self._tell(self._fail, outgoing, error)
+            for outgoing, error in actions.ended:
+                self._tell(self._give_up, outgoing, error)
+        finally:
+            self._telling.pop()
         if actions.ended:
             self._sender.transmit_all(self.core.forget(actions.ended))
+        if actions.ended or actions.late:
             self._freed.ring()
         self._arm()
+
+    def _tell(self, tell: Callable[[Outgoing, Exception], None], outgoing: Outgoing, error: Exception) -> None:
+        try:
+            tell(outgoing, error)
+        except Exception:  # a log handler's, for example: the others are told all the same
+            log.exception("telling what a message ended with failed")
 
     def _arm(self) -> None:
         """Have the core's times looked at when they come."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
 from ..config import ConnectionConfig
@@ -21,6 +22,8 @@ from .outgoing import Outgoing
 from .queues import Flight, Turn
 
 __all__ = ["Sender"]
+
+log = get_log(__name__)
 
 
 class Sender:
@@ -95,8 +98,13 @@ class Sender:
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        for each in flights:
-            self.transmit(each)
+        """Send each of `flights`; one that cannot be is tried again, and keeps none behind it. Where no interrupt
+        comes."""
+        for flight in flights:
+            try:
+                self.transmit(flight)
+            except Exception:
+                log.exception("a request could not be sent")
 
     def _lose_unless_gone(self, flight: Flight) -> None:
         if not _has_gone(flight):
@@ -184,8 +192,7 @@ class Sender:
             raise
         if following is None:
             return False
-        for each in following:
-            self.transmit(each)
+        self.transmit_all(following)
         outgoing.succeed(result)
         if outgoing.report is not None:
             self._release(flight, flight.turns)

@@ -1,0 +1,143 @@
+"""What each message ends with is decided once, told once, and kept from nobody by what another one's call-back does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from metaq import Producer, ProducerConfig
+from metaq.protocol.errors import RequestTimedOut
+from metaq.protocol.statuses import RequestCode
+from metaq.testing import FakeBroker, FakeCluster
+from tests.waiting import DEADLINE, eventually
+
+FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+
+
+class Held:
+    """A broker whose answers to sends wait for `go_on`."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.go_on = threading.Event()
+        broker.refuse = self._hold
+
+    def _hold(self, request: Any) -> None:
+        if getattr(request, "code", None) in (RequestCode.SEND, RequestCode.SEND_BATCH, RequestCode.SEND_MANY):
+            assert self.go_on.wait(DEADLINE)
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker({"t": 1, "many": 4}) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}])
+def test_an_answer_that_comes_while_the_deadline_is_told_tells_nobody_and_flush_waits_for_the_telling(
+    broker: FakeBroker, options: Any
+) -> None:
+    telling, go_on = threading.Event(), threading.Event()
+    told: list[tuple[Exception | None, object]] = []
+
+    def on_delivery(error: Exception | None, result: object) -> None:
+        told.append((error, result))
+        telling.set()
+        assert go_on.wait(DEADLINE)
+
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send("t", b"before")
+        held = Held(broker)
+        producer.produce("t", b"x", on_delivery=on_delivery, timeout=0.3, **options)
+        assert telling.wait(DEADLINE)
+        held.go_on.set()
+        eventually(producer._core.is_empty)
+        with pytest.raises(RequestTimedOut):
+            producer.flush(0.05)
+        go_on.set()
+        producer.flush(DEADLINE)
+    ((error, result),) = told
+    assert isinstance(error, RequestTimedOut)
+    assert result is None
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("how", ["send_async", "send_batch_async", "produce", "produce with a key"])
+def test_a_call_back_that_raises_anything_harms_no_other_message(
+    broker: FakeBroker, kind: type[BaseException], how: str
+) -> None:
+    called: list[object] = []
+
+    def leave(*outcome: object) -> None:
+        called.append(outcome)
+        raise kind("in a call-back")
+
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        producer.send("t", b"before")
+        held = Held(broker)
+        futures: list[Future[Any]] = []
+        for _ in range(50):
+            if how == "send_async":
+                futures.append(producer.send_async("t", b"x"))
+            elif how == "send_batch_async":
+                futures.append(producer.send_batch_async("t", [b"x", b"y"]))
+            else:
+                producer.produce("t", b"x", on_delivery=leave, key="k" if "key" in how else None)
+        for future in futures:
+            future.add_done_callback(leave)
+        held.go_on.set()
+        producer.flush(DEADLINE)
+        assert [future.exception(0.0) for future in futures] == [None] * len(futures)
+        eventually(lambda: len(called) == 50)
+
+
+def test_an_error_in_telling_one_message_keeps_no_other_untold(broker: FakeBroker) -> None:
+    called: list[object] = []
+
+    def fail(error: object, _result: object) -> None:
+        called.append(error)
+        raise ValueError("in a call-back")
+
+    def fail_too(_record: object) -> bool:
+        raise ValueError("in a log's filter")
+
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        producer.send("t", b"before")
+        held = Held(broker)
+        log = logging.getLogger("metaq.client.producer.outgoing")
+        log.addFilter(fail_too)
+        try:
+            for _ in range(10):
+                producer.produce("t", b"x", on_delivery=fail, timeout=0.2, key="k")
+            eventually(lambda: len(called) == 10)
+        finally:
+            log.removeFilter(fail_too)
+            held.go_on.set()
+        producer.flush(DEADLINE)
+        assert len(called) == 10
+
+
+def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(metadata=FakeCluster([broker]), protocol="text", linger_ms=100, config=FAST) as producer:
+        codec = producer._driver._sender._codec
+        failed: list[Any] = []
+        make = codec.requests
+
+        def requests(turns: Any, connection: Any) -> Any:
+            if not failed:
+                failed.append(turns)
+                raise ValueError("a defect")
+            return make(turns, connection)
+
+        monkeypatch.setattr(codec, "requests", requests)
+        futures = [producer.send_async("many", b"x") for _ in range(3)]
+        futures += [producer.send_async("many", b"x", key=str(number)) for number in range(9)]
+        assert [future.exception(DEADLINE) for future in futures] == [None] * len(futures)
+        assert failed
+        producer.flush(DEADLINE)
