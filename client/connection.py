@@ -214,9 +214,10 @@ class Connection:
         """Take back all promises to `drive`: have a thread read for whatever is under way."""
         self._role.read_in_background()
 
-    def close(self) -> None:
-        """End the connection; requests under way get BrokerUnavailable. A process that was forked off only gives up its
-        copy of the socket, whose connection is the parent's."""
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """End the connection; requests under way get BrokerUnavailable. Waits at most `timeout` seconds until they have
+        got it: a call-back may hold that up. May be repeated. A process that was forked off only gives up its copy of
+        the socket, whose connection is the parent's."""
         if self._guard.is_elsewhere:
             self._wire.close()
             return
@@ -232,7 +233,7 @@ class Connection:
             closer = Waiter()
             self._closers.append(closer)
             if not self._role.has_ended:  # looked at behind the line above, as `_end` looks behind setting it
-                closer.park_until_done(time.monotonic() + _CLOSE_SECONDS, time.monotonic)
+                closer.park_until_done(time.monotonic() + timeout, time.monotonic)
 
     # --- what has come ----------------------------------------------------------------------------------------------
 

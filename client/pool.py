@@ -143,9 +143,12 @@ class ConnectionPool:
             links = list(self._links.values())
             self._links.clear()
         self._wake.ring()
+        for link in links:  # all of them first: each may then take all of the time
+            if link.connection is not None:
+                link.connection.close(0.0)
         for link in links:
             if link.connection is not None:
-                link.connection.close()
+                link.connection.close(max(0.0, deadline - time.monotonic()))
         if self._housekeeper is not None and not self._housekeeper.is_current:
             self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # it may be connecting
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -141,3 +142,23 @@ def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
         assert [future.exception(DEADLINE) for future in futures] == [None] * len(futures)
         assert failed
         producer.flush(DEADLINE)
+
+
+def test_a_call_back_that_blocks_does_not_hold_up_the_close(broker: FakeBroker) -> None:
+    blocks, go_on = threading.Semaphore(0), threading.Event()
+
+    def block(_error: object, _result: object) -> None:
+        blocks.release()
+        go_on.wait(DEADLINE)
+
+    with FakeBroker({"t": 1}, broker_id=1) as other:
+        producer = Producer(metadata=FakeCluster([broker, other]))
+        for partition in producer.partitions("t"):
+            producer.produce("t", b"x", partition=partition, on_delivery=block)
+        assert all(blocks.acquire(timeout=DEADLINE) for _ in range(2))
+        started = time.monotonic()
+        try:
+            producer.close(0.2)
+            assert time.monotonic() - started < 3.0  # 1.2 by its promise
+        finally:
+            go_on.set()
