@@ -132,6 +132,10 @@ class ProducerCore:
         return self._buffered
 
     @property
+    def buffered_messages(self) -> int:
+        return self._messages
+
+    @property
     def wake_at(self) -> float:
         """When `wake` is to be called."""
         due = self.due

@@ -190,6 +190,11 @@ class Driver:
             self._undelivered.write()
         return True
 
+    @property
+    def rests(self) -> bool:
+        """Whether there is nothing to deliver, or to put into the store. Takes no lock."""
+        return not (self.core.buffered_messages or self._telling or self._undelivered)
+
     def _wait_for_all(self, deadline: float) -> bool:
         self.core.hurry()
         self._arm()  # what lingers does not leave here: it may have to connect

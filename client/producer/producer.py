@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -114,7 +113,7 @@ class Producer:
         self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
         self._unreported = Losses()
-        self._at_exit = AtExit(self, self._config.deliver_at_exit_seconds, clock)
+        self._at_exit = AtExit(self, self._driver, self._unreported, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
     def direct(
@@ -346,16 +345,6 @@ class Producer:
             self._at_exit.cancel()
             self._driver.close(left)
             self._metadata.close(left.seconds)
-
-    def deliver_last(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """For AtExit: as close, but leave connections and session to the end of the process. Returns what is lost."""
-        if self._closing:
-            return {}
-        told = Counter(self._unreported.take())
-        try:
-            return told + Counter(self._driver.end_at_exit(timeout))
-        finally:
-            self._closing = self._transactional.closed = True
 
     def __enter__(self) -> Self:
         return self

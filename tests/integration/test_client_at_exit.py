@@ -81,3 +81,21 @@ def test_what_cannot_be_delivered_in_time_is_said_with_its_number_topic_and_reas
     counts = [int(count) for count in re.findall(r"metaq: (\d+) messages? to topic 't' could not be delivered", said)]
     assert sum(counts) == 50, said
     assert "deliver_at_exit_seconds=1" in said
+
+
+def test_what_a_producer_was_given_that_nobody_has_any_more_is_delivered(brokers: Brokers) -> None:
+    end = "def main():\n    global producer\n    send()\n    del producer\nmain()"
+    assert run(brokers, end, 20_000) == (0, "")
+    assert stored(brokers) == list(range(20_000))
+
+
+def test_of_a_direct_producer_too_that_was_a_functions_own(brokers: Brokers) -> None:
+    end = f"""
+def main():
+    own = Producer.direct("127.0.0.1:{brokers.running[0].port}", broker_id=0, partitions={{"t": 1}})
+    for number in range(20_000):
+        own.produce("t", b"%d" % number)
+main()
+"""
+    assert run(brokers, end, 0) == (0, "")
+    assert stored(brokers) == list(range(20_000))

@@ -1,8 +1,10 @@
 """Every future of a producer ends in time: at its deadline, at the close, while a topic is away, and in callbacks."""
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -205,6 +207,43 @@ def test_what_a_broker_refuses_during_the_close_ends_with_the_close(
     producer.close(0.0)
     with pytest.raises(ClientError, match="closed before this message was acknowledged"):
         future.result(DEADLINE)
+
+
+# --- the end of who forgets to close ----------------------------------------------------------------------------------
+
+
+def test_what_a_dropped_producer_has_accepted_is_delivered_and_then_nothing_keeps_it(broker: FakeBroker) -> None:
+    go_on = threading.Event()
+
+    def hold(request: object) -> None:
+        if is_send(request):
+            assert go_on.wait(DEADLINE)
+
+    def produce() -> weakref.ref[object]:
+        config = ProducerConfig(delivery_timeout_seconds=5.0)  # a look at deadlines keeps the driver until then
+        producer = Producer(metadata=FakeCluster([broker]), config=config)
+        producer.send("t", b"before", partition=THERE)
+        broker.refuse = hold
+        for number in range(100):
+            producer.produce("t", b"%d" % number, partition=THERE)
+        return weakref.ref(producer._driver)
+
+    driver = produce()
+    gc.collect()
+    assert driver() is not None
+    go_on.set()
+    eventually(lambda: broker.bodies("t", 1)[1:] == [b"%d" % number for number in range(100)])
+    eventually(lambda: gc.collect() >= 0 and driver() is None)
+
+
+def test_nothing_keeps_a_producer_that_was_dropped_with_nothing_to_deliver(broker: FakeBroker) -> None:
+    def send() -> weakref.ref[object]:
+        producer = Producer(metadata=FakeCluster([broker]))
+        producer.send("t", b"x")
+        return weakref.ref(producer._driver)
+
+    driver = send()
+    eventually(lambda: gc.collect() >= 0 and driver() is None)
 
 
 # --- callbacks --------------------------------------------------------------------------------------------------------
