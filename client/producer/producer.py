@@ -14,6 +14,7 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
+    ConfigError,
     DeliveryFailed,
     RequestTimedOut,
 )
@@ -275,11 +276,11 @@ class Producer:
     def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
         """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
 
-        timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never).
+        timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never). Raises
+        ConfigError.
         """
         self._guard.check()
-        default = self._config.transaction_timeout_seconds
-        return Transaction(self._transactional, default if timeout_seconds is None else timeout_seconds)
+        return Transaction(self._transactional, self._transaction_seconds(timeout_seconds))
 
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
@@ -292,9 +293,14 @@ class Producer:
         prepared transaction has none. Raises ConfigError.
         """
         self._guard.check()
-        default = self._config.transaction_timeout_seconds
-        seconds = default if timeout_seconds is None else timeout_seconds
-        return XaResource(self._transactional, topics, qualifier, seconds)
+        return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds))
+
+    def _transaction_seconds(self, given: int | None) -> int:
+        if given is None:
+            return self._config.transaction_timeout_seconds
+        if type(given) is not int or given < 0:
+            raise ConfigError("timeout_seconds", given, "choose a whole number of seconds, 0 for never")
+        return given
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""

@@ -160,8 +160,17 @@ class Router:
     def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
         if partition.topic != topic:
             raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
-        if not self._has(self._view(topic), partition):
-            raise NoPartition(f"topic {topic!r} has no partition {partition}: no broker publishes it now")
+        view = self._view(topic)
+        if not self._has(view, partition):
+            away = (
+                ""
+                if partition.broker in view.endpoints
+                else f"broker {partition.broker} is not registered now: start it; "
+            )
+            raise NoPartition(
+                f"topic {topic!r} has no partition {partition}: {away}"
+                f"Producer.partitions({topic!r}) lists those there are"
+            )
         return partition
 
     def _has(self, view: TopicView, partition: TopicPartition) -> bool:

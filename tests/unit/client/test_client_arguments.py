@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from metaq import Consumer, Producer
+from metaq import Consumer, Producer, TopicPartition
 from metaq.client.producer.xa import Xid
-from metaq.errors import ConfigError, XaError
+from metaq.errors import ConfigError, NoPartition, XaError
 from metaq.testing import FakeCluster
 
 
@@ -57,6 +58,22 @@ def test_what_is_no_list_of_texts_is_refused(arguments, words):
     with pytest.raises(ConfigError) as refused:
         Consumer(**{"group": "g", "topics": "trades", **arguments})
     assert words in str(refused.value)
+
+
+def test_a_partition_that_is_not_there_is_refused_with_a_remedy():
+    with Producer.direct("127.0.0.1:1", broker_id=7, partitions={"t": 2}) as producer:
+        with pytest.raises(NoPartition, match=r"no partition 7-99: .*partitions\('t'\) lists those there are"):
+            producer.send("t", b"x", partition=TopicPartition("t", 7, 99))
+        with pytest.raises(NoPartition, match=r"no partition 8-0: broker 8 is not registered now: start it"):
+            producer.send("t", b"x", partition=TopicPartition("t", 8, 0))
+
+
+@pytest.mark.parametrize("seconds", [-1, 1.5, "5"])
+def test_the_timeout_of_a_transaction_is_a_whole_number_of_seconds(seconds):
+    with Producer(metadata=FakeCluster([])) as producer:
+        for begin in (producer.transaction, partial(producer.xa, "t")):
+            with pytest.raises(ConfigError, match=f"timeout_seconds={seconds}: choose a whole number of seconds"):
+                begin(timeout_seconds=seconds)
 
 
 def test_one_topic_of_an_xa_resource_is_one_topic():
