@@ -23,6 +23,7 @@ __all__ = [
     "BrokerUnavailable",
     "ChecksumMismatch",
     "ClientError",
+    "CommitIncomplete",
     "CommitUnknown",
     "ConfigError",
     "CoordinationError",
@@ -456,8 +457,14 @@ class TransactionLost(ClientError):
     """A transaction ended before its commit was sent: nothing of it becomes visible. Begin a new one."""
 
 
+class CommitIncomplete(ClientError):
+    """A transaction is committed, but a partition could not take its messages: the missing ones appear when the broker
+    is restarted. Do not repeat it: every message would be stored twice."""
+
+
 class CommitUnknown(ClientError):
-    """The answer to a commit was lost: the messages of the transaction are all visible, or none of them is."""
+    """Whether a transaction is committed is not known: the answer to the commit was lost, or the broker could not write
+    its decision. The messages are all visible, now or when the broker is restarted, or none ever is."""
 
 
 class XaError(ClientError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import TransactionRefused, XaRefused
+from metaq.protocol.errors import MetaqError, TransactionRefused, XaRefused
 from metaq.protocol.transactions import NULL_KEY, XaCode, is_xa
 
 from .checkpoints import Heuristic
 
-__all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "log_failed", "not_started", "refusal"]
+__all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "incomplete", "log_failed", "not_started", "refusal"]
 
 AFTER_RESTART = "the missing messages are appended when the broker is restarted"
 
@@ -36,6 +36,16 @@ def decided(key: str, decision: Heuristic) -> XaRefused:
     """What a coordinator is told when an operator was faster."""
     code, word = _DECISIONS[decision]
     return XaRefused(code, f"XA transaction '{key}' has been heuristically {word}.")
+
+
+def incomplete(key: str, failure: MetaqError) -> XaRefused:
+    """Committed, but `failure` has kept a partition from taking its messages.
+
+    A coordinator asks again after a restart. Nobody can ask about a local transaction again: the code tells its client
+    that it is committed.
+    """
+    code = XaCode.XAER_RMFAIL if is_xa(key) else XaCode.XA_HEURCOM
+    return XaRefused(code, f"'{key}' is committed, but {failure}; {AFTER_RESTART}")
 
 
 def log_failed(key: str, failure: str) -> TransactionRefused:

@@ -29,7 +29,7 @@ from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
 from .open_transactions import OpenTransaction, Registry, TransactionState
-from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, log_failed
+from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed
 
 __all__ = ["PreparedTransaction", "Transactions"]
 
@@ -298,14 +298,14 @@ class Transactions:
         deferred: Deferred[None] = Deferred()
 
         def ended(failure: str | None, error: MetaqError | None) -> None:
-            if failure is None and error is None:
-                deferred.callback(None)
-                return
-            if failure is None:
-                failure = f"'{transaction.key}' is committed, but {error}; {AFTER_RESTART}"
+            if failure is not None:  # the next start finds the record, or does not
+                deferred.errback(XaRefused(XaCode.XAER_RMFAIL, failure))
+            elif error is not None:
                 if transaction.is_xa:
                     self._unfinished.add(transaction.key)
-            deferred.errback(log_failed(transaction.key, failure))
+                deferred.errback(incomplete(transaction.key, error))
+            else:
+                deferred.callback(None)
 
         self._log.commit(transaction, transaction.state is TransactionState.PREPARED, ended)
         return deferred

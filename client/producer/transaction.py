@@ -18,6 +18,7 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
+    CommitIncomplete,
     CommitUnknown,
     MetaqError,
     NoPartition,
@@ -25,6 +26,7 @@ from metaq.protocol.errors import (
     RequestRefused,
     RequestTimedOut,
     TransactionLost,
+    XaRefused,
 )
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
@@ -35,7 +37,7 @@ from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
-from metaq.protocol.transactions import TransactionType
+from metaq.protocol.transactions import TransactionType, XaCode
 
 from ..config import ProducerConfig
 from ..connection import Connection
@@ -282,8 +284,8 @@ class Transaction(TransactionSends):
         """Make the messages visible. Without a message there is nothing to do.
 
         Raises TransactionLost (it ended before, or a send had failed: nothing becomes visible), TransactionRefused (the
-        broker rolled it back, after its timeout for example), CommitUnknown (the answer was lost), ClientError (it is
-        over already).
+        broker rolled it back, after its timeout for example), CommitUnknown (the answer was lost, or the broker does
+        not know), CommitIncomplete (committed, but not all messages are visible yet), ClientError (it is over already).
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -297,8 +299,13 @@ class Transaction(TransactionSends):
             try:
                 self._calls.verb(connection, TransactionType.COMMIT_ONE_PHASE, self.key)
             except (BrokerUnavailable, RequestTimedOut) as error:
-                raise CommitUnknown(f"transaction {self.key} is committed, or is not: {error}") from error
-            except MetaqError:
+                raise self._unknown(error) from error
+            except MetaqError as error:
+                if isinstance(error, XaRefused) and error.xa_code == XaCode.XAER_RMFAIL:
+                    raise self._unknown(error) from error
+                if isinstance(error, XaRefused) and error.xa_code == XaCode.XA_HEURCOM:
+                    self._state = _State.COMMITTED
+                    raise CommitIncomplete(f"transaction {self.key}: {error.reason}") from error
                 self._state = _State.ROLLED_BACK
                 raise
             self._state = _State.COMMITTED
@@ -324,6 +331,9 @@ class Transaction(TransactionSends):
             self.rollback()
         except MetaqError as failure:  # the block's own exception tells more
             log.warning("transaction %s could not be rolled back: %s", self.key, failure)
+
+    def _unknown(self, error: MetaqError) -> CommitUnknown:
+        return CommitUnknown(f"transaction {self.key} is committed, or is not: {error}")
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 

@@ -9,16 +9,19 @@ from metaq.client.config import ConnectionConfig
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
+    CommitIncomplete,
     CommitUnknown,
     LocalProtocolError,
     NoPartition,
     TransactionLost,
     TransactionRefused,
+    XaRefused,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import TransactionCommand
+from metaq.protocol.transactions import TransactionType, XaCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE
 
@@ -213,6 +216,30 @@ def test_when_the_answer_to_the_commit_is_lost_the_state_is_unknown(broker, prod
     with pytest.raises(CommitUnknown, match="is committed, or is not"):
         transaction.commit()
     with pytest.raises(ClientError, match="state is unknown"):
+        transaction.rollback()
+
+
+@pytest.mark.parametrize(
+    ("code", "becomes", "state"),
+    [
+        (XaCode.XA_HEURCOM, CommitIncomplete, "is committed"),
+        (XaCode.XAER_RMFAIL, CommitUnknown, "state is unknown"),
+        (XaCode.XA_RBOTHER, TransactionRefused, "is rolled back"),
+    ],
+)
+def test_what_a_broker_says_of_a_commit_that_failed(broker, producer, code, becomes, state, monkeypatch):
+    verb = broker.transactions.verb
+
+    def fail(kind, *arguments):
+        if kind is TransactionType.COMMIT_ONE_PHASE:
+            raise XaRefused(code, "the disk is full")
+        return verb(kind, *arguments)
+
+    monkeypatch.setattr(broker.transactions, "verb", fail)
+    with pytest.raises(becomes, match="the disk is full") as caught, producer.transaction() as transaction:
+        transaction.send("t", b"1")
+    assert isinstance(caught.value, TransactionRefused) is (becomes is TransactionRefused)
+    with pytest.raises(ClientError, match=state):
         transaction.rollback()
 
 
