@@ -37,7 +37,8 @@ class SendOptions(TypedDict, total=False):
 def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
     """One message. Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
     LocalProtocolError (too large, keys with blanks)."""
-    payload = payload_bytes(payload)
+    if type(payload) is not bytes:
+        payload = payload_bytes(payload)
     return with_body(topic, payload, *build_body(payload, options), deadline, options)
 
 
@@ -74,8 +75,10 @@ def build_batch(topic: str, items: list[Buffer | Message], deadline: float, opti
         bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
             if isinstance(item, Message):
-                flags[index] = item.flag
-                bodies.append(payload_bytes(item.body))
+                flags[index], body = item.flag, item.body
+                bodies.append(body if type(body) is bytes else payload_bytes(body))
+            elif type(item) is bytes:
+                bodies.append(encode_body(item, flag, text) if flag else item)
             else:
                 items[index] = payload = payload_bytes(item)
                 bodies.append(encode_body(payload, flag, text) if flag else payload)
