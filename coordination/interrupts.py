@@ -9,12 +9,13 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Bells",
     "Ending",
     "begin_elsewhere",
+    "interrupted_frames",
     "is_interrupt",
     "may_be_interrupted",
 ]
@@ -237,18 +239,37 @@ class Bells:
             self.waiting.remove(bell)
 
 
+def interrupted_frames() -> list[FrameType]:
+    """What a signal's handler, in which this is called, has interrupted, the innermost first; [] outside of one."""
+    if not may_be_interrupted():
+        return []
+    outer: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        outer.append(frame)
+        frame = frame.f_back
+    handlers = _handlers()
+    handling = next((index for index, each in enumerate(outer) if each.f_code in handlers), len(outer))
+    return outer[handling + 1 :]
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Whether it is none of the interrupted code's own: no Exception, or one that came out of a signal's handler, as
     the TimeoutError or the soft limit of a web worker does."""
     if not isinstance(error, Exception):
         return True
-    handlers = {_code_of(each) for each in map(signal.getsignal, signal.valid_signals()) if callable(each)} - {None}
+    handlers = _handlers()
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code in handlers:
             return True
         traceback = traceback.tb_next
     return False
+
+
+def _handlers() -> set[CodeType | None]:
+    """What runs when signals come."""
+    return {_code_of(each) for each in map(signal.getsignal, signal.valid_signals()) if callable(each)} - {None}
 
 
 def _code_of(handler: Any) -> CodeType | None:

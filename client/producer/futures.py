@@ -32,13 +32,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from metaq.coordination.interrupts import BackgroundThread, Bells
+from metaq.coordination.interrupts import BackgroundThread, Bells, interrupted_frames
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError
 
 from . import tuning
 
-__all__ = ["Callbacks", "Outcome", "SendFuture", "refuse_in_callback"]
+__all__ = ["Callbacks", "Outcome", "SendFuture", "refuse_in_callback", "refuse_in_handler"]
+
+_FOLDER = os.path.dirname(__file__)
 
 T = TypeVar("T")
 log = get_log(__name__)
@@ -106,6 +108,24 @@ def refuse_in_callback(what: str) -> None:
             f"{what} cannot wait in a callback of a send, whose thread reads the answers: use send_async there, "
             "or hand the work to a thread of your own"
         )
+
+
+def refuse_in_handler(what: str, producer: object) -> None:
+    """Raise ClientError in a signal's handler that has interrupted a call of `producer`, or of a transaction: that call
+    may hold a lock, and goes on only when the handler has returned."""
+    for depth, frame in enumerate(interrupted_frames()):
+        folder, file = os.path.split(frame.f_code.co_filename)
+        if folder != _FOLDER:
+            continue
+        if file == "futures.py":
+            inside = depth == 0  # else it waits, and holds nothing
+        else:
+            inside = file in ("transaction.py", "xa.py") or frame.f_locals.get("self") is producer
+        if inside:
+            raise ClientError(
+                f"{what} in a signal's handler that has interrupted a call of this producer would wait for that call "
+                "for ever: set a flag in the handler, or raise SystemExit, and close in the main program"
+            )
 
 
 class Callbacks:

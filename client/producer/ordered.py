@@ -20,6 +20,7 @@ from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_body
+from .futures import refuse_in_handler
 from .producer import Producer, zookeeper_metadata
 from .resending import Resender
 from .routing import PartitionSelector, RoundRobinSelector, partition_for_key
@@ -141,8 +142,10 @@ class OrderedProducer:
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Try to send all saved messages now; whether none was left within `timeout` seconds."""
+        """Try to send all saved messages now; whether none was left within `timeout` seconds. Raises ClientError as
+        close()."""
         self._guard.check()
+        refuse_in_handler("flush()", self)
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         deadline = self._clock() + seconds
         for queue in self._queues:
@@ -152,13 +155,15 @@ class OrderedProducer:
 
     def close(self, timeout: float = 10.0) -> None:
         """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Takes twice
-        END_SECONDS more at most, whatever hangs. Idempotent.
+        END_SECONDS more at most, whatever hangs. Idempotent. Raises ClientError in a signal's handler that has
+        interrupted a call of this producer, and closes nothing then.
 
         In a process that was forked off it only closes that process's copies of the sockets.
         """
         if self._guard.is_elsewhere:
             self._producer.close()
             return
+        refuse_in_handler("close()", self)
         self._aside.do(self._close, timeout)
 
     def _close(self, timeout: float) -> None:

@@ -29,7 +29,7 @@ from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, with_body
 from .driver import Driver
-from .futures import SendFuture, refuse_in_callback
+from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back
 from .routing import PartitionSelector, Router
@@ -309,10 +309,11 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
-        a callback of a send; DeliveryFailed for messages of `produce` without an on_delivery that could not be
-        delivered since the last call."""
+        a callback of a send, and in a signal's handler that has interrupted a call of this producer; DeliveryFailed for
+        messages of `produce` without an on_delivery that could not be delivered since the last call."""
         self._guard.check()
         refuse_in_callback("flush()")
+        refuse_in_handler("flush()", self)
         seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         if not self._driver.flush(self._clock() + seconds):
             raise RequestTimedOut(f"{self._core.buffered_bytes} bytes are not acknowledged after {seconds} s")
@@ -328,13 +329,14 @@ class Producer:
         END_SECONDS more at most, whatever hangs. Raises DeliveryFailed when all is closed, as `flush` does.
 
         Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
-        Raises ClientError in a callback of a send, and closes nothing then. In a process that was forked off it only
+        Raises ClientError where flush() does, and closes nothing then. In a process that was forked off it only
         closes that process's copies of the sockets.
         """
         if self._guard.is_elsewhere:
             self._pool.close()
             return
         refuse_in_callback("close()")
+        refuse_in_handler("close()", self)
         self._aside.do(self._close, timeout)
         self._tell_losses()
 

@@ -1,6 +1,7 @@
 """Every Python example of docs/client.md runs as it stands, on a real cluster."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -27,4 +28,8 @@ def test_an_example_runs(cluster, number, capsys, tmp_path):
     source = EXAMPLES[number]
     for shown, real in (*cluster.items(), ("/var/lib/app", str(tmp_path))):
         source = source.replace(shown, real)
-    exec(compile(source, f"docs/client.md, example {number + 1}", "exec"), {})
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        exec(compile(source, f"docs/client.md, example {number + 1}", "exec"), {})
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -2,10 +2,11 @@
 
 import gc
 import itertools
+import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -344,3 +345,80 @@ def test_a_flush_ends_with_the_answer_to_a_blocking_send_of_another_thread(broke
         flushing.join(DEADLINE)
         assert not flushing.is_alive()
         sending.join(DEADLINE)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class InterruptedLock:
+    """A core's lock, at whose holder a signal comes."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGUSR1)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.fixture
+def on_signal() -> Iterator[list[Callable[[], object]]]:
+    """What is put in there a handler does, and replaces by what that returned or raised."""
+    actions: list[Any] = []
+
+    def handler(*_: object) -> None:
+        for place, action in enumerate(actions):
+            if callable(action):
+                try:
+                    actions[place] = action()
+                except ClientError as error:
+                    actions[place] = error
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield actions
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("send", ["produce", "send", "flush"])
+def test_who_would_wait_in_a_handler_for_the_call_that_it_interrupted_is_told(
+    broker: FakeBroker, on_signal: list[Any], monkeypatch: pytest.MonkeyPatch, send: str
+) -> None:
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        on_signal += [lambda: producer.close(1.0), lambda: producer.flush(1.0)]
+        with monkeypatch.context() as patch:
+            patch.setattr(producer._core, "_lock", InterruptedLock(producer._core._lock))
+            getattr(producer, send)(*([] if send == "flush" else ["t", b"x"]))
+        for error in on_signal:
+            assert isinstance(error, ClientError)
+            assert "set a flag in the handler" in str(error)
+        producer.send("t", b"y")  # nothing was closed
+
+
+def test_who_would_wait_in_a_handler_for_an_ordered_send_is_told(
+    broker: FakeBroker, on_signal: list[Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalMessageStore(tmp_path / "ordered.db")
+    with OrderedProducer(metadata=FakeCluster([broker]), partitions={"t": {0: 2}}, store=store) as producer:
+        on_signal += [lambda: producer.close(1.0), lambda: producer.flush(1.0)]
+        core = producer._producer._core
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "_lock", InterruptedLock(core._lock))
+            producer.send("t", b"x")
+        assert [type(error) for error in on_signal] == [ClientError, ClientError]
+
+
+def test_a_handler_that_interrupted_none_of_its_calls_may_close_a_producer(
+    broker: FakeBroker, on_signal: list[Any]
+) -> None:
+    with Producer(metadata=FakeCluster([broker])) as producer, Producer(metadata=FakeCluster([broker])) as other:
+        future = producer.send_async("t", b"x")
+        on_signal += [lambda: producer.flush(DEADLINE), lambda: producer.close(DEADLINE)]
+        other._core._lock = InterruptedLock(other._core._lock)  # type: ignore[assignment]
+        other.produce("t", b"x")
+        other._core._lock = other._core._lock._lock  # type: ignore[attr-defined]
+        assert on_signal == [None, None]
+        assert future.result(0.0)
