@@ -27,7 +27,6 @@ from metaq.protocol.statuses import ResponseCode
 from .. import tuning
 from ..partitions import ANY
 from ..runtime.reactor import ReactorTime
-from ..store import tuning as store_tuning
 from ..store.batch import StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
@@ -50,8 +49,7 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
-        if count > store_tuning.SLICE_RECORDS:  # others were served meanwhile
-            log = writing.log(topic, partition, asked)
+        log = writing.log(topic, partition, asked)  # others may have been served meanwhile
     except MetaqError as error:
         writing.refused(topic, error, count)
         raise

@@ -104,6 +104,20 @@ def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, s
     assert harness.store.get("t", 0).segments.message_count == 0
 
 
+@pytest.mark.parametrize("bound", ["SLICE_BYTES", "SLICE_ATTRIBUTES"])
+def test_a_partition_that_is_closed_while_a_batch_is_stamped_does_not_take_it(
+    peer, harness, slices, monkeypatch, bound
+):
+    """However few records it has: stamping pauses by bytes and by attributes as well."""
+    monkeypatch.setattr("metaq.broker.store.tuning.SLICE_RECORDS", 1 << 13)
+    monkeypatch.setattr(f"metaq.broker.store.tuning.{bound}", 1)
+    peer.send(batch("t", 0, [b"%d" % number for number in range(3)], tag="a"))
+    assert turns(harness, lambda turn: harness.broker.partitions.close("t", 0, 0)) > 0
+    (answer,) = peer.frames()
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert not list(harness.store.logs()) or stored(harness, 0) == []
+
+
 def test_wrong_sizes_at_the_end_are_found_before_anything_is_appended(peer, harness, slices):
     parts = [("t", 0, [record()]), ("t", 1, [record(), record(b"xy"), record(b"z")])]
     frame = bytearray(many(parts))
