@@ -170,7 +170,7 @@ class Dashboard:
         rows = [
             ("python", sys.version.split()[0]),
             ("implementation", platform.python_implementation()),
-            ("platform", platform.platform()),
+            ("platform", "-".join(os.uname()[::2])),  # platform.platform() would start a process
             ("processors", os.cpu_count()),
             ("pid", os.getpid()),
             ("arguments", " ".join(sys.argv)),
