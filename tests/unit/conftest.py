@@ -1,10 +1,13 @@
 """Unit tests open no port, start no process and do not sleep. One that does fails: it belongs to tests/component."""
 
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, SupportsIndex
 
 import pytest
@@ -56,3 +59,19 @@ def nothing_but_the_unit() -> Iterator[None]:
     _test_thread = None
     if _done:
         pytest.fail("a unit test opened a port, started a process or slept; see CONTRIBUTING.md\n\n" + "\n".join(_done))
+
+
+@pytest.fixture
+def disk_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of a file system with a page cache, for what asks about that."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """pytest's, but in memory where the machine has that: unit tests make and remove tens of thousands of files."""
+    if os.access("/dev/shm", os.W_OK):
+        with TemporaryDirectory(prefix="metaq-", dir="/dev/shm") as path:
+            yield Path(path)
+    else:
+        yield request.getfixturevalue("disk_path")

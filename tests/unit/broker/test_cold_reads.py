@@ -20,9 +20,9 @@ def files():
 
 
 @pytest.fixture
-def harness(tmp_path, files, monkeypatch):
+def harness(disk_path, files, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.HOT_TAIL_BYTES", RECORD)
-    harness = Harness(tmp_path, files=files)
+    harness = Harness(disk_path, files=files)
     harness.connect().send(batch("t", 0, [b"%0100d" % number for number in range(50)]))
     harness.store.get("t", 0).checkpoint()
     harness.threads.run()

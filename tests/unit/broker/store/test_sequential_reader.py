@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,13 @@ from tests.doubles.store_harness import StoreHarness
 
 PAGE = 4096
 RECORD = PAGE  # header included
+
+
+@pytest.fixture
+def harness(disk_path: Path) -> Iterator[StoreHarness]:
+    store = StoreHarness(disk_path / "data")
+    yield store
+    store.files.kill()
 
 
 @pytest.fixture

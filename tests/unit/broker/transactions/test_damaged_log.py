@@ -145,8 +145,8 @@ def findings(outcome):
     return outcome.report.transactions.findings
 
 
-def test_the_undamaged_log(original, memory_path, caplog):
-    path = damaged_copy(original, memory_path / "copy", redo(original).read_bytes())
+def test_the_undamaged_log(original, tmp_path, caplog):
+    path = damaged_copy(original, tmp_path / "copy", redo(original).read_bytes())
     outcome = Outcome(path, caplog)
     verify(outcome, set(), reported=False)
     assert outcome.prepared == PREPARED
@@ -154,20 +154,20 @@ def test_the_undamaged_log(original, memory_path, caplog):
     outcome.stop()
 
 
-def test_each_damaged_byte(original, memory_path, caplog):
+def test_each_damaged_byte(original, tmp_path, caplog):
     """Each is read; a broker starts once for each different reading, of which it sees no more than that."""
     whole = redo(original).read_bytes()
     readings = defaultdict(list)
     for position in range(len(whole)):
         data = bytearray(whole)
         data[position] ^= 1 << position % 8
-        (memory_path / "redo").write_bytes(data)
+        (tmp_path / "redo").write_bytes(data)
         touched = frozenset(keys_touched(original, [(position, position + 1)]))
-        readings[repr(read_redo(REAL_FILES, str(memory_path / "redo"))), touched].append((position, data))
+        readings[repr(read_redo(REAL_FILES, str(tmp_path / "redo"))), touched].append((position, data))
     assert len(readings) > 100
     end_of_commits = 0
     for (_, touched), ((position, data), *others) in readings.items():
-        outcome = Outcome(damaged_copy(original, memory_path / "copy", data), caplog)
+        outcome = Outcome(damaged_copy(original, tmp_path / "copy", data), caplog)
         try:
             verify(outcome, touched)
             exact = [found for found in findings(outcome) if found.level is Level.DAMAGE]
@@ -189,7 +189,7 @@ def random_damage(rng, size):
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_random_damage_and_what_a_second_start_finds(original, memory_path, caplog, seed):
+def test_random_damage_and_what_a_second_start_finds(original, tmp_path, caplog, seed):
     rng = random.Random(seed)
     whole = redo(original).read_bytes()
     data = bytearray(whole)
@@ -202,7 +202,7 @@ def test_random_damage_and_what_a_second_start_finds(original, memory_path, capl
         cut = rng.randrange(len(data))
         ranges.append((cut, len(data)))
         del data[cut:]
-    path = damaged_copy(original, memory_path / "copy", data)
+    path = damaged_copy(original, tmp_path / "copy", data)
     touched = keys_touched(original, ranges)
     outcome = Outcome(path, caplog)
     verify(outcome, touched, reported=bytes(data) != whole[: len(data)])
@@ -217,7 +217,7 @@ def test_random_damage_and_what_a_second_start_finds(original, memory_path, capl
     again.close()
 
 
-def test_dying_while_a_damaged_log_is_repaired(original, memory_path, caplog):
+def test_dying_while_a_damaged_log_is_repaired(original, tmp_path, caplog):
     """At each change of the disk; the next start says the same."""
     whole = redo(original).read_bytes()
     records = entries(original)
@@ -227,7 +227,7 @@ def test_dying_while_a_damaged_log_is_repaired(original, memory_path, caplog):
         number, died, examined = 0, True, set()
         while died:
             number += 1
-            path = damaged_copy(original, memory_path / "copy", data)
+            path = damaged_copy(original, tmp_path / "copy", data)
             files = DyingFiles(number)
             try:
                 harness = Harness(path, files=files)

@@ -159,14 +159,14 @@ def live(tmp_path, files):
     return story
 
 
-def changes_of_a_whole_story(memory_path):
+def changes_of_a_whole_story(tmp_path):
     files = FaultyFiles()
-    story = live(memory_path / "whole", files)
+    story = live(tmp_path / "whole", files)
     assert story is not None
     assert {verb for _, verb in story.acknowledged} == {"COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "PREPARE", "ROLLBACK"}
     changes = files.changes
     files.kill()
-    restart_and_verify(memory_path / "whole", story, power_lost=False)
+    restart_and_verify(tmp_path / "whole", story, power_lost=False)
     return changes
 
 
@@ -180,12 +180,12 @@ def is_new(examined, directory, story):
 
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
 @pytest.mark.parametrize("kind", [DyingFiles, FaultyFiles], ids=["dies", "disk fails"])
-def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
-    total = changes_of_a_whole_story(memory_path)
+def test_the_end_at_every_change_of_the_disk(tmp_path, kind, power_lost):
+    total = changes_of_a_whole_story(tmp_path)
     assert total > 30
     examined: set[tuple[bytes, str]] = set()
     for number in range(1, total + 1):
-        directory = memory_path / str(number)
+        directory = tmp_path / str(number)
         files = kind(number, OSError(errno.EIO, os.strerror(errno.EIO)))
         story = live(directory, files)
         (files.lose_power if power_lost else files.kill)()
@@ -195,18 +195,18 @@ def test_the_end_at_every_change_of_the_disk(memory_path, kind, power_lost):
 
 
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power lost"])
-def test_dying_again_during_the_repair(memory_path, power_lost):
-    total = changes_of_a_whole_story(memory_path)
+def test_dying_again_during_the_repair(tmp_path, power_lost):
+    total = changes_of_a_whole_story(tmp_path)
     deaths = 0
     examined: set[tuple[bytes, str]] = set()
     for number in range(total // 2, total + 1, 3):
-        first = memory_path / str(number)
+        first = tmp_path / str(number)
         files = DyingFiles(number)
         story = live(first, files)
         assert story is not None
         (files.lose_power if power_lost else files.kill)()
         for second in range(1, 200):
-            directory = memory_path / f"{number}-{second}"
+            directory = tmp_path / f"{number}-{second}"
             shutil.copytree(first, directory)
             dying = DyingFiles(second)
             try:
