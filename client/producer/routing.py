@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -32,17 +31,15 @@ class PartitionSelector(Protocol):
 
 class RoundRobinSelector:
     """Every partition in turn, counted per topic (1.x counts all topics together, so that two topics used alternately
-    hit only every second partition). It begins anywhere, so that programs that send little do not all send to the same
-    partition (1.x: to the second). Any thread."""
+    hit only every second partition). Any thread."""
 
-    def __init__(self, random: Callable[[], float] = random.random) -> None:
+    def __init__(self) -> None:
         self._counters: dict[str, Iterator[int]] = {}
-        self._random = random
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
         counter = self._counters.get(topic)
         if counter is None:
-            counter = self._counters.setdefault(topic, itertools.count(int(self._random() * len(partitions))))
+            counter = self._counters.setdefault(topic, itertools.count())
         return partitions[next(counter) % len(partitions)]
 
 
@@ -56,13 +53,12 @@ class Router:
         selector: PartitionSelector | None,
         default_topic: str | None,
         clock: Callable[[], float],
-        random: Callable[[], float] = random.random,
     ) -> None:
         self._metadata = metadata
         self._pool = pool
         self._selector = selector
         self._default_topic = default_topic
-        self._round_robin = RoundRobinSelector(random)
+        self._round_robin = RoundRobinSelector()
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
