@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
+from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
@@ -98,12 +98,14 @@ class Sender:
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        """Send each of `flights`; one that cannot be is tried again, and keeps none behind it. Where no interrupt
-        comes."""
+        """Send each of `flights`; one that cannot be is tried again, and keeps none behind it. Raises what interrupts
+        the thread: a caller to which that may come has those behind it sent (`lose_untaken`)."""
         for flight in flights:
             try:
                 self.transmit(flight)
-            except Exception:
+            except Exception as error:
+                if is_interrupt(error):
+                    raise
                 log.exception("a request could not be sent")
 
     def _lose_unless_gone(self, flight: Flight) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -162,3 +163,33 @@ def test_a_call_back_that_blocks_does_not_hold_up_the_close(broker: FakeBroker) 
             assert time.monotonic() - started < 3.0  # 1.2 by its promise
         finally:
             go_on.set()
+
+
+@pytest.mark.timeout(method="thread")  # the other one uses the signal
+def test_what_a_signal_handler_raises_while_a_request_is_sent_reaches_the_caller_and_the_message_is_stored(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SoftLimit(Exception):
+        """As that of a web worker."""
+
+    def handler(_number: int, _frame: object) -> None:
+        raise SoftLimit
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+            producer.send("t", b"before")
+            sender = producer._driver._sender
+            connect = sender._connection
+
+            def interrupted(*arguments: Any) -> Any:
+                monkeypatch.setattr(sender, "_connection", connect)
+                signal.raise_signal(signal.SIGALRM)
+
+            monkeypatch.setattr(sender, "_connection", interrupted)
+            with pytest.raises(SoftLimit):
+                producer.send_async("t", b"x")
+            producer.flush(DEADLINE)
+            assert broker.bodies("t", 0) == [b"before", b"x"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
