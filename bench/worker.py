@@ -24,15 +24,17 @@ class Metaq:
     def __init__(self, zk_connect: str) -> None:
         self._zk_connect = zk_connect
         self._producer = Producer(zk_connect)
-        self._turns: dict[str, Iterator[TopicPartition | None]] = {}
+        self._turns: dict[str, Iterator[TopicPartition] | None] = {}
         self.send = self._producer.send
 
     def send_async(self, topic: str, data: bytes) -> Future[Any]:
         """In turn to all partitions, as 1.x's client; by itself ours would fill a request for each of them."""
-        turns = self._turns.get(topic)
-        if turns is None:
+        if topic not in self._turns:
             partitions = self._producer.partitions(topic)
-            turns = self._turns[topic] = cycle(partitions if len(partitions) > 1 else (None,))
+            self._turns[topic] = cycle(partitions) if len(partitions) > 1 else None
+        turns = self._turns[topic]
+        if turns is None:
+            return self._producer.send_async(topic, data)
         return self._producer.send_async(topic, data, partition=next(turns))
 
     def produce(self, topic: str, data: bytes, count: int) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "counter_of",
     "foreign_from",
     "message_id",
+    "message_id_list",
     "message_ids_from",
     "store_time_ms",
     "store_times_ms",
@@ -62,6 +63,13 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
     ids |= counters & _SEQUENCE_MASK
     ids |= first_id & _BROKER_FIELD
     return ids
+
+
+def message_id_list(first_id: int, count: int) -> list[int]:
+    """The same as numbers of Python; for few of them at a fraction of the cost."""
+    if (first_id & _SEQUENCE_MASK) + count <= _SEQUENCE_MASK + 1:
+        return list(range(first_id, first_id + count))
+    return message_ids_from(first_id, count).tolist()  # type: ignore[no-any-return]
 
 
 def foreign_from(now_ms: int) -> int:

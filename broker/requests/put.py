@@ -16,7 +16,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, SyncFailed
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
-from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.message_id import message_id_list, message_ids_from
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, checksums
 from metaq.protocol.sends import SendReply, SendRequest
@@ -180,7 +180,7 @@ class PutGroup:
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._writing.message_ids.next(count)
-        batch.ids = (first_id,) if count == 1 else message_ids_from(first_id, count).tolist()
+        batch.ids = message_id_list(first_id, count)
         batch.data, batch.units = encode_puts(puts, log.segments.end_offset, batch.ids)
         self._writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
 

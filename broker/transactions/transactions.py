@@ -14,7 +14,7 @@ from typing import NamedTuple
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ChecksumMismatch, LogReadOnly, MetaqError, TransactionRefused, XaRefused
-from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
 from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifier_of
@@ -147,7 +147,7 @@ class Transactions:
         size = sum(HEADER_BYTES + len(body) for *_, body in checked)
         self._open.make_room(size + PUT_OVERHEAD_BYTES * len(checked))
         first_id = self._message_ids.next(len(checked))
-        ids = [first_id] if len(checked) == 1 else message_ids_from(first_id, len(checked)).tolist()
+        ids = message_id_list(first_id, len(checked))
         for message_id, (flag, announced, found, body) in zip(ids, checked, strict=True):
             stored = StoredPut(key, message_id, topic, partition, flag, announced, opaque, body)
             self._log.append_put(transaction, stored)

@@ -16,8 +16,8 @@ import numpy as np
 
 from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER, Buffer
+from metaq.protocol.message_id import message_id_list
+from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, text_error
 from metaq.protocol.sends import (
     PartRows,
@@ -35,12 +35,11 @@ from metaq.protocol.text import Result, encode_put, parse_put_result
 from ..connection import Endpoint, Reply
 from ..values import SendResult, TopicPartition
 from ..waiting import Waiter
+from . import tuning
 from .outgoing import Outgoing, OutgoingBatch, joined
 from .queues import FailedTurn, Turn
 
 __all__ = ["FlightCodec", "FlightRequest", "Landing", "batch_frame", "encode_batch", "give_results", "put_result"]
-
-_pack = HEADER.pack
 
 
 class Landing(NamedTuple):
@@ -268,12 +267,13 @@ def batch_frame(
 def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
     first = batch[0]
-    if len(batch) == 1 and isinstance(first, OutgoingBatch):
+    if len(batch) == 1 and isinstance(first, OutgoingBatch) and first.count > tuning.FEW:
         first.seal()
         return [first.sizes.astype(">u4").tobytes(), *first.encoded()]
     sizes: list[int] = []
     parts: list[Buffer] = []
-    _encode_records(batch, sizes, parts)
+    for outgoing in batch:
+        outgoing.encode_into(sizes, parts)
     return [np.array(sizes, dtype=">u4").tobytes(), *joined(parts, sum(sizes))]
 
 
@@ -285,24 +285,12 @@ def _encode_many(opaque: int, turns: Sequence[Turn]) -> Sequence[Buffer]:
     parts: list[Buffer] = []
     for queue, batch in turns:
         before, partition = len(sizes), queue.partition
-        _encode_records(batch, sizes, parts)
+        for outgoing in batch:
+            outgoing.encode_into(sizes, parts)
         table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
     body = [encode_parts(table, sizes), *joined(parts, sum(sizes))]
     ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
     return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
-
-
-def _encode_records(batch: Sequence[Outgoing], sizes: list[int], parts: list[Buffer]) -> None:
-    for outgoing in batch:
-        if type(outgoing) is Outgoing:
-            body = outgoing.body
-            sizes.append(outgoing.size)
-            parts += (_pack(len(body), outgoing.checksum, 0, outgoing.flag), body)
-        else:
-            assert isinstance(outgoing, OutgoingBatch)
-            outgoing.seal()
-            sizes.extend(outgoing.sizes.tolist())
-            parts.extend(outgoing.encoded())
 
 
 def give_results(
@@ -314,7 +302,7 @@ def give_results(
     """
     ids = [first_id]
     if len(batch) > 1:
-        ids = message_ids_from(first_id, sum([outgoing.count for outgoing in batch])).tolist()
+        ids = message_id_list(first_id, sum([outgoing.count for outgoing in batch]))
     position = 0
     for outgoing in batch:
         result = outgoing.native_result(ids[position], partition, offset)

@@ -55,7 +55,8 @@ def build_body(payload: bytes, options: SendOptions) -> tuple[int, bytes]:
     body = payload
     if options:
         flag, text = _encode(**options)
-        body = encode_body(payload, flag, text)
+        if flag:
+            body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return flag, body
@@ -112,8 +113,8 @@ def _encode(
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
-    elif type(tag) is str and not keys and attribute is None and not headers:
-        return encode_attributes(None, tag)
+    elif (tag is None or type(tag) is str) and not keys and attribute is None and not headers:
+        return (0, b"") if tag is None else encode_attributes(None, tag)
     _check_texts(tag, keys, attribute, headers)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]

@@ -154,7 +154,7 @@ class Driver:
             if not known and not self._router.partitions_for_keys(outgoing.topic):
                 raise no_partition(outgoing.topic)
             return None
-        if isinstance(outgoing, GatheredBatch):
+        if outgoing.fixed is None and isinstance(outgoing, GatheredBatch):
             sticky = self.core.sticks_to(outgoing.where)
             if sticky is not None:
                 return sticky

@@ -152,7 +152,7 @@ class Outcome:
         self.state = _running
         self.result: Any = None
         self.error: BaseException | None = None
-        self.watched: list[SendFuture[Any]] = []
+        self.watched: list[SendFuture[Any]] | None = None  # few have any
 
     def settle(self, error: BaseException | None, result: Any) -> None:
         """What comes after a result or an error changes nothing (an answer after the deadline)."""
@@ -160,9 +160,9 @@ class Outcome:
             if self.state == FINISHED:
                 return
             self.result, self.error, self.state = result, error, FINISHED
-        for future in self.watched:
+        for future in self.watched or ():
             future._settled()
-        self.watched = []  # which would keep them and this alive for each other
+        self.watched = None  # which would keep them and this alive for each other
 
 
 class SendFuture(Future[T]):
@@ -266,7 +266,10 @@ class SendFuture(Future[T]):
         outcome = self.outcome
         with _making:
             if not self._is_watched and outcome.state != FINISHED:
-                outcome.watched.append(self)
+                if outcome.watched is None:
+                    outcome.watched = [self]
+                else:
+                    outcome.watched.append(self)
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
 
 from ..connection import Connection
@@ -163,6 +164,11 @@ class Outgoing(Waiter):
         """(flag, checksum, body) of each message that has no result yet."""
         return ((self.flag, self.checksum, self.body),)
 
+    def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
+        """Add the size of each record, and their bytes as stored, with message id 0."""
+        sizes.append(self.size)
+        parts += (_pack(len(self.body), self.checksum, 0, self.flag), self.body)
+
     def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
         """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
         return SendResult(first_id, partition, offset)
@@ -244,6 +250,10 @@ class OutgoingBatch(Outgoing):
             return everything
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
 
+    def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
+        sizes.extend(self.sizes.tolist())
+        parts.extend(self.encoded())
+
     def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
         return BatchResults(first_id, partition, offset, self.sizes)
 
@@ -259,7 +269,8 @@ class OutgoingBatch(Outgoing):
         self.put = [next(fresh) if result is None else result for result in self.put]
 
 
-_ALL_ASKED: list[tuple[int, object]] = [(0, ASKED)]
+_Runs = Sequence[tuple[int, OnDelivery | Losses]]
+_ALL_ASKED: _Runs = ((0, ASKED),)
 
 
 class GatheredBatch(OutgoingBatch):
@@ -295,7 +306,7 @@ class GatheredBatch(OutgoingBatch):
         self.latest = deadline + tuning.TOGETHER_SECONDS
         self.most = 1
         self.outcome = Outcome()
-        self.runs: list[tuple[int, OnDelivery | Losses]] = [(0, on_delivery)]
+        self.runs: _Runs = _ALL_ASKED if on_delivery is ASKED else [(0, on_delivery)]
         self.put = None
         self._encoded = None
 
@@ -321,6 +332,8 @@ class GatheredBatch(OutgoingBatch):
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
         """Of the next message, if it is another one than that of the last run. May be repeated."""
         run = len(self.bodies), on_delivery
+        if not isinstance(self.runs, list):
+            self.runs = list(self.runs)
         if self.runs[-1][0] == run[0]:
             self.runs[-1] = run
         else:
@@ -342,16 +355,33 @@ class GatheredBatch(OutgoingBatch):
         self.seal()
         return super().records()
 
+    def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
+        if len(self.bodies) > tuning.FEW:
+            self.seal()
+            super().encode_into(sizes, parts)
+            return
+        for flag, body in zip(self._each_flag(), self.bodies, strict=False):  # flags: as in `seal`
+            length = len(body)
+            sizes.append(HEADER_BYTES + length)
+            parts += (_pack(length, checksum(body), 0, flag), body)
+
     def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Sequence[SendResult]:
-        if len(self.bodies) == 1:
+        bodies = self.bodies
+        if len(bodies) > tuning.FEW:
+            return super().native_result(first_id, partition, offset)  # type: ignore[no-any-return]
+        if len(bodies) == 1:
             return (SendResult(first_id, partition, offset),)
-        return super().native_result(first_id, partition, offset)  # type: ignore[no-any-return]
+        results = []
+        for message_id, body in zip(message_id_list(first_id, len(bodies)), bodies, strict=True):
+            results.append(SendResult(message_id, partition, offset))
+            offset += HEADER_BYTES + len(body)
+        return results
 
     def succeed(self, result: Sequence[SendResult]) -> None:
         if self._decide():
             self.result = result
             self.outcome.settle(None, result)
-            if self.runs != _ALL_ASKED:
+            if self.runs is not _ALL_ASKED:
                 self._tell(None, iter(result))
 
     def fail(self, error: Exception) -> None:

@@ -154,28 +154,21 @@ class Router:
         return chosen
 
     def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
+        view = self._view(topic)
+        listed, partitions = self._listed.get(topic, (None, frozenset()))
+        if listed is not view.partitions:  # a set finds one of thousands without a look at each
+            partitions = frozenset(view.partitions)
+            self._listed[topic] = view.partitions, partitions
+        if partition in partitions:
+            return partition
         if partition.topic != topic:
             raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
-        view = self._view(topic)
-        if not self._has(view, partition):
-            away = (
-                ""
-                if partition.broker in view.endpoints
-                else f"broker {partition.broker} is not registered now: start it; "
-            )
-            raise NoPartition(
-                f"topic {topic!r} has no partition {partition}: {away}"
-                f"Producer.partitions({topic!r}) lists those there are"
-            )
-        return partition
-
-    def _has(self, view: TopicView, partition: TopicPartition) -> bool:
-        """`in view.partitions`, without a look at each of thousands."""
-        known, partitions = self._listed.get(partition.topic, (None, frozenset()))
-        if known is not view.partitions:
-            partitions = frozenset(view.partitions)
-            self._listed[partition.topic] = view.partitions, partitions
-        return partition in partitions
+        away = (
+            "" if partition.broker in view.endpoints else f"broker {partition.broker} is not registered now: start it; "
+        )
+        raise NoPartition(
+            f"topic {topic!r} has no partition {partition}: {away}Producer.partitions({topic!r}) lists those there are"
+        )
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
         """Without what failed a moment ago; everything if nothing else is left."""

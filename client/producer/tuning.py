@@ -22,6 +22,10 @@ CROWD = 8
 """So many threads that wait for the next request leave the reading to the background thread: handing that from one to
 the next would cost each of them more than it saves. `blocking-64`."""
 
+FEW = 16
+"""Up to so many gathered messages are encoded, and get their results, one by one: numpy costs more per call than they
+do. `partitions-1024`."""
+
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
 
 TABLE_BYTES = 512

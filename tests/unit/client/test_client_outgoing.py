@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.client.producer import tuning
 from metaq.client.producer.answers import encode_batch, give_results
-from metaq.client.producer.outgoing import GatheredBatch, Outgoing, OutgoingBatch, call_back
+from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing, OutgoingBatch, call_back
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from metaq.protocol.frames import encode_frame, parse_frame
@@ -53,6 +54,24 @@ def test_a_batch_made_ahead_is_the_same(bodies, one_size):
     assert b"".join(batch.encoded()) == now
     assert now == b"".join(encode_record(body, 0, flag) for body, flag in zip(bodies, flags, strict=True))
     assert list(batch.records()) == [(flag, checksum(body), body) for flag, body in zip(flags, bodies, strict=True)]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=50), st.integers(0, 3)), min_size=1, max_size=3 * tuning.FEW),
+    st.integers(0, 4095),
+)
+def test_gathered_messages_are_the_records_and_results_of_single_ones(messages, sequence):
+    """Few of them are made one by one, more of them with numpy; single messages are the reference for both."""
+    batch = GatheredBatch("t", "t", messages[0][1], messages[0][0], 10.0, ASKED)
+    for body, flag in messages[1:]:
+        batch.put_flag(flag)
+        batch.bodies.append(body)
+    batch.put_flag(3)  # of one that did not join, because its caller was interrupted
+    singles = [one(body, flag) for body, flag in messages]
+    assert b"".join(encode_batch([batch])) == b"".join(encode_batch(singles))
+    give_results([batch], 5 << 22 | sequence, HERE, 500, [])
+    give_results(singles, 5 << 22 | sequence, HERE, 500, [])
+    assert [batch.result[place] for place in range(len(messages))] == [single.result for single in singles]
 
 
 def test_large_records_are_sent_from_where_they_are():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from metaq.protocol.errors import InvalidName, LocalProtocolError, RemoteProtocolError
 from metaq.protocol.frames import FrameReader, encode_frame, parse_frame
 from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_group, check_topic
-from metaq.protocol.message_id import message_id, message_ids_from
+from metaq.protocol.message_id import message_id, message_id_list, message_ids_from
 from metaq.protocol.record import decode_attribute, encode_attributes
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import AnswerReader, Put, encode_put, parse_put_result
@@ -90,6 +90,7 @@ def test_ids_of_a_batch_are_those_taken_one_by_one(counter, broker_id, count):
     ids = message_ids_from(message_id(counter, broker_id), count)
     for number in (0, count // 2, count - 1):
         assert ids[number] == message_id(counter + number, broker_id)
+    assert message_id_list(message_id(counter, broker_id), count) == ids.tolist()
 
 
 @given(st.text(max_size=40))
