@@ -24,7 +24,6 @@ __all__ = [
     "PREFIX_BYTES",
     "RESPONSE",
     "Frame",
-    "FrameReader",
     "FrameStream",
     "encode_frame",
     "encode_prefix",
@@ -221,10 +220,3 @@ class FrameStream(Generic[T]):
             frames.append(self._parse(data, position, length))
             position = end
         return frames
-
-
-class FrameReader(FrameStream[Frame]):
-    """Reads frames; a broker, which takes both protocols, has RequestReader (requests.py)."""
-
-    def __init__(self) -> None:
-        super().__init__(parse_frame, parse_frame_parts)

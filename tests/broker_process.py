@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metaq.protocol.frames import Frame, FrameReader
+from metaq.protocol.frames import Frame
 from metaq.protocol.text import Answer, AnswerReader
+from tests.frames import FrameReader
 from tests.waiting import DEADLINE
 
 READY = re.compile(r"metaq broker (\d+) serving meta://[^ ]*:(\d+) ")

@@ -23,12 +23,13 @@ from metaq.broker.network.session import Session
 from metaq.broker.requests.verbs import make_gate
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
-from metaq.protocol.frames import Frame, FrameReader, encode_frame
+from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import checksum, encode_body, encode_record
 from metaq.protocol.sends import SendBatchRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import AnswerReader, encode_put
+from tests.frames import FrameReader
 
 NOW = 1_700_000_000.0
 

@@ -24,7 +24,7 @@ from metaq.protocol.errors import (
     RequestRefused,
     SearchIncomplete,
 )
-from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
+from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import (
@@ -39,6 +39,7 @@ from metaq.protocol.remoting import (
     encode_found,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.frames import FrameReader
 
 
 class Peer:

@@ -16,10 +16,11 @@ from metaq.protocol.errors import (
     RequestRefused,
     TopicNotAccepted,
 )
-from metaq.protocol.frames import RESPONSE, Frame, FrameReader
+from metaq.protocol.frames import RESPONSE, Frame
 from metaq.protocol.record import encode_record
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value
+from tests.frames import FrameReader
 
 PLACE = TopicPartition("trades", 2, 3)
 RECORD = encode_record(b"payload", 7, 0)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from metaq.protocol.client_stream import ClientStream, Opening
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError, RequestTimedOut
-from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
+from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.sends import SendReply, SentReply
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_result, encode_value_line, encode_version
+from tests.frames import FrameReader
 
 OURS = "1.4.6.2 frames/1 many/1"
 

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.protocol.errors import InvalidName, LocalProtocolError, RemoteProtocolError
-from metaq.protocol.frames import FrameReader, encode_frame, parse_frame
+from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_group, check_topic
 from metaq.protocol.message_id import message_id, message_id_list, message_ids_from
 from metaq.protocol.record import decode_attribute, encode_attributes
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import AnswerReader, Put, encode_put, parse_put_result
+from tests.frames import FrameReader
 from tests.unit.protocol.decoding import in_pieces
 
 VERBS = b"put get offset stats version quit sync transaction result value"

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.protocol.errors import LocalProtocolError, RemoteProtocolError
-from metaq.protocol.frames import ONE_WAY, RESPONSE, FrameReader, encode_frame, frame_bytes, parse_frame
+from metaq.protocol.frames import ONE_WAY, RESPONSE, encode_frame, frame_bytes, parse_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.pulls import PullReply, PullRequest, decode_runs, encode_runs
 from metaq.protocol.record import encode_record
@@ -26,6 +26,7 @@ from metaq.protocol.remoting import (
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.sends import SendBatchRequest, SendManyReply, SendManyRequest, SendReply, SendRequest, split_batch
 from metaq.protocol.text import Version
+from tests.frames import FrameReader
 from tests.unit.protocol.decoding import assert_decodes
 
 VALUES = [

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from metaq.protocol.client_stream import ReplyReader
 from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.frames import RESPONSE, Frame, FrameReader, encode_frame
+from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.remoting import OffsetReply
 from metaq.protocol.sends import SendReply, SentReply
+from tests.frames import FrameReader
 
 
 def sent(opaque=7, identity=2060912502232842240, partition=3, offset=123):
