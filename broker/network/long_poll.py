@@ -51,13 +51,15 @@ class ParkedPulls:
         self._parked.setdefault(waiter.key, {})[waiter] = parked
         self._count += 1
 
-    def drop(self, waiter: ParkedRequest) -> None:
-        """Forget a parked pull; its connection is gone."""
+    def drop(self, waiter: ParkedRequest) -> bool:
+        """Forget a parked pull, whose connection is gone or must not wait. Returns whether it was parked here."""
         parked = self._parked.get(waiter.key, {}).get(waiter)
-        if parked is not None:
-            if parked.timer is not None:
-                parked.timer.cancel()
-            self._remove(waiter)
+        if parked is None:
+            return False
+        if parked.timer is not None:
+            parked.timer.cancel()
+        self._remove(waiter)
+        return True
 
     def watch(self, log: PartitionLog) -> None:
         """Have `log` tell when it shows more data."""

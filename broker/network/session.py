@@ -5,6 +5,9 @@
   are told apart by their opaque, so theirs go out when they are ready.
 - Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn; a single one
   that does is worked off in slices, and those behind it wait.
+- A client that closes its sending half (`nc -N`, or a close, which looks the same) gets the answers that are due; then
+  the connection is closed. A parked pull is answered as if its time were over: its client may read that answer, and
+  nothing else ends the connection before the time that it asked for.
 - Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
   no further request is served; what was read already waits in `_queue`, at most one read's worth. When too many bytes
   of all connections wait for the disk, a connection that brings a put is held back in the same way (pending_puts.py).
@@ -21,8 +24,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, cast, fin
 from typing import Protocol as Interface
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
@@ -105,6 +110,7 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
     return guarded
 
 
+@implementer(IHalfCloseableProtocol)
 class Session(Protocol):
     """Twisted's protocol of one connection, and the producer of what is written to it."""
 
@@ -136,6 +142,7 @@ class Session(Protocol):
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
         self._reading = True
+        self._half_closed = False  # by the client: nothing more comes
         self._closing = False  # no more requests are taken
         self._closed = False  # and the transport was told
         self._lost = False
@@ -169,6 +176,18 @@ class Session(Protocol):
         else:
             self._serve(requests)
         self._finish_turn()
+
+    def readConnectionLost(self) -> None:  # noqa: N802
+        """The client sends nothing any more; the transport does not read any more. Close once all is answered."""
+        self._half_closed = True
+        if not self._closing:
+            parked = [pull for pull in self._parked if self._all_parked.drop(pull)]
+            self._parked.difference_update(parked)
+            self._queue.extend(parked)
+        self._resume()
+
+    def writeConnectionLost(self) -> None:  # noqa: N802
+        """Only follows our own half-close, and there is none."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
@@ -332,7 +351,7 @@ class Session(Protocol):
         elif isinstance(answer, Loading):
             self._parked.add(pull)
             answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
-        elif pull.expired:
+        elif pull.expired or self._half_closed:
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
             self._write(self._gate.too_many_pulls(pull, "on this connection"))
@@ -457,7 +476,7 @@ class Session(Protocol):
             if not self._closing:
                 _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
             self.close()
-        elif self._closing:
+        elif self._closing or (self._half_closed and not (self._queue or self._parked)):
             self.close()
         else:
             self._update_reading()
@@ -466,7 +485,7 @@ class Session(Protocol):
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
             self._wait_for_room()  # a large frame is a put; what has come of it stays
         reading = not (self._blocked or self._queue)
-        if reading != self._reading and not self._closing:
+        if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
             if reading:
                 self._transport.resumeProducing()

@@ -136,6 +136,10 @@ class Peer:
         (frame,) = self.frames()
         return frame
 
+    def half_close(self) -> None:
+        """Send nothing any more, and go on reading."""
+        self.session.readConnectionLost()
+
     def lose(self) -> None:
         self.session.connectionLost(Failure(ConnectionError()))
 

@@ -45,6 +45,16 @@ def load_index(files, harness):
     files.preadv_nowait = only_index
 
 
+def test_a_cold_pull_of_a_half_closed_connection_is_answered_before_that_ends(peer, harness):
+    peer.send(pull("t", 0, RECORD, 3 * RECORD))
+    peer.half_close()
+    assert not peer.transport.disconnecting
+    harness.threads.run()
+    (frame,) = peer.frames()
+    assert len(frame.body) == 3 * RECORD
+    assert peer.transport.disconnecting
+
+
 def test_a_cold_pull_waits_for_its_index_and_its_data_in_worker_threads(peer, harness, files):
     peer.send(pull("t", 0, RECORD, 3 * RECORD))
     assert peer.received() == b""
