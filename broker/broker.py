@@ -86,6 +86,8 @@ class Broker:
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
         """This broker's part in replication; None for a plain master."""
+        self.registered: Callable[[], bool] | None = None
+        """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)

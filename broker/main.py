@@ -242,7 +242,8 @@ class BrokerProcess:
         if self._roles.registers:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
-            self._registration = Registration(self._config, self._reactor, self._roles.slave_id)
+            registration = Registration(self._config, self._reactor, self._roles.slave_id)
+            self._registration, self.broker.registered = registration, lambda: registration.registered
             await self._registration.start(self.broker.port, self.broker.partitions.served_topics())
         self._roles.start(self._registration)
         if not self._stopping:

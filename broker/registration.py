@@ -62,6 +62,11 @@ class Registration:
         """For what else the broker reads in ZooKeeper, in worker threads."""
         return self._session
 
+    @property
+    def registered(self) -> bool:
+        """Whether clients find the broker in ZooKeeper, as far as is known here."""
+        return self._registration is not None and self._registration.registered
+
     def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
         """Connect and register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
         register = self._new_registration(port, topics)

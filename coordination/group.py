@@ -329,6 +329,9 @@ class GroupMembership:
         if self._is_out:  # it began before step_out()
             self.step_out()
             return
+        owners = [self._paths.owner(self.group, *each) for each in sorted(self.held)]
+        if owners:  # on the same session; whatever deleted the membership may have deleted these too
+            self._create_owners(self._fence(), owners)
         log.warning("consumer %s has joined its group again", self.consumer_id)
         self._notify_later()
 

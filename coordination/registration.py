@@ -14,15 +14,24 @@ from metaq.protocol.errors import ConfigError, CoordinationError
 
 from .backoff import Backoff
 from .logs import get_log
-from .paths import replica_name
+from .paths import child_of, replica_name
 from .presence import Presence
 from .records import format_broker_url, format_checksum, format_partition_count, format_plain_count, parse_broker_url
 from .session import ZkSession
+from .watches import ChildrenWatcher
 from .znodes import Znode, create_ephemeral, delete, set_data
 
 __all__ = ["BrokerAddress", "BrokerRegistration", "TopicRegistration"]
 
 log = get_log(__name__)
+
+LOOK_SECONDS = 60.0
+"""How often all nodes are looked at. The broker's own is watched; a watch on each node of each topic would cost three
+requests per topic at every reconnection."""
+
+_PAUSE = 1.0
+"""Seconds between a change below the broker's id and the look at its nodes: a deletion of a whole tree comes to its end
+first, and the rate of registrations is bounded whoever deletes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class TopicRegistration:
 class BrokerRegistration:
     """Keeps a broker registered: from register() to unregister(), over expired sessions.
 
+    A node that somebody else has deleted is made anew, unless another process has taken the broker's own meanwhile.
+
     The broker's own node comes first and its topics afterwards, so no client ever sees a topic without its broker.
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor. They may be called from any thread.
     config_checksum: CRC-32 of the bytes of server.ini (a slave registers none).
@@ -76,6 +87,10 @@ class BrokerRegistration:
         self._registered = False
         self._session_id = 0  # of the session that holds the nodes
         self._behind = False  # a change could not be registered
+        self._intact = False  # the nodes were all there when they were looked at last
+        self._deposed = False  # another process has the broker's own node
+        self._look_is_due = False
+        self._watcher = ChildrenWatcher(session, session.paths.broker(address.broker_id), self._changed)
         self._lock = threading.RLock()
         self._presence = Presence(session, f"broker {address.replica}", self._register_again, backoff)
 
@@ -96,6 +111,13 @@ class BrokerRegistration:
             with self._presence.begun():  # before: a session that expires meanwhile is seen by one of the two
                 self._register_all()
             self._registered = True
+        self._watcher.start()
+        self._look_at_all()
+
+    @property
+    def registered(self) -> bool:
+        """Whether clients see the broker, as far as is known here. Any thread; asks nobody."""
+        return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def add_topic(self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True) -> None:
         """Register a topic, or change how it is registered. Before register() it is only remembered.
@@ -132,6 +154,7 @@ class BrokerRegistration:
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
+        self._watcher.close()
         self._presence.stop()  # it also ends the wait for another broker's node
         with self._lock:
             if self._registered:
@@ -159,21 +182,72 @@ class BrokerRegistration:
             if not self._registered or self._session.closed:
                 return
             if self._session.is_current(self._session_id) and not self._behind:
-                return  # it was registered on this session before it heard of it
+                self._restore()
+                return
             self._register_all()
             self._behind = False
             log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
+
+    def _restore(self) -> None:
+        """Register anew if nodes are missing, unless another process has the broker's own."""
+        session_id, own = self._session_id, self._own_path()
+        paths = self._registered_paths()
+        nodes = dict(zip(paths, self._nodes.get_many(paths), strict=True))
+        deposed_before, self._deposed = self._deposed, (holder := nodes[own]) is not None and holder.owner != session_id
+        deleted = [path for path, node in nodes.items() if node is None]
+        self._intact = not (deleted or self._deposed)
+        if self._deposed and not deposed_before:
+            log.warning("broker %s: another process has taken %s, and keeps it", self._name, own)
+        if self._deposed or not deleted:
+            return
+        self._session.ensure_chroot()
+        self._nodes.ensure([self._paths.broker(self.address.broker_id)])
+        creation = [create_ephemeral(own, self._url)] if own in deleted else []
+        if any(self._nodes.write(session_id, creation, NodeExistsError)):
+            self._presence.again()  # another process was faster
+            return
+        self._register_behind_own_node(session_id)
+        more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
+        log.warning(
+            "nodes of broker %s were deleted in ZooKeeper by somebody else (%s%s): registered again, with %d topics",
+            *(self._name, deleted[0], more, len(self._topics)),
+        )
 
     def _register_all(self) -> None:
         session_id = self._session.session_id
         self._nodes.ensure([self._paths.broker(self.address.broker_id)])
         self._presence.take_over(partial(self._take_own_node, session_id, self._own_path()))
+        self._register_behind_own_node(session_id)
+
+    def _register_behind_own_node(self, session_id: int) -> None:
         if self.address.slave_id is None:
             self._nodes.write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
             checksum = self._paths.master_config_checksum(self.address.broker_id)
             self._replace(session_id, {checksum: format_checksum(self._checksum)})
         self._register_topics(session_id, list(self._topics.values()))
         self._session_id = session_id
+        self._intact, self._deposed = True, False
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _changed(self, path: str, children: list[str]) -> None:
+        """A node below the broker's id came, went or was made anew."""
+        if self._own_path() not in [child_of(path, name) for name in children]:
+            self._intact = False
+        if not self._look_is_due:
+            self._look_is_due = True
+            self._session.events.post_later(_PAUSE, self._look)
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        self._presence.again()
+
+    def _look_at_all(self) -> None:
+        if self._presence.stopped:
+            return
+        if self._session.connected:
+            self._presence.again()
+        self._session.events.post_later(LOOK_SECONDS, self._look_at_all)
 
     # --- the broker's own node --------------------------------------------------------------------------------------
 
@@ -218,6 +292,14 @@ class BrokerRegistration:
             self._paths.topic_sub_broker(topic.name, self._name): counts if topic.subscribe else None,
         }
 
+    def _registered_paths(self) -> list[str]:
+        """Of all nodes of this process, its own first."""
+        master = self.address.slave_id is None
+        checksum = [self._paths.master_config_checksum(self.address.broker_id)] if master else []
+        topics = self._topics.values()
+        offered = [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
+        return [self._own_path(), *checksum, *offered]
+
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
         """Some round trips altogether, however many topics there are."""
         self._ensure_parents(topics)
@@ -260,10 +342,7 @@ class BrokerRegistration:
     def _unregister_all(self) -> None:
         """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
         session_id, own = self._session.session_id, self._own_path()
-        topics = self._topics.values()
-        paths = [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
-        checksum = self._paths.master_config_checksum(self.address.broker_id)
-        deleted = self._nodes.delete_owned(session_id, [*paths, checksum, own])
+        deleted = self._nodes.delete_owned(session_id, self._registered_paths()[::-1])
         if own == self._paths.master(self.address.broker_id) and own in deleted:
             self._remove_legacy_node(session_id)
 

@@ -178,6 +178,11 @@ class ZkSession:
                 )
             self._create_chroot(timeout)
 
+    def ensure_chroot(self) -> None:
+        """Create the chroot again if somebody has deleted it. Blocks. Raises CoordinationUnavailable."""
+        if self._chroot and not self.nodes.exists_root():
+            self._create_chroot(self.session_timeout)
+
     def _await_first_session(self, timeout: float, wait_for_servers: bool) -> None:
         deadline = time.monotonic() + timeout
         certain = told = False

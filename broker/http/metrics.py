@@ -45,6 +45,8 @@ class _BrokerCollector(Collector):
         yield info
         yield GaugeMetricFamily("metaq_uptime_seconds", "Time since the start", metrics.uptime_seconds)
         yield GaugeMetricFamily("metaq_connections", "Connections of clients", broker.connections)
+        if broker.registered is not None:
+            yield GaugeMetricFamily("metaq_registered", "1 while registered in ZooKeeper", broker.registered())
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         yield GaugeMetricFamily("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
         for name in _COMMANDS:

@@ -48,4 +48,6 @@ def test_a_broker_waits_for_a_zookeeper_that_goes_between_its_connection_and_its
     assert caplog.text.count("not registered in ZooKeeper yet, trying again: an election") == 2
     with session_at(chroot) as session:
         assert ClusterView(session).brokers()[0].master == BrokerAddress(0, None, config.host, 8123)
+    assert registration.registered
     registration.session.close()
+    assert not registration.registered

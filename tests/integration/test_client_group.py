@@ -3,13 +3,16 @@
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
 import pytest
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from metaq import Consumer, ConsumerConfig, TopicPartition
 from metaq.client.consumer.rebalance import State
+from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import (
     SESSION_SECONDS,
@@ -18,7 +21,7 @@ from tests.integration.client_cluster import (
     read,
     read_until_quiet,
 )
-from tests.integration.coordination_helpers import end_on_server
+from tests.integration.coordination_helpers import end_on_server, session_at, tree
 from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 4}
@@ -366,3 +369,19 @@ def test_close_is_bounded_when_zookeeper_hangs_and_poll_on_another_thread_return
     consumer.close()
     thread.join(DEADLINE)
     assert results == [[]]
+
+
+def test_a_group_goes_on_after_somebody_has_deleted_all_of_zookeepers_nodes(brokers, producer):
+    with session_at(brokers.connect) as operator, Polling(member(brokers)) as first, Polling(member(brokers)) as second:
+        eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 10, "sharing")
+        for path in sorted(tree(operator.zk), reverse=True):
+            with suppress(NoNodeError, NotEmptyError):  # members join again while this goes on
+                operator.zk.delete(path)
+        eventually(lambda: len(ClusterView(operator).owners("g", "t")) == 4, 10, "the owners' nodes")
+        eventually(lambda: len(ClusterView(operator).consumers("g")) == 2, 10, "the members")
+        eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 10, "sharing again")
+        assert not set(first.consumer.assignment()) & set(second.consumer.assignment())
+        for number in range(4):
+            producer.send("t", b"%d" % number, partition=TopicPartition("t", 0, number))
+        eventually(lambda: len({each.payload for each in first.messages + second.messages}) == 4, 10, "the messages")
+    assert sorted(each.payload for each in first.messages + second.messages) == [b"0", b"1", b"2", b"3"]

@@ -2,11 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
+from metaq.coordination import registration as registration_module
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView, TopicReplica
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
@@ -369,6 +372,136 @@ def test_a_stop_ends_the_wait_for_another_brokers_node(session: ZkSession, other
     waiting.join(DEADLINE)
     assert time.monotonic() - started < session.session_timeout / 2
     assert "left while it waited" in str(failed[0])
+
+
+# --- deleted by others ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What the log says of nodes that were deleted."""
+    return lambda: [record.getMessage() for record in caplog.records if "deleted" in record.getMessage()]
+
+
+def test_a_broker_whose_root_is_deleted_registers_again_and_says_so(session, other, view, told):
+    broker = registration(session)
+    broker.register([ORDERS, EVENTS])
+    before = tree(other.zk)
+    other.zk.delete(session.paths.root, recursive=True)
+    wait_for(lambda: told() and broker.registered, "the new registration")
+    assert tree(other.zk) == before
+    assert view.brokers() == {0: BrokerNodes(MASTER)}
+    (line,) = told()
+    assert session.paths.master(0) in line
+    assert "7 more" in line
+
+
+def test_a_deleted_chroot_comes_back_with_the_brokers_nodes(session, other, chroot, told):
+    broker = registration(session)
+    broker.register([ORDERS])
+    before = tree(other.zk)
+    server, _, path = chroot.partition("/")
+    with session_at(server) as outside:
+        outside.zk.delete(f"/{path}", recursive=True)
+    wait_for(lambda: told() and broker.registered, "the new registration")
+    assert tree(other.zk) == before
+
+
+@pytest.mark.parametrize("address", [MASTER, SLAVE])
+def test_a_brokers_own_node_that_is_deleted_comes_back(session, other, told, address):
+    broker = registration(session, address)
+    broker.register([ORDERS])
+    before = ephemerals(other)
+    own = session.paths.master(0) if address is MASTER else session.paths.slave(0, 1)
+    other.zk.delete(own)
+    wait_for(lambda: told() and broker.registered, "the new registration")
+    assert ephemerals(other) == before
+    assert told()[0].count("/") == own.count("/")
+
+
+def test_a_deleted_topic_comes_back_with_the_next_look_at_all_nodes(session, other, told, monkeypatch):
+    monkeypatch.setattr(registration_module, "LOOK_SECONDS", 0.1)
+    broker = registration(session)
+    broker.register([ORDERS, EVENTS])
+    before = ephemerals(other)
+    deleted = session.paths.topic_pub_broker("orders", "0-m")
+    other.zk.delete(deleted)
+    wait_for(told, "the new registration")
+    assert ephemerals(other) == before
+    assert [line.partition(" (")[2].partition(")")[0] for line in told()] == [deleted]
+
+
+def test_a_broker_is_not_registered_while_its_node_is_missing(session, other, monkeypatch):
+    monkeypatch.setattr(registration_module, "_PAUSE", DEADLINE)
+    broker = registration(session)
+    assert not broker.registered
+    broker.register([ORDERS])
+    assert broker.registered
+    other.zk.delete(session.paths.master(0))
+    wait_for(lambda: not broker.registered, "the missing node")
+
+
+def test_a_broker_whose_node_another_process_has_taken_does_not_fight_for_it(session, other, told, caplog):
+    broker = registration(session)
+    broker.register([ORDERS])
+    own = session.paths.master(0)
+    for url in (b"meta://127.0.0.1:9999", b"meta://127.0.0.1:8123"):  # another broker; this one, started once more
+        theirs = other.zk.transaction()
+        theirs.delete(own)
+        theirs.create(own, url, ephemeral=True)
+        theirs.commit()
+        wait_for(lambda: not broker.registered, "the loss")
+        broker._presence._task.close(DEADLINE)
+        assert session.nodes.get(own) == (url, other.session_id)
+    assert told() == []
+    assert caplog.text.count("another process has taken") == 1
+
+
+def test_a_broker_registers_again_when_the_process_that_took_its_node_is_gone(session, other, chroot):
+    broker = registration(session)
+    broker.register([ORDERS])
+    before = ephemerals(session)
+    with session_at(chroot) as third:
+        theirs = third.zk.transaction()
+        theirs.delete(session.paths.master(0))
+        theirs.create(session.paths.master(0), b"meta://127.0.0.1:9999", ephemeral=True)
+        theirs.commit()
+        wait_for(lambda: not broker.registered, "the loss")
+    wait_for(lambda: broker.registered, "the comeback")
+    assert ephemerals(other) == before
+
+
+def test_nodes_that_are_deleted_again_and_again_are_made_anew_at_a_bounded_rate(session, other, told, monkeypatch):
+    monkeypatch.setattr(registration_module, "_PAUSE", 0.5)
+    registration(session).register([ORDERS])
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        with suppress(NoNodeError):
+            other.zk.delete(session.paths.master(0))
+        time.sleep(0.01)
+    assert 1 <= len(told()) <= 4
+
+
+def test_the_end_of_a_session_is_not_told_as_a_deletion(session, other, told):
+    broker = registration(session)
+    broker.register([ORDERS])
+    before = ephemerals(other)
+    expire(session)
+    wait_for(lambda: ephemerals(other) == before and broker.registered, "the new registration")
+    broker._presence.again()
+    broker._presence._task.close(DEADLINE)
+    assert told() == []
+
+
+def test_what_is_deleted_after_the_end_stays_deleted(session, other, told, monkeypatch):
+    monkeypatch.setattr(registration_module, "_PAUSE", 0.1)
+    broker = registration(session)
+    broker.register([ORDERS])
+    other.zk.delete(session.paths.master(0))
+    broker.unregister()
+    assert not broker.registered
+    time.sleep(0.5)
+    assert ephemerals(other) == {}
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

@@ -220,6 +220,16 @@ def test_a_member_whose_node_was_removed_says_so_and_joins_again(sessions, view)
     assert member.membership.held == {("t", "0-0")}  # what it owns has stayed its own
 
 
+def test_a_member_whose_owner_nodes_were_removed_too_makes_them_anew(sessions, view):
+    member = Member(sessions[0], "c1").joined()
+    assert member.membership.claim("t", "0-0")
+    sessions[2].zk.delete(sessions[2].paths.owner("g", "t", "0-0"))
+    sessions[2].zk.delete(sessions[2].paths.consumer("g", "g_c1"))
+    wait_for(lambda: not _is_registered(member), "the news")
+    wait_for(lambda: _is_registered(member), "the news that it is back")
+    wait_for(lambda: view.owners("g", "t") == {"0-0": "g_c1"}, "its owner node")
+
+
 def test_late_news_of_the_session_on_which_it_joined_is_no_reason_to_join_again(sessions, caplog):
     member = Member(sessions[0], "c1").joined().membership
     member._presence._session_changed(SessionEvent.CONNECTED)

@@ -288,5 +288,12 @@ def test_a_synchronous_master_shows_whether_its_slave_is_there(pages, harness):
     assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]
 
 
+@pytest.mark.parametrize("registered", [True, False])
+def test_the_metrics_tell_whether_the_broker_is_registered(pages, harness, registered):
+    assert b"metaq_registered" not in pages.ask("GET", "/metrics")[2]  # without ZooKeeper
+    harness.broker.registered = lambda: registered
+    assert f"metaq_registered {float(registered)}" in metrics_lines(pages)
+
+
 def metrics_lines(pages):
     return pages.ask("GET", "/metrics")[2].decode().splitlines()
