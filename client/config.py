@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
@@ -30,9 +31,14 @@ __all__ = [
     "ProducerConfig",
     "Protocol",
     "Start",
+    "check_call_back",
+    "check_call_backs",
     "check_damage",
+    "check_number",
     "check_protocol",
     "check_texts",
+    "check_timeout",
+    "config_or_default",
 ]
 
 Protocol = Literal["auto", "text"]
@@ -66,6 +72,9 @@ MAX_LOCAL_MESSAGES = 500_000
 """Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
 
 
+_Config = TypeVar("_Config", "ConnectionConfig", "ProducerConfig", "ConsumerConfig")
+
+
 def check_protocol(protocol: str) -> Protocol:
     """Return `protocol` if it is one of ours. Raises ConfigError."""
     if protocol == "auto":
@@ -89,18 +98,66 @@ def check_damage(damage: str) -> None:
         raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
-def _check_numbers(config: ConnectionConfig | ProducerConfig | ConsumerConfig, *may_be_0: str) -> None:
+def check_call_back(option: str, given: object) -> None:
+    """Raises ConfigError unless it can be called."""
+    if not callable(given):
+        raise ConfigError(option, repr(given), "name a function, without calling it")
+
+
+def check_call_backs(**given: object) -> None:
+    """As check_call_back, for options that may be left out."""
+    for option, value in given.items():
+        if value is not None:
+            check_call_back(option, value)
+
+
+def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bool = False) -> None:
+    """Raises ConfigError unless `value` is a number above 0, or at least 0."""
+    least = "0 or more" if may_be_0 else "1 or more" if whole else "more than 0"
+    if not _is_number(value) or (whole and not isinstance(value, Integral)):
+        raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
+    if not (value >= 0 if may_be_0 else value > 0):  # and so is NaN
+        raise ConfigError(option, value, f"choose {least}")
+
+
+def check_timeout(seconds: float) -> float:
+    """The `timeout` of a send. Raises TypeError for what is no number, ConfigError below 0."""
+    if type(seconds) is not float and type(seconds) is not int and not _is_number(seconds):
+        raise TypeError(f"timeout={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
+    if not seconds >= 0:  # and so is NaN
+        raise ConfigError("timeout", seconds, "choose 0 or more seconds, or leave it out")
+    return seconds
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
+    """An option `config`. Raises ConfigError."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigError("config", repr(given), f"make it a {kind.__name__}(…), which takes each setting by its name")
+    return given
+
+
+def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig, *may_be_0: str) -> None:
     """Raises ConfigError unless each number is above 0, or at least 0, and what grows from a `min` or by a `step` up to
     a `max` can grow."""
-    for each in fields(config):
-        name, value = each.name, getattr(config, each.name)
-        if str(each.type).split(" ")[0] not in ("int", "float") or value is None:
-            continue
-        if not (value >= 0 if name in may_be_0 else value > 0):  # and so is NaN
-            raise ConfigError(name, value, "choose 0 or more" if name in may_be_0 else "choose a number above 0")
+    kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
+    numbers = {}
+    for name, (kind, *others) in kinds.items():
+        value = getattr(config, name)
+        if kind in ("int", "float") and not (value is None and "None" in others):
+            check_number(name, value, whole=kind == "int", may_be_0=name in may_be_0)
+            numbers[name] = value
+        elif kind == "ConnectionConfig" and not isinstance(value, ConnectionConfig):
+            raise ConfigError(name, repr(value), "make it a ConnectionConfig(…), which takes each setting by its name")
+    for name, value in numbers.items():
         most = re.sub("_(min|step)_", "_max_", name)
-        if value > getattr(config, most):
-            raise ConfigError(name, value, f"choose at most {most} ({getattr(config, most):g})")
+        if value > numbers[most]:
+            raise ConfigError(name, value, f"choose at most {most} ({numbers[most]:g})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +181,7 @@ class ConnectionConfig:
     """A broken connection is tried again after a pause that doubles from min to max, with jitter."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +227,7 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
-        _check_numbers(self, *zero, "transaction_timeout_seconds")
+        _check_settings(self, *zero, "transaction_timeout_seconds")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:
@@ -241,7 +298,7 @@ class ConsumerConfig:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "auto_commit_seconds")
+        _check_settings(self, "auto_commit_seconds")
         check_damage(self.damage)
         if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
 
+from .config import check_number
 from .connection import Endpoint
 from .values import TopicPartition
 
@@ -48,7 +49,7 @@ def parse_address(address: str) -> Endpoint:
 
     Raises ConfigError.
     """
-    match = _ADDRESS.fullmatch(address.strip())
+    match = _ADDRESS.fullmatch(address.strip()) if isinstance(address, str) else None
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
         raise ConfigError("address", repr(address), "write it as host:port, for example 127.0.0.1:8123")
@@ -62,10 +63,11 @@ class DirectMetadata:
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
-        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName."""
+        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName, TypeError."""
+        if not isinstance(partitions, Mapping):
+            raise ConfigError("partitions", repr(partitions), "name the number of partitions by topic: {'trades': 4}")
         for topic, count in partitions.items():
-            if check_topic(topic) and count < 1:
-                raise ConfigError(f"partitions[{topic!r}]", count, "choose 1 or more")
+            check_number(f"partitions[{check_topic(topic)!r}]", count)
         self._broker_id = broker_id
         self._endpoints = {broker_id: endpoint}
         self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}

@@ -9,7 +9,7 @@ from typing import Self
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .config import BROWSE_BYTES, ConsumerConfig, check_protocol
+from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protocol, config_or_default
 from .connection import Connection
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
@@ -59,7 +59,8 @@ class TopicBrowser:
         """
         self._topic = topic
         self._closed = False
-        self._config = config or ConsumerConfig()
+        self._config = config_or_default(config, ConsumerConfig)
+        check_call_backs(on_damaged=on_damaged)
         self._on_damaged = on_damaged
         self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=self._config.connection)
 
@@ -144,7 +145,8 @@ class PartitionReader(Poller):
 
         Raises ConfigError; connects in the background.
         """
-        config = config or ConsumerConfig()
+        config = config_or_default(config, ConsumerConfig)
+        check_call_backs(accept=accept, on_damaged=on_damaged)
         self._endpoint = parse_address(address)
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read")

@@ -30,6 +30,7 @@ __all__ = [
     "SLAVE_STATUS_TOPIC",
     "check_group",
     "check_topic",
+    "no_text",
 ]
 
 DEFAULT_PORT = 8123
@@ -87,11 +88,14 @@ _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be a path element, a znode and a wire token; raise InvalidName saying why not.
+    """Return `topic` if it can be a path element, a znode and a wire token; raise InvalidName saying why not,
+    TypeError for what is no text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
     a directory and a znode. `*` is refused because it is a pattern in server.ini.
     """
+    if not isinstance(topic, str):
+        raise no_text("topic", topic, "give it a name")
     if not topic:
         raise InvalidName("topic '' is empty: give it a name")
     if len(topic.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
@@ -108,7 +112,9 @@ def check_topic(topic: str) -> str:
 
 
 def check_group(group: str) -> str:
-    """Return `group` if 1.x clients would accept it as a consumer group; raise InvalidName saying why not."""
+    """Return `group` if 1.x clients would accept it as a consumer group. Raises as check_topic."""
+    if not isinstance(group, str):
+        raise no_text("group", group, "give it a name")
     if not group:
         raise InvalidName("group '' is empty: give it a name")
     if len(group.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
@@ -117,3 +123,14 @@ def check_group(group: str) -> str:
     if found:
         raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")
     return group
+
+
+def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
+    """The error for an argument `what` that has to be a text. none: what to do with None."""
+    if value is None:
+        remedy = none
+    elif isinstance(value, bytes):
+        remedy = f"decode it, for example {value!r}.decode()"
+    else:
+        remedy = f"write it as a text, for example {str(value)!r}"
+    return TypeError(f"{what}={value!r} is no text (str) but {type(value).__name__}: {remedy}")

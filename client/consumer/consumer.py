@@ -13,9 +13,20 @@ from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
+from metaq.protocol.limits import check_group
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
-from ..config import BROWSE_BYTES, MAX_RETRIES, ConsumerConfig, check_protocol, check_texts
+from ..config import (
+    BROWSE_BYTES,
+    MAX_RETRIES,
+    ConsumerConfig,
+    check_call_back,
+    check_call_backs,
+    check_number,
+    check_protocol,
+    check_texts,
+    config_or_default,
+)
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..pool import ConnectionPool
@@ -79,14 +90,15 @@ class Consumer(Poller):
         protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
-        CoordinationUnavailable.
+        TypeError (a group that is no text), CoordinationUnavailable.
         """
-        config = config or ConsumerConfig()
+        config = config_or_default(config, ConsumerConfig)
+        check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked, on_damaged=on_damaged)
         topics = check_texts("topics", topics)
         wanted = None if tags is None else frozenset(check_texts("tags", tags))
         if wanted is not None and not wanted:
             raise ConfigError("tags", tags, "name at least one, or leave it out")
-        self.group = broadcast_group(group) if config.broadcast else group
+        self.group = broadcast_group(check_group(group)) if config.broadcast else group
         self._config = config
         self._stopped = False
         self._aside = Aside("metaq-consumer")
@@ -189,6 +201,7 @@ class Consumer(Poller):
         Raises ConfigError, LocalStoreError, ClientError, what on_assigned and on_revoked raise, and what a handler
         raises that is no Exception (SystemExit …).
         """
+        check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, threads)
 
     def run_batches(
@@ -205,8 +218,8 @@ class Consumer(Poller):
         A batch that failed max_retries times more is given to the handler message by message, so that only what fails
         by itself is rejected.
         """
-        if max_messages < 1:
-            raise ConfigError("max_messages", max_messages, "choose 1 or more")
+        check_call_back("handler", handler)
+        check_number("max_messages", max_messages)
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, threads)
 
     def stop(self) -> None:
@@ -223,10 +236,10 @@ class Consumer(Poller):
     def _run(
         self, deliver: Deliver, batch: int, max_retries: int | None, on_reject: RejectHandler | None, threads: int
     ) -> None:
-        if threads < 1:
-            raise ConfigError("threads", threads, "choose 1 or more")
-        if max_retries is not None and max_retries < 0:
-            raise ConfigError("max_retries", max_retries, "choose 0 or more, or None for ever")
+        check_number("threads", threads)
+        if max_retries is not None:
+            check_number("max_retries", max_retries, may_be_0=True)
+        check_call_backs(on_reject=on_reject)
         self._check_open()
         if self._polling:
             raise ClientError(NOT_ALONE)

@@ -12,7 +12,7 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 
-from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS
+from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..timers import Timers
@@ -53,8 +53,7 @@ class LocalRecoverStore:
         Raises ConfigError.
         """
         for name, value in (("first_seconds", first_seconds), ("interval_seconds", interval_seconds)):
-            if value <= 0:
-                raise ConfigError(name, value, "choose a number above 0")
+            check_number(name, value, whole=False)
         self.first_seconds = first_seconds
         self.interval_seconds = interval_seconds
         self._directory = Path(directory).expanduser()

@@ -9,7 +9,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
 
 from ..config import MAX_BATCH_BODY_BYTES
@@ -106,6 +106,8 @@ def _encode(
     partition: TopicPartition | None = None,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    if partition is not None and not isinstance(partition, TopicPartition):
+        raise _no_partition_of_a_topic(partition)
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
@@ -134,27 +136,25 @@ def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers
     """Raises TypeError for what is no text, with its name, its value and what to write."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
-            raise _no_text(name, value)
+            raise no_text(name, value)
     if isinstance(keys, str | bytes):
         raise TypeError(f"keys={keys!r}: keys is a list of texts: write keys=[{keys!r}], or key={keys!r}")
     for key in keys:
         if not isinstance(key, str):
-            raise _no_text("keys", key)
+            raise no_text("keys", key)
     for header, text in (headers or {}).items():
         if not isinstance(header, str):
-            raise _no_text("the name of a header", header)
+            raise no_text("the name of a header", header)
         if not isinstance(text, str):
-            raise _no_text(f"headers[{header!r}]", text)
+            raise no_text(f"headers[{header!r}]", text)
 
 
-def _no_text(what: str, value: object) -> TypeError:
-    if value is None:
-        remedy = "leave it out"
-    elif isinstance(value, bytes):
-        remedy = f"decode it, for example {value!r}.decode()"
+def _no_partition_of_a_topic(value: object) -> TypeError:
+    if isinstance(value, tuple) and len(value) == len(TopicPartition._fields):
+        remedy = f"write {TopicPartition(*value)!r}"
     else:
-        remedy = f"write it as a text, for example {str(value)!r}"
-    return TypeError(f"{what}={value!r} is no text (str) but {type(value).__name__}: {remedy}")
+        remedy = "take one of Producer.partitions(topic), or write TopicPartition(topic, broker, partition)"
+    return TypeError(f"partition={value!r} is no TopicPartition but {type(value).__name__}: {remedy}")
 
 
 def _too_large(size: int) -> LocalProtocolError:

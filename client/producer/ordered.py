@@ -14,7 +14,7 @@ from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, Partitio
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig
+from ..config import ProducerConfig, check_timeout, config_or_default
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
@@ -23,7 +23,7 @@ from .building import SendOptions, build_body
 from .futures import refuse_in_handler
 from .producer import Producer, zookeeper_metadata
 from .resending import Resender
-from .routing import PartitionSelector, RoundRobinSelector, partition_for_key
+from .routing import PartitionSelector, RoundRobinSelector, check_selector, partition_for_key
 
 __all__ = ["OrderedProducer"]
 
@@ -65,9 +65,9 @@ class OrderedProducer:
         self._guard = ForkGuard("OrderedProducer")
         self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
-        self._config = config or ProducerConfig()
+        self._config = config_or_default(config, ProducerConfig)
         self._store = store
-        self._selector: PartitionSelector = selector or RoundRobinSelector()
+        self._selector: PartitionSelector = RoundRobinSelector() if selector is None else check_selector(selector)
         self._save_failed = save_failed
         self._clock = clock
         own = None
@@ -104,7 +104,7 @@ class OrderedProducer:
         otherwise as Producer.send: the broker is registered but could not be reached in time, or refused it.
         """
         self._guard.check()
-        seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
+        seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
         deadline = self._clock() + seconds
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options)

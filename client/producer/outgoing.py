@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ __all__ = [
     "Outgoing",
     "OutgoingBatch",
     "call_back",
+    "check_on_delivery",
     "joined",
 ]
 
@@ -62,6 +63,16 @@ def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResu
             on_delivery(error, result)
         except BaseException:  # SystemExit, too: it would end what this thread does for others
             log.exception(ON_DELIVERY_FAILED)
+
+
+_Report = TypeVar("_Report", bound="OnDelivery | Losses")
+
+
+def check_on_delivery(given: _Report) -> _Report:
+    """Raises TypeError for an on_delivery that cannot be called. For each run of messages that have the same one."""
+    if not (callable(given) or isinstance(given, Losses)):
+        raise TypeError(f"on_delivery={given!r} is no function but {type(given).__name__}: name one, or leave it out")
+    return given
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
@@ -306,7 +317,7 @@ class GatheredBatch(OutgoingBatch):
         self.latest = deadline + tuning.TOGETHER_SECONDS
         self.most = 1
         self.outcome = Outcome()
-        self.runs: _Runs = _ALL_ASKED if on_delivery is ASKED else [(0, on_delivery)]
+        self.runs: _Runs = _ALL_ASKED if on_delivery is ASKED else [(0, check_on_delivery(on_delivery))]
         self.put = None
         self._encoded = None
 
@@ -330,8 +341,8 @@ class GatheredBatch(OutgoingBatch):
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Of the next message, if it is another one than that of the last run. May be repeated."""
-        run = len(self.bodies), on_delivery
+        """Of the next message, if it is another one than that of the last run. May be repeated. Raises TypeError."""
+        run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):
             self.runs = list(self.runs)
         if self.runs[-1][0] == run[0]:

@@ -20,7 +20,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig, check_protocol
+from ..config import ProducerConfig, check_protocol, check_timeout, config_or_default
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
@@ -31,8 +31,8 @@ from .building import SendOptions, build_batch, build_body, build_message, with_
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
-from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back
-from .routing import PartitionSelector, Router
+from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
+from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
 from .xa import XaResource
 
@@ -77,7 +77,9 @@ class Producer:
         alone, closed with it.
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
-        config = config or ProducerConfig()
+        config = config_or_default(config, ProducerConfig)
+        if selector is not None:
+            check_selector(selector)
         self._config = config if linger_ms is None else replace(config, linger_ms=linger_ms)
         self._clock = clock
         self._random = random
@@ -163,7 +165,8 @@ class Producer:
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys), TypeError (no bytes, or attributes that are no texts),
+        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0), TypeError (another argument of a
+        wrong type: no bytes, attributes that are no texts, a partition that is a number),
         RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
@@ -190,7 +193,7 @@ class Producer:
         is `pending` then, without an id, and the message is sent again later, behind others sent since.
         """
         self._guard.check()
-        deadline = self._clock() + (self._seconds if timeout is None else timeout)
+        deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
         if not options and type(payload) is bytes:
             joined = self._core.join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
@@ -215,7 +218,7 @@ class Producer:
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
-        deadline = self._clock() + (self._seconds if timeout is None else timeout)
+        deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
         if options or type(payload) is not bytes or self._core.join(topic, 0, payload, deadline, report) is None:
             self._take_over(topic, payload, deadline, report, options)
 
@@ -368,7 +371,7 @@ class Producer:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def _deadline(self, timeout: float | None) -> float:
-        return self._clock() + (self._seconds if timeout is None else timeout)
+        return self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
 
     def _take_over(
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
@@ -393,7 +396,7 @@ class Producer:
         elif isinstance(on_delivery, Losses):
             outgoing.report = partial(on_delivery.report, topic)
         else:
-            outgoing.report = partial(call_back, on_delivery)
+            outgoing.report = partial(call_back, check_on_delivery(on_delivery))
         self._driver.begin(outgoing)
         return future
 

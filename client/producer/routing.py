@@ -8,14 +8,22 @@ from typing import Any, Protocol
 
 from isal.isal_zlib import crc32
 
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut
 
 from ..metadata import UNKNOWN, Metadata, TopicView
 from ..pool import ConnectionPool
 from ..values import TopicPartition
 from .outgoing import Outgoing
 
-__all__ = ["PartitionSelector", "RoundRobinSelector", "Router", "key_bytes", "no_partition", "partition_for_key"]
+__all__ = [
+    "PartitionSelector",
+    "RoundRobinSelector",
+    "Router",
+    "check_selector",
+    "key_bytes",
+    "no_partition",
+    "partition_for_key",
+]
 
 
 class PartitionSelector(Protocol):
@@ -27,6 +35,14 @@ class PartitionSelector(Protocol):
 
         message: the payload of send(), or the list of payloads of send_batch().
         """
+
+
+def check_selector(selector: PartitionSelector) -> PartitionSelector:
+    """Raises ConfigError for what is no selector."""
+    if not callable(getattr(selector, "select", None)):
+        remedy = "make it an object with a method select(topic, partitions, message)"
+        raise ConfigError("selector", repr(selector), remedy)
+    return selector
 
 
 class RoundRobinSelector:

@@ -39,7 +39,7 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transactions import TransactionType, XaCode
 
-from ..config import ProducerConfig
+from ..config import ProducerConfig, check_timeout
 from ..connection import Connection
 from ..message import Message
 from ..metadata import Metadata
@@ -101,7 +101,7 @@ class Transactional:
 
     def deadline(self, timeout: float | None) -> float:
         """Clock time at which a send with this `timeout` in seconds ends."""
-        return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else timeout)
+        return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
-from ..config import ConnectionConfig, Protocol
+from ..config import ConnectionConfig, Protocol, config_or_default
 from ..connection import Connection, Endpoint
 from ..nearest import published_nowhere
 from ..pool import ConnectionPool
@@ -43,7 +43,7 @@ class Cluster:
     ) -> None:
         """zookeeper: connect string, chroot allowed; root: znode below which metaq lives."""
         self.zookeeper = zookeeper
-        self._config = config or ConnectionConfig()
+        self._config = config_or_default(config, ConnectionConfig)
         self._session = ZkSession(zookeeper, root)
         self._pool = ConnectionPool(self._config, protocol)
         self.view = ClusterView(self._session)

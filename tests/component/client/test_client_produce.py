@@ -294,7 +294,7 @@ def test_what_a_call_can_tell_at_once_it_raises(broker):
         with pytest.raises(TypeError):
             producer.produce("t", payload)
         with pytest.raises(NoPartition):
-            producer.produce("nobody has it", b"x")
+            producer.produce("nowhere", b"x")
         with pytest.raises(NoPartition):
             producer.produce("t", b"x", partition=OTHER)
         producer.send_async("many", b"x", partition=TopicPartition("many", 0, 1))

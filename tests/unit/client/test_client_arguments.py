@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pytest
 
-from metaq import Consumer, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, OrderedProducer, PartitionReader, Producer, ProducerConfig, TopicPartition
+from metaq.client.config import ConnectionConfig
+from metaq.client.producer.outgoing import ASKED, GatheredBatch
 from metaq.client.producer.xa import Xid
 from metaq.errors import ConfigError, NoPartition, XaError
 from metaq.testing import FakeCluster
@@ -84,3 +89,178 @@ def test_one_topic_of_an_xa_resource_is_one_topic():
         for wrong in wrongs:
             with pytest.raises(ConfigError, match="name one text"):
                 producer.xa(wrong)
+
+
+# --- sends ------------------------------------------------------------------------------------------------------------
+
+SENDS = ("send", "send_async", "produce", "send_batch", "send_batch_async")
+
+
+@pytest.fixture
+def producer():
+    """Nothing listens there: what is refused here is refused before a connection is asked for."""
+    with Producer.direct("127.0.0.1:1", partitions={"t": 2}) as producer:
+        yield producer
+
+
+def send(producer: Any, kind: str, topic: Any = "t", **options: Any) -> object:
+    return getattr(producer, kind)(topic, [b"x"] if "batch" in kind else b"x", **options)
+
+
+@pytest.mark.parametrize("kind", SENDS)
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (
+            {"partition": 3},
+            TypeError,
+            "partition=3 is no TopicPartition but int: take one of Producer.partitions(topic), or write TopicPartition",
+        ),
+        (
+            {"partition": ("t", 0, 1)},
+            TypeError,
+            "partition=('t', 0, 1) is no TopicPartition but tuple: write TopicPartition(topic='t', broker=0, ",
+        ),
+        ({"topic": 5}, TypeError, "topic=5 is no text (str) but int: write it as a text, for example '5'"),
+        ({"topic": b"t"}, TypeError, "topic=b't' is no text (str) but bytes: decode it, for example b't'.decode()"),
+        ({"topic": None}, TypeError, "topic=None is no text (str) but NoneType: give it a name"),
+        ({"topic": 5, "key": "k"}, TypeError, "topic=5 is no text"),
+        ({"timeout": "5"}, TypeError, "timeout='5' is no number of seconds but str: write it as one"),
+        ({"timeout": True}, TypeError, "timeout=True is no number of seconds but bool"),
+        ({"timeout": -1}, ConfigError, "timeout=-1: choose 0 or more seconds, or leave it out"),
+        ({"timeout": math.nan}, ConfigError, "timeout=nan: choose 0 or more seconds"),
+    ],
+)
+def test_a_wrong_argument_of_a_send_is_named_with_a_remedy(producer, kind, wrong, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        send(producer, kind, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"partition": 3}, {"timeout": "5"}, {"topic": 5}])
+@pytest.mark.parametrize("kind", ["send", "send_batch"])
+def test_a_transaction_names_a_wrong_argument_as_a_send_does(producer, kind, wrong):
+    ((option, value),) = wrong.items()
+    with pytest.raises(TypeError, match=re.escape(f"{option}={value!r} is no ")):
+        send(producer.transaction(), kind, **wrong)
+
+
+def test_an_on_delivery_that_cannot_be_called_is_refused(producer):
+    for options in ({}, {"key": "k"}, {"partition": TopicPartition("t", -1, 0)}):
+        with pytest.raises(TypeError, match="on_delivery=5 is no function but int: name one, or leave it out"):
+            send(producer, "produce", on_delivery=5, **options)
+
+
+def test_a_message_with_such_an_on_delivery_does_not_join_others():
+    batch = GatheredBatch("t", "t", 0, b"x", 1.0, ASKED)
+    wrong: Any = 5
+    with pytest.raises(TypeError, match="on_delivery=5 is no function"):
+        batch.put_report(wrong)
+    assert list(batch.runs) == [(0, ASKED)]
+
+
+# --- constructors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"selector": 5}, "selector=5: make it an object with a method select(topic, partitions, message)"),
+        ({"selector": min}, "selector=<built-in function min>: make it an object with a method select"),
+        ({"config": {}}, "config={}: make it a ProducerConfig(…), which takes each setting by its name"),
+        ({"config": {"linger_ms": 5}}, "config={'linger_ms': 5}: make it a ProducerConfig"),
+        ({"config": ConsumerConfig}, "make it a ProducerConfig"),
+        ({"linger_ms": "5"}, "linger_ms='5': choose a whole number, 0 or more"),
+        ({"linger_ms": True}, "linger_ms=True: choose a whole number, 0 or more"),
+        ({"partitions": {"t": "2"}}, "partitions['t']='2': choose a whole number, 1 or more"),
+        ({"partitions": 5}, "partitions=5: name the number of partitions by topic"),
+        ({"address": 5}, "address=5: write it as host:port"),
+    ],
+)
+def test_a_wrong_argument_of_a_producer_is_named_with_a_remedy(arguments, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Producer.direct(**{"address": "127.0.0.1:1", **arguments})
+
+
+@pytest.mark.parametrize(("option", "words"), [("selector", "make it an object"), ("config", "make it a Producer")])
+def test_a_wrong_argument_of_an_ordered_producer_is_named_with_a_remedy(option, words):
+    store: Any = None
+    wrong: Any = {option: 0}
+    with pytest.raises(ConfigError, match=f"{option}=0: {words}"):
+        OrderedProducer(partitions={"t": {0: 1}}, store=store, metadata=FakeCluster([]), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"config": {}}, "config={}: make it a ConsumerConfig(…), which takes each setting by its name"),
+        ({"config": ProducerConfig}, "make it a ConsumerConfig"),
+        ({"accept": 5}, "accept=5: name a function, without calling it"),
+        ({"on_assigned": 5}, "on_assigned=5: name a function, without calling it"),
+        ({"on_revoked": 5}, "on_revoked=5: name a function, without calling it"),
+        ({"on_damaged": 5}, "on_damaged=5: name a function, without calling it"),
+    ],
+)
+def test_a_wrong_argument_of_a_consumer_is_named_with_a_remedy(arguments, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Consumer(**{"connect": "127.0.0.1:1", "group": "g", "topics": "t", **arguments})
+
+
+@pytest.mark.parametrize("config", [ConsumerConfig(), ConsumerConfig(broadcast=True)])
+@pytest.mark.parametrize("group", [5, b"g", None])
+def test_a_group_that_is_no_text_is_refused(config, group):
+    with pytest.raises(TypeError, match=re.escape(f"group={group!r} is no text (str) but")):
+        Consumer("127.0.0.1:1", group=group, topics="t", config=config)
+
+
+def test_a_wrong_argument_of_a_reader_is_named_with_a_remedy():
+    wrong: Any = {}
+    with pytest.raises(ConfigError, match=r"config=\{\}: make it a ConsumerConfig"):
+        PartitionReader("127.0.0.1:1", TopicPartition("t", 0, 0), config=wrong)
+
+
+@pytest.fixture
+def consumer():
+    """A Consumer that was not begun: enough for what run() refuses."""
+    return object.__new__(Consumer)
+
+
+@pytest.mark.parametrize("kind", ["run", "run_batches"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"handler": 5}, "handler=5: name a function, without calling it"),
+        ({"handler": None}, "handler=None: name a function, without calling it"),
+        ({"on_reject": 5}, "on_reject=5: name a function, without calling it"),
+        ({"threads": "2"}, "threads='2': choose a whole number, 1 or more"),
+        ({"threads": 0}, "threads=0: choose 1 or more"),
+        ({"max_retries": "2"}, "max_retries='2': choose a whole number, 0 or more"),
+    ],
+)
+def test_a_wrong_argument_of_run_is_named_with_a_remedy(consumer, kind, arguments, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        getattr(consumer, kind)(**{"handler": print, **arguments})
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+NUMBERS = [
+    (config, each.name, str(each.type))
+    for config in (ProducerConfig, ConsumerConfig, ConnectionConfig)
+    for each in fields(config)
+    if str(each.type).startswith(("int", "float"))
+]
+
+
+@pytest.mark.parametrize(("config", "option", "kind"), NUMBERS)
+def test_a_setting_that_is_no_number_is_refused(config, option, kind):
+    wrongs = ["5", b"5", True, math.nan, [5]] + ([1.5, math.inf] if kind == "int" else [])
+    for wrong in wrongs + ([] if "None" in kind else [None]):
+        with pytest.raises(ConfigError, match=re.escape(f"{option}={wrong!r}: choose ")) as refused:
+            config(**{option: wrong})
+        assert refused.value.option == option
+
+
+@pytest.mark.parametrize("config", [ProducerConfig, ConsumerConfig])
+def test_settings_of_a_connection_that_are_none_are_refused(config):
+    with pytest.raises(ConfigError, match=re.escape("connection={}: make it a ConnectionConfig(…)")):
+        config(connection={})
