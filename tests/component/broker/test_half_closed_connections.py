@@ -10,9 +10,9 @@ from twisted.internet.selectreactor import SelectReactor
 from metaq.broker.network import server
 from metaq.broker.network.server import SessionFactory, listen
 from metaq.broker.network.transport import FastConnection, PlainConnection
-from metaq.protocol.frames import FrameReader
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import AnswerReader
+from tests.frames import FrameReader
 from tests.unit.broker.harness import Harness, pull, put
 
 SECONDS = 20.0
