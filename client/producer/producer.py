@@ -106,7 +106,7 @@ class Producer:
         clock: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
-        self._router = Router(self._metadata, self._pool, selector, default_topic, clock)
+        self._router = Router(self._metadata, self._pool, selector, default_topic, clock, random)
         self._seconds = self._config.delivery_timeout_seconds
         self._gathers = selector is None  # else it is asked for each message
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)

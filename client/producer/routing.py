@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -47,15 +48,20 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 
 class RoundRobinSelector:
     """Every partition in turn, counted per topic (1.x counts all topics together, so that two topics used alternately
-    hit only every second partition). Any thread."""
+    hit only every second partition). Each topic begins at a random partition, so that programs that send one message
+    each use all partitions (1.x always begins at the second). Any thread.
 
-    def __init__(self) -> None:
+    random: a number in [0, 1) for each topic; 0 is the first partition.
+    """
+
+    def __init__(self, random: Callable[[], float] = random.random) -> None:
         self._counters: dict[str, Iterator[int]] = {}
+        self._random = random
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
         counter = self._counters.get(topic)
         if counter is None:
-            counter = self._counters.setdefault(topic, itertools.count())
+            counter = self._counters.setdefault(topic, itertools.count(int(self._random() * len(partitions))))
         return partitions[next(counter) % len(partitions)]
 
 
@@ -69,12 +75,13 @@ class Router:
         selector: PartitionSelector | None,
         default_topic: str | None,
         clock: Callable[[], float],
+        random: Callable[[], float] = random.random,
     ) -> None:
         self._metadata = metadata
         self._pool = pool
         self._selector = selector
         self._default_topic = default_topic
-        self._round_robin = RoundRobinSelector()
+        self._round_robin = RoundRobinSelector(random)
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when

@@ -1,6 +1,6 @@
 """Doubles for the tests of a program that uses metaq: a broker in memory, and a cluster without ZooKeeper.
 
-with FakeBroker({"trades": 4}) as broker, Producer(metadata=FakeCluster([broker])) as producer:
+with FakeBroker({"trades": 1}) as broker, Producer(metadata=FakeCluster([broker])) as producer:
     producer.send("trades", b"hello")
     assert broker.bodies("trades", 0) == [b"hello"]
 """

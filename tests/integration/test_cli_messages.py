@@ -126,7 +126,8 @@ def test_following_without_a_group_ends_at_the_count_or_the_timeout(cluster):
 
 def test_a_group_goes_on_where_it_stopped(cluster):
     lines = [str(number) for number in range(100)]
-    assert cluster.run("produce", "--topic", "shared", stdin="\n".join(lines).encode()).code == 0
+    sent = cluster.run("produce", "--topic", "shared", "--batch", "10", stdin="\n".join(lines).encode())
+    assert sent.code == 0  # to every partition
     arguments = ("--topic", "shared", "--group", "audit", "--timeout", "120")
     first = consumed(cluster, *arguments, "--count", "40")
     second = consumed(cluster, *arguments, "--count", "60")

@@ -85,8 +85,9 @@ def test_text_protocol_reads_the_same(spark, cluster, producer):
 
 
 def test_keys_tags_and_attributes_are_columns(spark, cluster, producer):
-    producer.send("tagged", b"x", tag="buy", keys=["o-1", "o-2"], attribute="old")
-    producer.send("tagged", b"y")
+    here = TopicPartition("tagged", 0, 0)
+    producer.send("tagged", b"x", tag="buy", keys=["o-1", "o-2"], attribute="old", partition=here)
+    producer.send("tagged", b"y", partition=here)
     rows = read(spark, cluster, "tagged").orderBy("offset").select("key", "value", "tag", "attribute").collect()
     assert [tuple(row) for row in rows] == [(b"o-1 o-2", b"x", "buy", "old"), (None, b"y", None, None)]
 
@@ -168,8 +169,9 @@ def test_times_bound_what_is_read(spark, cluster, producer):
 
 
 def test_headers_are_a_column_if_asked_for(spark, cluster, producer):
-    producer.send("head", b"x", headers={"trace": "7", "from": "é"})
-    producer.send("head", b"y", tag="t")
+    here = TopicPartition("head", 1, 0)
+    producer.send("head", b"x", headers={"trace": "7", "from": "é"}, partition=here)
+    producer.send("head", b"y", tag="t", partition=here)
     rows = read(spark, cluster, "head", includeHeaders="true").orderBy("offset").collect()
     assert [tuple(each) for each in rows[0].headers] == [("trace", b"7"), ("from", "é".encode())]
     assert rows[1].headers is None

@@ -39,7 +39,7 @@ def test_the_broker_chooses_the_partition_and_the_result_names_it(broker, protoc
 def test_partitions_whose_number_is_told_can_be_chosen(broker, protocol):
     with Producer.direct(address(broker), protocol=protocol, broker_id=7, partitions={"t": 2}) as producer:
         assert producer.partitions("t") == (TopicPartition("t", 7, 0), TopicPartition("t", 7, 1))
-        assert [producer.send("t", b"").partition.partition for _ in range(4)] == [0, 1, 0, 1]
+        assert [producer.send("t", b"").partition.partition for _ in range(4)] in ([0, 1, 0, 1], [1, 0, 1, 0])
         assert producer.send("t", b"", key="k").partition == producer.send("t", b"", key="k").partition
         with producer.transaction() as transaction:
             transaction.send("t", b"x", partition=TopicPartition("t", 7, 1))

@@ -41,7 +41,7 @@ FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 
 @pytest.fixture(params=["auto", "text"])
 def producer(broker, request):
-    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST) as producer:
+    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST, random=lambda: 0.0) as producer:
         yield producer
 
 
@@ -556,7 +556,7 @@ def test_a_stored_message_is_sent_as_it_was(broker, producer):
 def test_a_topic_that_nobody_publishes_borrows_the_partitions_of_the_default_topic(monkeypatch):
     with FakeBroker({"t": 2}) as broker:
         cluster = FakeCluster([broker])
-        with Producer(metadata=cluster, default_topic="t", config=FAST) as producer:
+        with Producer(metadata=cluster, default_topic="t", config=FAST, random=lambda: 0.0) as producer:
             broker.topics["new"] = 2  # it would take the topic, but is not known to publish it
             there = cluster.view
             monkeypatch.setattr(cluster, "view", lambda topic: there(topic if topic == "t" else "nothing"))

@@ -12,9 +12,19 @@ PARTITIONS = tuple(TopicPartition("t", broker, number) for broker in (0, 10) for
 
 
 def test_every_partition_is_taken_in_turn():
-    selector = RoundRobinSelector()
+    selector = RoundRobinSelector(lambda: 0.0)
     chosen = [selector.select("t", PARTITIONS, b"") for _ in range(12)]
     assert chosen == [*PARTITIONS, *PARTITIONS]
+
+
+def test_each_topic_of_each_producer_begins_somewhere_else():
+    begins = iter([0.0, 0.5, 0.99])
+    selector = RoundRobinSelector(lambda: next(begins))
+    assert [selector.select(topic, PARTITIONS, b"") for topic in "abcab"] == [
+        PARTITIONS[number] for number in (0, 3, 5, 1, 4)
+    ]
+    firsts = {RoundRobinSelector().select("t", PARTITIONS, b"") for _ in range(400)}
+    assert firsts == set(PARTITIONS)
 
 
 def test_two_topics_used_alternately_both_reach_every_partition():

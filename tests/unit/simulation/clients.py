@@ -98,7 +98,7 @@ class Producer:
         self._waiting: deque[Sent] = deque()
         self._wake_armed = self._look_armed = math.inf
         pool: Any = self.client
-        self._router = Router(self._cluster, pool, None, None, self._now)
+        self._router = Router(self._cluster, pool, None, None, self._now, lambda: 0.0)
         self.core = ProducerCore(SENDING, self._router, self._now, world.rng.random)
         self._sender = Sender(
             self.core,
