@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from metaq.protocol.errors import ConfigError
@@ -35,6 +35,12 @@ class Metadata(Protocol):
         """The topic's partitions that take messages, kept current from the first call on. Any thread.
 
         Raises CoordinationUnavailable if it was never read and ZooKeeper does not answer.
+        """
+
+    def topics(self) -> Collection[str]:
+        """Names of the topics that take messages now, for the words of an error. Any thread; may ask ZooKeeper.
+
+        Raises CoordinationError.
         """
 
     def on_change(self, listener: Callable[[str], None]) -> None:
@@ -77,6 +83,9 @@ class DirectMetadata:
 
     def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
         return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
+
+    def topics(self) -> Collection[str]:
+        return self._views.keys()
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Nothing ever changes."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-__all__ = ["did_you_mean", "published_nowhere"]
+__all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
@@ -17,11 +17,14 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
     """That no live broker has `topic`, with the pattern that takes it, or the nearest of the topics that one has."""
+    new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
+    return f"topic {topic!r} is published by no live broker: {topic_meant(topic, known, new)}"
+
+
+def topic_meant(topic: str, known: Collection[str], otherwise: str) -> str:
+    """The pattern among `known` that takes `topic`, or the nearest topic, or `otherwise`."""
     patterns = [each for each in known if "*" in each]
     takes = next((each for each in patterns if fnmatchcase(topic, each)), None)
     if takes is not None:
-        way = f"the pattern {takes!r} takes its first message, from a Producer whose default_topic is on that broker"
-    else:
-        new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
-        way = did_you_mean(topic, [each for each in known if each not in patterns], new)
-    return f"topic {topic!r} is published by no live broker: {way}"
+        return f"the pattern {takes!r} takes its first message, from a Producer whose default_topic is on that broker"
+    return did_you_mean(topic, [each for each in known if each not in patterns], otherwise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from metaq.coordination.backoff import Backoff
@@ -55,6 +55,9 @@ class ZooKeeperMetadata:
             if self._session.closed:
                 raise ClientError("this producer is closed") from None
             raise
+
+    def topics(self) -> Collection[str]:
+        return self._aside.do(self._cluster.live_topics)
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)

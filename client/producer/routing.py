@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from isal.isal_zlib import crc32
 
+from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut
 
 from ..metadata import UNKNOWN, Metadata, TopicView
+from ..nearest import topic_meant
 from ..pool import ConnectionPool
 from ..values import TopicPartition
 from .outgoing import Outgoing
@@ -25,6 +27,8 @@ __all__ = [
     "no_partition",
     "partition_for_key",
 ]
+
+log = get_log(__name__)
 
 
 class PartitionSelector(Protocol):
@@ -84,6 +88,7 @@ class Router:
         self._round_robin = RoundRobinSelector(random)
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
+        self._meant: dict[str, str] = {}  # by topic that nobody publishes: what to do, as it was told first
         self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
@@ -103,6 +108,21 @@ class Router:
             partitions = self._usable(view)
         return self._select(topic, partitions, outgoing.message)
 
+    def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
+        """The `error` of a message whose caller is told. If nobody publishes its topic, which may be misspelt, it names
+        the nearest that there is. Which topics there are is asked once for each such topic."""
+        topic = outgoing.topic
+        if outgoing.fixed is not None or not self.is_away(outgoing):
+            return error
+        if topic not in self._meant:
+            known: Collection[str] = ()
+            try:
+                known = set(self._metadata.topics()) - {topic}  # it may have been registered a moment ago
+            except MetaqError as error:  # a hint must not replace the error that it is for
+                log.info("which topics there are is unknown: %s", error)
+            self._meant[topic] = topic_meant(topic, known, _new_topic(topic))
+        return no_partition(topic, self._meant[topic])
+
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
         """From which keys choose; empty if nobody publishes the topic now. Raises NoPartition if it cannot be known."""
         partitions = self._view(topic).partitions
@@ -119,7 +139,10 @@ class Router:
 
     def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
         """As `route`, on the transaction's broker only; None: it has none yet. Raises NoPartition."""
-        chosen = self.route(outgoing) if broker is None else self._route_on(broker, outgoing)
+        try:
+            chosen = self.route(outgoing) if broker is None else self._route_on(broker, outgoing)
+        except NoPartition as error:
+            raise self.explained(outgoing, error) from None
         if chosen.partition == UNKNOWN:
             raise _unknown_partitions(chosen.topic, "a transaction needs")
         return chosen
@@ -221,11 +244,16 @@ def key_bytes(key: str | bytes) -> bytes:
     return key.encode("utf-8") if isinstance(key, str) else key
 
 
-def no_partition(topic: str) -> NoPartition:
+def no_partition(topic: str, remedy: str = "") -> NoPartition:
     """Nobody publishes the topic now."""
-    return NoPartition(
-        f"topic {topic!r} has no partition: no broker that is registered now publishes it. Add [topic={topic}] "
-        "to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper and root"
+    nobody = f"topic {topic!r} has no partition: no broker that is registered now publishes it"
+    return NoPartition(f"{nobody}: {remedy or _new_topic(topic)}")
+
+
+def _new_topic(topic: str) -> str:
+    return (
+        f"add [topic={topic}] to the server.ini of a broker, start that broker, and check that it uses this ZooKeeper "
+        "and root"
     )
 
 

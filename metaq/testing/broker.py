@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -235,6 +235,9 @@ class FakeCluster:
         brokers = [self._brokers[number] for number in sorted(self._brokers)]
         partitions = (each for broker in brokers for each in broker.partitions if each.topic == topic)
         return TopicView(tuple(sorted(partitions)), {broker.broker_id: broker.endpoint for broker in brokers})
+
+    def topics(self) -> Collection[str]:
+        return {topic for broker in self._brokers.values() for topic in broker.topics}
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)

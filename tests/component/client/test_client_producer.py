@@ -553,15 +553,30 @@ def test_a_stored_message_is_sent_as_it_was(broker, producer):
         producer.send_stored(StoredMessage("t", b"", 0, there), retry=False)
 
 
+def test_which_topics_there_are_is_not_asked_for_messages_that_are_taken(broker, monkeypatch):
+    cluster = FakeCluster([broker])
+    monkeypatch.setattr(cluster, "topics", lambda: pytest.fail("somebody asked"))
+    with Producer(metadata=cluster, config=FAST) as producer:
+        producer.send("t", b"x")
+        producer.send("t", b"x", key="k")
+        producer.send_async("t", b"x").result(DEADLINE)
+        cluster.unregister(broker)
+        for options in ({}, {"key": "k"}, {"partition": TopicPartition("t", 0, 1)}):
+            with pytest.raises(NoPartition):
+                producer.send("t", b"too late", timeout=0.01, **options)
+
+
 def test_a_topic_that_nobody_publishes_borrows_the_partitions_of_the_default_topic(monkeypatch):
     with FakeBroker({"t": 2}) as broker:
         cluster = FakeCluster([broker])
         with Producer(metadata=cluster, default_topic="t", config=FAST, random=lambda: 0.0) as producer:
             broker.topics["new"] = 2  # it would take the topic, but is not known to publish it
             there = cluster.view
+            monkeypatch.setattr(cluster, "topics", lambda: pytest.fail("somebody asked"))
             monkeypatch.setattr(cluster, "view", lambda topic: there(topic if topic == "t" else "nothing"))
             results = [producer.send("new", b"%d" % number) for number in range(4)]
             assert [result.partition for result in results] == [TopicPartition("new", 0, n) for n in (0, 1, 0, 1)]
             assert producer.send("new", b"", partition=TopicPartition("new", 0, 1)).offset == 42
+        monkeypatch.setattr(cluster, "topics", lambda: ["t"])
         with Producer(metadata=cluster, config=FAST) as producer, pytest.raises(NoPartition):
             producer.send("new", b"")

@@ -12,9 +12,11 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, OrderedProducer, PartitionReader, Producer, ProducerConfig, TopicPartition
 from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint
+from metaq.client.metadata import TopicView
 from metaq.client.producer.outgoing import ASKED, GatheredBatch
 from metaq.client.producer.xa import Xid
-from metaq.errors import ConfigError, NoPartition, XaError
+from metaq.errors import ConfigError, CoordinationUnavailable, NoPartition, XaError
 from metaq.testing import FakeCluster
 
 
@@ -264,3 +266,56 @@ def test_a_setting_that_is_no_number_is_refused(config, option, kind):
 def test_settings_of_a_connection_that_are_none_are_refused(config):
     with pytest.raises(ConfigError, match=re.escape("connection={}: make it a ConnectionConfig(…)")):
         config(connection={})
+
+
+# --- misspelt topics --------------------------------------------------------------------------------------------------
+
+
+class Registered(FakeCluster):
+    """A cluster that publishes these topics; how often somebody asked which they are."""
+
+    def __init__(self, *topics: str) -> None:
+        super().__init__()
+        self.published, self.asked = topics, 0
+        self.failure: Exception | None = None
+
+    def view(self, topic):
+        partitions = (TopicPartition(topic, 0, 0),) if topic in self.published else ()
+        return TopicView(partitions, {0: Endpoint("127.0.0.1", 1)})
+
+    def topics(self):
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        return self.published
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("kind", SENDS)
+def test_the_error_for_a_misspelt_topic_names_the_nearest_and_asks_for_it_once(kind, key):
+    cluster = Registered("trades", "orders")
+    with Producer(metadata=cluster) as producer:
+        for _ in range(3):
+            with pytest.raises(NoPartition, match=r"topic 'trade' has no partition: .*: did you mean 'trades'\?"):
+                send(producer, kind, "trade", key=key)
+    assert cluster.asked == 1
+
+
+@pytest.mark.parametrize("kind", ["send", "send_batch"])
+def test_a_transaction_names_the_nearest_topic_too(kind):
+    with Producer(metadata=Registered("trades")) as producer, pytest.raises(NoPartition, match="did you mean 'trades'"):
+        send(producer.transaction(), kind, "trade")
+
+
+def test_a_topic_that_a_pattern_takes_is_told_so():
+    words = r"the pattern 'log-\*' takes its first message"
+    with Producer(metadata=Registered("log-*")) as producer, pytest.raises(NoPartition, match=words):
+        producer.send("log-a", b"x")
+
+
+def test_topics_that_cannot_be_asked_for_leave_the_error_as_it_is():
+    cluster = Registered("trades")
+    cluster.failure = CoordinationUnavailable("no answer")
+    words = r"topic 'trade' has no partition: .*: add \[topic=trade\] to the server.ini"
+    with Producer(metadata=cluster) as producer, pytest.raises(NoPartition, match=words):
+        producer.send("trade", b"x")

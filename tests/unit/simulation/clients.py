@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +52,9 @@ class Cluster:
 
     def view(self, topic: str) -> TopicView:
         return TopicView(tuple(each for each in self.partitions if each.topic == topic), {0: BROKER})
+
+    def topics(self) -> Collection[str]:
+        return {each.topic for each in self.partitions}
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """The test tells the Producer itself."""
