@@ -218,6 +218,8 @@ class Driver:
             self._wait_for_all(deadline)
         finally:
             self.core.closing = True
+            # call-backs run on this thread: on another one, a call-back that blocks would keep the messages behind it
+            # from the count of what is lost, and from the store, which ends soon
             self._do(self.core.close())
             self._freed.ring()
 

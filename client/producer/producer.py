@@ -330,11 +330,13 @@ class Producer:
 
     def close(self, timeout: float = 10.0) -> None:
         """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
-        END_SECONDS more at most, whatever hangs. Raises DeliveryFailed when all is closed, as `flush` does.
+        END_SECONDS more at most, whatever hangs except a call-back. Raises DeliveryFailed when all is closed, as
+        `flush` does.
 
-        Every future has ended when this returns, or is being ended by the thread that reads its answer. Idempotent.
-        Raises ClientError where flush() does, and closes nothing then. In a process that was forked off it only
-        closes that process's copies of the sockets.
+        Every future has ended when this returns, or is being ended by the thread that reads its answer. So the
+        call-backs of messages that are given up here are waited for, one after another, however long one blocks.
+        Idempotent. Raises ClientError where flush() does, and closes nothing then. In a process that was forked off it
+        only closes that process's copies of the sockets.
         """
         if self._guard.is_elsewhere:
             self._pool.close()

@@ -6,14 +6,14 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from metaq import Producer, ProducerConfig
-from metaq.protocol.errors import RequestTimedOut
+from metaq.protocol.errors import DeliveryFailed, RequestTimedOut
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually
@@ -145,7 +145,48 @@ def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
         producer.flush(DEADLINE)
 
 
-def test_a_call_back_that_blocks_does_not_hold_up_the_close(broker: FakeBroker) -> None:
+def test_a_call_back_of_what_the_close_gives_up_is_waited_for_and_keeps_nothing_from_the_others(
+    broker: FakeBroker,
+) -> None:
+    told: list[int] = []
+    blocks, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def report(number: int) -> Callable[[object, object], None]:
+        def on_delivery(_error: object, _result: object) -> None:
+            if not number:
+                blocks.set()
+                assert go_on.wait(DEADLINE)
+            told.append(number)
+
+        return on_delivery
+
+    producer = Producer(metadata=FakeCluster([broker]))
+    producer.send("t", b"before")
+    broker.silent = True
+    for number in range(3):
+        producer.produce("t", b"x", on_delivery=report(number))
+    producer.produce("t", b"x")
+    failures: list[DeliveryFailed] = []
+
+    def close() -> None:
+        try:
+            producer.close(0.1)
+        except DeliveryFailed as error:
+            failures.append(error)
+        closed.set()
+
+    threading.Thread(target=close).start()
+    try:
+        assert blocks.wait(DEADLINE)
+        assert not closed.wait(2.0)  # 1.1 is the bound of everything else
+    finally:
+        go_on.set()
+    assert closed.wait(DEADLINE)
+    assert sorted(told) == [0, 1, 2]
+    assert len(failures) == 1  # the one without a call-back is counted
+
+
+def test_a_call_back_that_blocks_on_a_reader_thread_does_not_hold_up_the_close(broker: FakeBroker) -> None:
     blocks, go_on = threading.Semaphore(0), threading.Event()
 
     def block(_error: object, _result: object) -> None:
