@@ -70,12 +70,12 @@ class Actions(NamedTuple):
 
 
 class Routes(Protocol):
-    """Where messages may go now: the Router. `partitions_for_keys` is called with the core's lock held."""
+    """Where messages may go now: the Router. `partitions_for_keys` and `avoid` are called with the core's lock held."""
 
     def route(self, outgoing: Outgoing) -> TopicPartition: ...
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
     def is_away(self, outgoing: Outgoing) -> bool: ...
-    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None: ...
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool: ...
     def works(self, partition: TopicPartition) -> None: ...
 
     @property
@@ -447,8 +447,9 @@ class ProducerCore:
         queue.stop_gathering()
         queue.put_back(again)
         pause = self._pause(queue.failures)
-        self._places.avoid(queue.partition, error, pause)
-        queue.retry_at = now if queue.failures == 1 else now + pause
+        elsewhere = self._places.avoid(queue.partition, error, pause)
+        moves = elsewhere and any(each.attempts == 1 and each.key is None and each.fixed is None for each in again)
+        queue.retry_at = now if moves or queue.failures == 1 else now + pause
         self._wake_at(queue.retry_at, queue)
         return ended
 

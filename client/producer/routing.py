@@ -160,10 +160,11 @@ class Router:
             return self._by_key(outgoing.key, partitions)
         return self._select(outgoing.topic, partitions, outgoing.message)
 
-    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None:
-        """A send to it failed: choose others for a while, if there are any."""
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
+        """A send to it failed: choose others for a while, if there are any. Returns whether there are."""
         whole_broker = isinstance(error, (BrokerUnavailable, RequestTimedOut))
         self._avoided[partition.broker if whole_broker else partition] = self._clock() + seconds
+        return partition not in self._usable(self._view(partition.topic))
 
     @property
     def avoids_any(self) -> bool:

@@ -134,11 +134,11 @@ class Producer:
     def is_away(self, outgoing: Outgoing) -> bool:
         return False
 
-    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> None:
-        """There is no other."""
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
+        return False  # there is no other
 
     def works(self, partition: TopicPartition) -> None:
-        """As `avoid`."""
+        """There is none to choose."""
 
     async def send(self, body: bytes, key: str | None) -> None:
         """Waits for room."""

@@ -40,7 +40,7 @@ class Sent:
     """A core whose requests are only noted; the test answers them, and is the place where messages go."""
 
     avoids_any = False
-
+    elsewhere = False  # whether another partition takes messages
     def __init__(self, **config):
         self.flights: list[Flight] = []
         self.ended: list[Outgoing] = []
@@ -66,7 +66,7 @@ class Sent:
         return False
 
     def avoid(self, partition, error, seconds):
-        pass
+        return self.elsewhere
 
     def works(self, partition):
         pass
@@ -322,6 +322,28 @@ def test_pauses_between_tries_grow_and_a_change_of_the_cluster_ends_them():
     assert len(sent.flights) == before
     sent.do(sent.core.view_changed({"t"}))
     assert len(sent.flights) == before + 1
+
+
+def test_a_message_that_may_go_elsewhere_does_not_wait_for_a_partition_that_has_failed_often():
+    sent = Sent(retry_min_seconds=1.0, retry_max_seconds=8.0)
+    stays, moves = message(), message()
+    stays.fixed = HERE
+    sent.add(stays)
+    for _ in range(3):
+        sent.fail()
+        sent.now = sent.core.wake_at
+        sent.wake()
+    sent.elsewhere = True
+    sent.add(moves)
+    sent.fail()
+    assert sent.core.wake_at > sent.now, "nothing that could move has failed"
+    sent.now = sent.core.wake_at
+    sent.wake()
+    sent.fail()
+    sent.routes[moves] = THERE
+    assert sent.core.wake_at == sent.now
+    sent.wake()
+    assert {queue.partition: batch for queue, batch in sent.batches[-2:]} == {HERE: [stays], THERE: [moves]}
 
 
 def test_what_has_no_time_left_for_another_try_ends_with_the_reason():
