@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from metaq.protocol.errors import ClientError, ConfigError, MessageNotFound, SearchIncomplete
+from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, MessageNotFound, SearchIncomplete
 
 from ..connection import Connection
 from ..values import TopicPartition
 from .finding import FoundMessage, MessageFinder
-from .partitions import Bounds, max_offset, min_offset, offset_at_time, offset_of_last
+from .partitions import Bounds, bounds_at, max_offset, min_offset, offset_after, offset_at_time, offset_of_last
+from .records import read_bytes
 
 __all__ = [
     "AtKey",
@@ -21,6 +22,7 @@ __all__ = [
     "OffsetIn",
     "Place",
     "Position",
+    "check_begins_message",
     "locate",
     "offset_in",
 ]
@@ -126,3 +128,24 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
             f"{partition.topic} {partition}: choose one of them, earliest, latest or a time"
         )
     return offset
+
+
+def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
+    """Raises ClientError if byte `offset`, which is among the readable ones, is inside a message; it names the nearest
+    offsets that are not. Damaged bytes pass, which readers tell of, and so does all that a Java broker has:
+    it cannot say where messages begin. Raises also as Locate.
+    """
+    if not connection.speaks_frames:
+        return
+    try:
+        read_bytes(connection, partition, offset, 1)
+    except CorruptRecord as error:
+        if error.end is not None:
+            return
+        bounds, before = bounds_at(connection, partition, offset)
+        begin = offset_after(connection, partition, bounds.first, before or 0)
+        following = offset_after(connection, partition, begin, 1)
+        raise ClientError(
+            f"offset {offset} is inside a message of {partition.topic} {partition}: choose {begin}, where it begins, "
+            f"or {following}, where it ends"
+        ) from None

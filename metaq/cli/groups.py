@@ -14,7 +14,7 @@ from metaq.client.nearest import did_you_mean
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import Bounds, partition_bounds
-from metaq.client.questions.places import OffsetIn, Position, offset_in
+from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, ClientError
@@ -157,6 +157,8 @@ def seek_group(
 ) -> None:
     """Move the committed offsets of GROUP, which must have no live members: they would write theirs over it.
 
+    An OFFSET must be one at which a message begins, or the end.
+
     \b
     Example
       metaq groups seek audit --topic trades --to 2024-05-01T00:00:00Z
@@ -177,7 +179,7 @@ def seek_group(
             tell_absent(cluster, "left as it is")
         left = [] if only else left_out(cluster, group, topic, chosen)
         offset_of = offset_in(target, topic, cluster.finder())
-        offsets = {partition: _target(cluster, partition, offset_of) for partition in chosen}
+        offsets = {partition: _target(cluster, partition, offset_of, isinstance(target, int)) for partition in chosen}
         if not dry_run:
             cluster.commit(group, offsets)
     rows = [{"partition": str(partition), "offset": offset} for partition, offset in offsets.items()]
@@ -220,9 +222,13 @@ def _live(group: str, members: Sequence[str]) -> ClientError:
     return ClientError(f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first")
 
 
-def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn) -> int:
+def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is_byte: bool) -> int:
     connection = cluster.connection(partition.broker)
-    return offset_of(connection, partition, partition_bounds(connection, partition))
+    bounds = partition_bounds(connection, partition)
+    offset = offset_of(connection, partition, bounds)
+    if is_byte and bounds.first < offset < bounds.end:
+        check_begins_message(connection, partition, offset)
+    return offset
 
 
 # --- how far a group is behind ----------------------------------------------------------------------------------------

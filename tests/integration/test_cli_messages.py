@@ -8,11 +8,24 @@ from functools import partial
 
 import pytest
 
+from metaq import Producer
+from metaq.errors import NoPartition
 from tests.waiting import DEADLINE, eventually
 
 from .cli_helpers import Up, start, stop
 
-TOPICS = ["lines:2", "keyed:3", "tagged:1", "seek:2", "shared:2", "idle:1", "resume:1", "piped:1", "stopped:1"]
+TOPICS = [
+    "lines:2",
+    "keyed:3",
+    "tagged:1",
+    "seek:2",
+    "shared:2",
+    "idle:1",
+    "resume:1",
+    "piped:1",
+    "stopped:1",
+    "whole:1",
+]
 OPTIONS = ("--brokers", "2")
 
 
@@ -112,6 +125,29 @@ def test_an_offset_inside_a_message_or_outside_the_partition_is_one_clear_line(c
     beyond = cluster.run("consume", "--topic", "seek", "--partition", row["partition"], "--from", "99999")
     assert (beyond.code, beyond.err.count("\n")) == (1, 1)
     assert re.search(r"99999 is outside \[0, \d+\], the readable bytes of seek [01]-[01]: choose", beyond.err)
+
+
+def test_a_message_to_a_misspelt_topic_ends_in_an_error_that_names_the_nearest(cluster):
+    words = r"topic 'line' has no partition: .*: did you mean 'lines'\?"
+    with Producer(cluster.zookeeper) as producer, pytest.raises(NoPartition, match=words):
+        producer.send("line", b"x")
+
+
+def test_a_group_is_not_moved_into_a_message(cluster):
+    lines = b"k:one\nk:two\nk:three\n"
+    assert cluster.run("produce", "--topic", "whole", "--key-separator", ":", stdin=lines).code == 0
+    rows = list(map(json.loads, consumed(cluster, "--topic", "whole", "--json")))
+    offsets, partition = [row["offset"] for row in rows], rows[0]["partition"]
+    arguments = ("groups", "seek", "whole", "--new", "--topic", "whole", "--partition", partition, "--to")
+    for inside in (offsets[1] + 1, offsets[2] - 1):
+        refused = cluster.run(*arguments, str(inside), "--dry-run")
+        assert (refused.code, refused.err.count("\n")) == (1, 1)
+        assert f"offset {inside} is inside a message of whole {partition}: choose {offsets[1]}, " in refused.err
+        assert f", or {offsets[2]}, " in refused.err
+    assert cluster.run("groups", "describe", "whole").code == 1, "nothing was stored"
+    for offset in offsets:
+        assert cluster.run(*arguments, str(offset)).code == 0
+    assert consumed(cluster, "--topic", "whole", "--group", "whole", "--count", "1", "--timeout", "120") == ["three"]
 
 
 def test_following_without_a_group_ends_at_the_count_or_the_timeout(cluster):
