@@ -91,7 +91,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
         "`max_buffered_messages` ({ProducerConfig.max_buffered_messages}) and `max_buffered_bytes` "
         "({ProducerConfig.max_buffered_bytes:bytes}) wait",
-        "when others follow within {TOGETHER_SECONDS:s})",
+        "whose deadlines lie within {TOGETHER_SECONDS:s} of",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",

@@ -41,6 +41,7 @@ class Sent:
 
     avoids_any = False
     elsewhere = False  # whether another partition takes messages
+
     def __init__(self, **config):
         self.flights: list[Flight] = []
         self.ended: list[Outgoing] = []
