@@ -112,7 +112,7 @@ class BrokerRegistration:
                 self._register_all()
             self._registered = True
         self._watcher.start()
-        self._look_at_all()
+        self._session.events.post_later(LOOK_SECONDS, self._look_at_all)
 
     @property
     def registered(self) -> bool:
