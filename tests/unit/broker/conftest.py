@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaq.broker.network.server import SessionFactory
 from metaq.broker.store.partition_log import PartitionLog
 from tests.unit.broker.harness import Harness
 
@@ -17,6 +18,15 @@ def harness(tmp_path):
 @pytest.fixture
 def peer(harness):
     return harness.connect()
+
+
+@pytest.fixture
+def factory(harness):
+    """Takes two connections at most."""
+    factory = SessionFactory(harness.broker, harness.gate, 2)
+    factory.doStart()
+    yield factory
+    factory.doStop()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from metaq.broker.network.server import IDLE_SECONDS, SessionFactory
+from metaq.broker.network.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from tests.unit.broker.harness import Peer, put
 
@@ -139,14 +139,6 @@ def test_a_broken_connection_is_found_by_the_reactor_not_by_the_writer():
 
 
 # --- the factory ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def factory(harness):
-    factory = SessionFactory(harness.broker, harness.gate, 2)
-    factory.doStart()
-    yield factory
-    factory.doStop()
 
 
 ADDRESS = IPv4Address("TCP", "127.0.0.1", 1)

@@ -1,9 +1,8 @@
 """A client that sends nothing any more and reads on: it gets the answers that are due, and then the connection ends."""
 
-import pytest
 from twisted.internet.address import IPv4Address
 
-from metaq.broker.network.server import IDLE_SECONDS, SessionFactory
+from metaq.broker.network.server import IDLE_SECONDS
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get
 from tests.unit.broker.harness import Peer, pull, put
@@ -87,14 +86,6 @@ def test_a_pull_behind_a_full_transport_does_not_wait_for_data_either(peer, harn
     peer.session.resumeProducing()
     assert [frame.code for frame in peer.frames()] == [ResponseCode.PULL_NOT_FOUND]
     assert ended(peer)
-
-
-@pytest.fixture
-def factory(harness):
-    factory = SessionFactory(harness.broker, harness.gate, 9)
-    factory.doStart()
-    yield factory
-    factory.doStop()
 
 
 def test_a_client_that_does_not_take_its_answers_is_cut_when_it_was_idle_for_too_long(factory, harness):
