@@ -152,8 +152,7 @@ class Driver:
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
             if not known and not self._router.partitions_for_keys(outgoing.topic):
-                error = no_partition(outgoing.topic)
-                raise error if outgoing.once else self._router.explained(outgoing, error)
+                raise self._router.explained(outgoing, no_partition(outgoing.topic))
             return None
         if outgoing.fixed is None and isinstance(outgoing, GatheredBatch):
             sticky = self.core.sticks_to(outgoing.where)
@@ -162,12 +161,10 @@ class Driver:
         try:
             return self._router.route(outgoing)
         except NoPartition as error:
-            if outgoing.once:
-                raise
             last = self.core.partition_of(outgoing.topic)
             if last is None:
                 raise self._router.explained(outgoing, error) from None
-            if not self._router.is_away(outgoing):
+            if outgoing.once or not self._router.is_away(outgoing):
                 raise
         return outgoing.fixed or last
 

@@ -191,9 +191,6 @@ class Outgoing(Waiter):
     def keep(self, results: list[SendResult | None]) -> None:
         """Some of what `records` returned were put and some (None) were not: only these are to be sent again."""
 
-    def seal(self) -> None:
-        """No message joins it any more: make what is made once for all. Before it is encoded; may be repeated."""
-
 
 class OutgoingBatch(Outgoing):
     """The messages of one send_batch() or send_batch_async(), kept together in one partition."""
@@ -260,6 +257,9 @@ class OutgoingBatch(Outgoing):
         if self.put is None:
             return everything
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
+
+    def seal(self) -> None:
+        """No message joins it any more: make what is made once for all. Before it is encoded; may be repeated."""
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
         sizes.extend(self.sizes.tolist())

@@ -109,17 +109,17 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """The `error` of a message whose caller is told. If nobody publishes its topic, which may be misspelt, it names
-        the nearest that there is. Which topics there are is asked once for each such topic."""
+        """The `error` of a message. If its caller is told, and nobody publishes its topic, which may be misspelt, it
+        names the nearest that there is. Which topics there are is asked once for each such topic."""
         topic = outgoing.topic
-        if outgoing.fixed is not None or not self.is_away(outgoing):
+        if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
             return error
         if topic not in self._meant:
             known: Collection[str] = ()
             try:
                 known = set(self._metadata.topics()) - {topic}  # it may have been registered a moment ago
-            except MetaqError as error:  # a hint must not replace the error that it is for
-                log.info("which topics there are is unknown: %s", error)
+            except MetaqError as failure:  # a hint must not replace the error that it is for
+                log.info("which topics there are is unknown: %s", failure)
             self._meant[topic] = topic_meant(topic, known, _new_topic(topic))
         return no_partition(topic, self._meant[topic])
 
