@@ -50,6 +50,20 @@ class Paths:
     def master_config_checksum(self, broker_id: int) -> str:
         return _join(self.broker(broker_id), "master_config_checksum")
 
+    # --- broker sets ------------------------------------------------------------------------------------------------
+
+    def broker_sets(self) -> str:
+        return _join(self.root, "brokers", "sets")
+
+    def broker_set(self, broker_id: int) -> str:
+        return _join(self.broker_sets(), str(broker_id))
+
+    def set_nodes(self, broker_id: int) -> str:
+        return _join(self.broker_set(broker_id), "nodes")
+
+    def set_node(self, broker_id: int, node: str) -> str:
+        return _join(self.set_nodes(broker_id), node)
+
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> str:

@@ -20,6 +20,8 @@ __all__ = [
     "UNKNOWN_MESSAGE_ID",
     "DecidedBatch",
     "Offset",
+    "SetNode",
+    "SetState",
     "format_broker_url",
     "format_checksum",
     "format_consumer_id",
@@ -27,6 +29,8 @@ __all__ = [
     "format_offset",
     "format_partition_count",
     "format_plain_count",
+    "format_set_node",
+    "format_set_state",
     "format_topics",
     "host_and_port",
     "parse_broker_id",
@@ -37,6 +41,8 @@ __all__ = [
     "parse_offset",
     "parse_partition_count",
     "parse_replica_name",
+    "parse_set_node",
+    "parse_set_state",
     "parse_slave_name",
     "parse_topics",
 ]
@@ -78,6 +84,45 @@ class DecidedBatch:
     batch: int
     pending: tuple[str, ...] = ()
     topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """What a broker set has agreed on.
+
+    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: names of the
+    nodes of which one may be elected; kept sorted, each once. preferred: name of the node that should lead, or "".
+    """
+
+    epoch: int
+    leader: str
+    in_sync: tuple[str, ...]
+    preferred: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_sync", tuple(sorted(set(self.in_sync))))
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode:
+    """One process of a broker set.
+
+    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: chosen at random and kept in the data
+    directory, so that two processes with one name are told apart.
+    """
+
+    name: str
+    url: str
+    zone: str
+    instance: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for a URL that is none."""
+        address = parse_broker_url(self.name, self.url.encode())
+        if address is None:
+            raise _damaged(self.name, self.url, "meta://host:port")
+        return address
 
 
 def _text(path: str, data: bytes | None) -> str | None:
@@ -149,6 +194,51 @@ def parse_slave_name(name: str) -> int | None:
     """Slave id of a child `slave<n>` of a broker; None for the other children."""
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def format_set_state(state: SetState) -> bytes:
+    """A JSON object with the fields of SetState."""
+    fields = {"epoch": state.epoch, "leader": state.leader, "inSync": state.in_sync, "preferred": state.preferred}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_set_state(path: str, data: bytes | None) -> SetState | None:
+    """Unknown fields are ignored."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        epoch, leader, in_sync, preferred = (fields[key] for key in ("epoch", "leader", "inSync", "preferred"))
+        named = type(leader) is str and type(preferred) is str and type(in_sync) is list
+        if type(epoch) is int and epoch >= 0 and named and all(type(each) is str and each for each in in_sync):
+            return SetState(epoch, leader, tuple(in_sync), preferred)
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, '{"epoch":<number>,"leader":<node>,"inSync":[<node>],"preferred":<node>}')
+
+
+def format_set_node(node: SetNode) -> bytes:
+    """A JSON object with the fields of SetNode but its name, which is that of the znode."""
+    return json.dumps({"url": node.url, "zone": node.zone, "instance": node.instance}, separators=(",", ":")).encode()
+
+
+def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
+    """The node of the set whose znode is called `name`. Unknown fields are ignored."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        url, zone, instance = (fields[key] for key in ("url", "zone", "instance"))
+        if type(zone) is str and type(instance) is str and instance and parse_broker_url(path, url.encode()):
+            return SetNode(name, url, zone, instance)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A watch on the children of one node that survives the loss of the connection and of the session."""
+"""A watch on the children or the data of one node that survives the loss of the connection and of the session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
 from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
@@ -16,7 +16,7 @@ from metaq.protocol.errors import CoordinationError
 from .logs import get_log
 from .session import SessionEvent, ZkSession
 
-__all__ = ["ChildrenWatcher", "ChildrenWatchers"]
+__all__ = ["ChildrenWatcher", "ChildrenWatchers", "DataWatcher"]
 
 log = get_log(__name__)
 
@@ -28,33 +28,36 @@ _LONGEST_BURST = 10
 """Times the quiet that is waited for: changes that follow one another for longer are told in between."""
 
 
-class ChildrenWatcher:
-    """Calls `on_change(path, children)` on the session's event thread: once after start(), then after every change.
+T = TypeVar("T")
 
-    It is also called after each reconnection, because kazoo drops all watches when the connection is lost, and when a
-    child was replaced so fast that the names are the same again: whoever needs data reads it again. A burst of changes
-    may be one call; the last state is never missed. A missing node has no children, and is seen when it appears.
-    When `on_change` raises CoordinationError it is called again after 2 s. Any thread may call the methods; the state
-    lives on the event thread.
 
-    settle: for how many seconds a node of so many children must be quiet before a change is told; during a burst the
-    node is read once in this time, and a long burst is told at each tenth. stat: ZooKeeper's of the node, as
-    of the children told last; None if it does not exist.
+class NodeWatcher(Generic[T]):
+    """Calls `on_change(path, value)` on the session's event thread: once after start(), then after every change.
+
+    It is also called after each reconnection, because kazoo drops all watches when the connection is lost. A burst of
+    changes may be one call; the last state is never missed. A missing node has the value `absent`, and is seen when it
+    appears. When `on_change` raises CoordinationError it is called again after 2 s. Any thread may call the methods;
+    the state lives on the event thread.
+
+    stat: ZooKeeper's of the node, as of the value told last; None if it does not exist.
     """
 
     def __init__(
         self,
         session: ZkSession,
         path: str,
-        on_change: Callable[[str, list[str]], None],
-        settle: Callable[[int], float] | None = None,
+        on_change: Callable[[str, T], None],
+        absent: T,
+        settle: Callable[[T], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """settle: for how many seconds a node of this value must be quiet before a change is told."""
         self.path = path
         self.stat: ZnodeStat | None = None
         self._session = session
         self._on_change = on_change
-        self._settle = settle or (lambda _children: 0.0)
+        self._absent = absent
+        self._settle = settle
         self._clock = clock
         self._told_by: float | None = None  # while a burst is waited out: when it is told at the latest
         self._look = 0  # number of the look that ends the wait
@@ -97,9 +100,13 @@ class ChildrenWatcher:
             return
         self._reading = True
         self._changed_while_reading = self._changed_while_waiting = False
-        self._request(partial(self._session.zk.get_children_async, include_data=True), self._children_read)
+        self._request(self._question(), self._value_read)
 
-    def _children_read(self, result: Any) -> None:
+    def _question(self) -> Callable[..., Any]:
+        """kazoo's request whose result is the value and the stat of the node, and which takes a watch."""
+        raise NotImplementedError
+
+    def _value_read(self, result: Any) -> None:
         if isinstance(result.exception, NoNodeError):
             self._request(self._session.zk.exists_async, self._absence_read)
         elif result.exception is not None:
@@ -111,31 +118,31 @@ class ChildrenWatcher:
         if result.exception is not None:
             self._failed(result.exception)
         elif result.value is None:
-            self._arrived([], None)
+            self._arrived(self._absent, None)
         else:  # it was created in between
             self._reading = False
             self._read()
 
-    def _arrived(self, children: list[str], stat: ZnodeStat | None) -> None:
+    def _arrived(self, value: T, stat: ZnodeStat | None) -> None:
         self._reading = False
-        pause = self._settle(len(children))
+        pause = self._settle(value)
         if pause > 0:
-            self._wait(children, stat, pause)
+            self._wait(value, stat, pause)
             return
         self._told_by = None
         if self._changed_while_reading:
             self._read()
-        self._tell(children, stat)
+        self._tell(value, stat)
 
-    def _wait(self, children: list[str], stat: ZnodeStat | None, pause: float) -> None:
-        """Tell the children if nothing else changes for a while."""
+    def _wait(self, value: T, stat: ZnodeStat | None, pause: float) -> None:
+        """Tell the value if nothing else changes for a while."""
         if self._told_by is None:
             self._told_by = self._clock() + _LONGEST_BURST * pause
         self._changed_while_waiting |= self._changed_while_reading
         self._look += 1
-        self._session.events.post_later(pause, partial(self._waited, children, stat, self._look))
+        self._session.events.post_later(pause, partial(self._waited, value, stat, self._look))
 
-    def _waited(self, children: list[str], stat: ZnodeStat | None, look: int) -> None:
+    def _waited(self, value: T, stat: ZnodeStat | None, look: int) -> None:
         if look != self._look or self._told_by is None:
             return  # it was read again meanwhile
         if self._changed_while_waiting and self._clock() < self._told_by:
@@ -144,14 +151,14 @@ class ChildrenWatcher:
         self._told_by = None
         if self._changed_while_waiting:
             self._read()
-        self._tell(children, stat)
+        self._tell(value, stat)
 
-    def _tell(self, children: list[str], stat: ZnodeStat | None) -> None:
+    def _tell(self, value: T, stat: ZnodeStat | None) -> None:
         if self._closed:
             return
         self.stat = stat
         try:
-            self._on_change(self.path, children)
+            self._on_change(self.path, value)
         except CoordinationError as error:
             self._read_later(error)
 
@@ -187,6 +194,40 @@ class ChildrenWatcher:
     def _fired(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
             self._session.events.post_once(self._change)
+
+
+class ChildrenWatcher(NodeWatcher[list[str]]):
+    """Watches the names of the children, of which a missing node has none.
+
+    A child that was replaced so fast that the names are the same again is told too: whoever needs data reads it again.
+
+    settle: for how many seconds a node of so many children must be quiet before a change is told; during a burst the
+    node is read once in this time, and a long burst is told at each tenth.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        path: str,
+        on_change: Callable[[str, list[str]], None],
+        settle: Callable[[int], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        pause = settle or (lambda _children: 0.0)
+        super().__init__(session, path, on_change, [], lambda children: pause(len(children)), clock)
+
+    def _question(self) -> Callable[..., Any]:
+        return partial(self._session.zk.get_children_async, include_data=True)
+
+
+class DataWatcher(NodeWatcher[bytes | None]):
+    """Watches the data, which are None for a missing node."""
+
+    def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, bytes | None], None]) -> None:
+        super().__init__(session, path, on_change, None, lambda _data: 0.0)
+
+    def _question(self) -> Callable[..., Any]:
+        return self._session.zk.get_async  # type: ignore[no-any-return]
 
 
 class ChildrenWatchers:

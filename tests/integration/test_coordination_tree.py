@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, new_consumer_id
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
@@ -25,13 +26,14 @@ PATTERNS = {
     "<replica>": r"\d+-(?:m|s\d+)",
     "<b>": r"\d+",
     "<s>": r"\d+",
+    "<N>": "[^/]+",
     "<T>": "[^/]+",
     "<G>": "[^/]+",
     "<C>": "[^/]+",
     "<Q>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/spark/")
+OURS_ALONE = re.compile("/meta/(?:spark|brokers/sets)(?:/|$)")
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -107,6 +109,18 @@ def test_each_node_of_a_live_cluster_is_documented_with_its_kind(live: Tree):
     }
     assert len(live) > 50
     assert unexpected == {}
+
+
+def test_each_node_of_a_broker_set_is_documented_with_its_kind(sessions: list[ZkSession]):
+    node = SetNode("a", "meta://127.0.0.1:8123", "", "5e1c9a70")
+    part = BrokerSet(sessions[0], 0, node, lambda _view: None)
+    part.start()
+    assert part.create(SetState(1, "a", ("a",)))
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    part.close()
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/sets" in row.pattern]
+    assert len(rows) == len(found) == 4
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
 
 
 def test_each_documented_path_exists_in_a_live_cluster(live: Tree):

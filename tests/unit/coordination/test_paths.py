@@ -14,6 +14,7 @@ ROW = re.compile(r"\| `(R/[^`]+)` \| `([a-z_]+)` \| (persistent|ephemeral) \|")
 PLACEHOLDERS = {
     "broker_id": "<b>",
     "slave_id": "<s>",
+    "node": "<N>",
     "topic": "<T>",
     "replica": "<replica>",
     "group": "<G>",

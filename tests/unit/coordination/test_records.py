@@ -11,12 +11,16 @@ from metaq.coordination.paths import Paths
 from metaq.coordination.records import (
     MAX_PARTITIONS,
     Offset,
+    SetNode,
+    SetState,
     format_broker_url,
     format_checksum,
     format_consumer_id,
     format_offset,
     format_partition_count,
     format_plain_count,
+    format_set_node,
+    format_set_state,
     format_topics,
     parse_broker_id,
     parse_broker_url,
@@ -24,6 +28,8 @@ from metaq.coordination.records import (
     parse_offset,
     parse_partition_count,
     parse_replica_name,
+    parse_set_node,
+    parse_set_state,
     parse_slave_name,
     parse_topics,
 )
@@ -247,3 +253,78 @@ def test_only_slave_and_a_number_is_a_slave():
         None,
         None,
     ]
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_of_a_set_is_written_as_zk_paths_md_shows_it():
+    state = SetState(4, "a", ("b", "a", "b"), "b")
+    written = b'{"epoch":4,"leader":"a","inSync":["a","b"],"preferred":"b"}'
+    assert state.in_sync == ("a", "b")
+    assert format_set_state(state) == written
+    assert written.decode() in (Path(__file__).resolve().parents[3] / "zk_paths.md").read_text("utf-8")
+
+
+@given(st.integers(0, 1 << 62), st.text(), st.sets(st.text(min_size=1)), st.text())
+def test_each_state_of_a_set_is_read_as_it_was_written(epoch: int, leader: str, in_sync: set[str], preferred: str):
+    state = SetState(epoch, leader, tuple(in_sync), preferred)
+    assert parse_set_state("/p", format_set_state(state)) == state
+
+
+def test_a_node_of_a_set_is_read_as_it_was_written():
+    node = SetNode("a", "meta://[::1]:8123", "eu-1", "5e1c9a70")
+    written = b'{"url":"meta://[::1]:8123","zone":"eu-1","instance":"5e1c9a70"}'
+    assert format_set_node(node) == written
+    assert parse_set_node("/p", "a", written) == node
+
+
+def test_fields_that_a_later_version_adds_to_a_set_are_ignored():
+    state = b'{"epoch":1,"leader":"","inSync":["b","a"],"preferred":"","weights":{"a":2}}'
+    assert parse_set_state("/p", state) == SetState(1, "", ("a", "b"))
+    node = b'{"url":"meta://h:1","zone":"","instance":"x","rack":7}'
+    assert parse_set_node("/p", "a", node) == SetNode("a", "meta://h:1", "", "x")
+
+
+def test_a_set_without_data_has_no_state_and_a_node_without_data_is_none():
+    assert [parse_set_state("/p", data) for data in (None, b"", b" ")] == [None] * 3
+    assert [parse_set_node("/p", "a", data) for data in (None, b"", b" ")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        b"nonsense",
+        b"[]",
+        b"7",
+        b'{"epoch":1,"leader":"a","inSync":["a"]}',
+        b'{"epoch":-1,"leader":"a","inSync":["a"],"preferred":""}',
+        b'{"epoch":true,"leader":"a","inSync":["a"],"preferred":""}',
+        b'{"epoch":"1","leader":"a","inSync":["a"],"preferred":""}',
+        b'{"epoch":1,"leader":null,"inSync":["a"],"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":"ab","preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":["a",""],"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":["a",2],"preferred":""}',
+    ],
+)
+def test_a_damaged_state_of_a_set_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/brokers/sets/0 "):
+        parse_set_state("/meta/brokers/sets/0", data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense",
+        b"[]",
+        b'{"url":"meta://h:1","zone":""}',
+        b'{"url":"h:1","zone":"","instance":"x"}',
+        b'{"url":"meta://h:1","zone":null,"instance":"x"}',
+        b'{"url":"meta://h:1","zone":"","instance":""}',
+        b'{"url":"meta://h:1","zone":"","instance":7}',
+    ],
+)
+def test_a_damaged_node_of_a_set_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/brokers/sets/0/nodes/a "):
+        parse_set_node("/meta/brokers/sets/0/nodes/a", "a", data)

@@ -1,0 +1,254 @@
+"""One node's part in its broker set: its presence, what it sees of the others, and the changes of the set's state.
+
+Who may lead and when is decided elsewhere; here a decision is written, or is refused because another was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import ConfigError, CoordinationError
+
+from .backoff import Backoff
+from .brokers import read_entry
+from .logs import get_log
+from .presence import Presence
+from .records import SetNode, SetState, format_set_node, format_set_state, parse_set_node
+from .session import SessionEvent, ZkSession
+from .set_view import SetMaster, SetView, read_set
+from .watches import ChildrenWatcher, DataWatcher
+from .znodes import FencedWrite, create_ephemeral, delete, set_data
+
+__all__ = ["BrokerSet", "SetMaster", "SetNode", "SetState", "SetView"]
+
+log = get_log(__name__)
+
+_FASTER = (BadVersionError, NodeExistsError, NoNodeError)
+"""Failures of a transaction that another node's change explains."""
+
+
+class BrokerSet:
+    """One node of the broker set `broker_id`: from start() to close(), over expired sessions.
+
+    Methods block on ZooKeeper: call them on a worker thread, never on a reactor; any thread but kazoo's. on_view is
+    called on the session's event thread, must not block, and gets the set as it is now: first after start(), then at
+    each change, and after each reconnection even if nothing has changed. The views come in order: the state of none is
+    older than that of one before.
+
+    Every change happens on the session that holds the node's own znode, and on the version that it is based on. If it
+    raises CoordinationUnavailable or SessionLost it may have happened or not: read() tells. SessionLost is also raised
+    as long as the znode is not there yet on a new session.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        broker_id: int,
+        node: SetNode,
+        on_view: Callable[[SetView], None],
+        *,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """session: the caller's, who starts it before start() and closes it after close()."""
+        self.broker_id = broker_id
+        self.node = node
+        self._session = session
+        self._nodes = session.nodes
+        self._on_view = on_view
+        paths = session.paths
+        self._state_path, self._master_path = paths.broker_set(broker_id), paths.master(broker_id)
+        self._own_path = paths.set_node(broker_id, node.name)
+        self._parents = [paths.set_nodes(broker_id), paths.broker(broker_id)]
+        self._payload = format_set_node(node)
+        self._session_id = 0  # of the session that holds the own znode
+        self._deposed = False  # another process has the own znode
+        self._told: SetView | None = None
+        self._newest = 0  # zxid of the newest state that was told
+        self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
+        self._watchers = (
+            DataWatcher(session, self._state_path, self._changed),
+            ChildrenWatcher(session, paths.set_nodes(broker_id), self._changed),
+            ChildrenWatcher(session, paths.broker(broker_id), self._changed),
+        )
+
+    # --- public -----------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> int:
+        """Of the session that this node's changes are made on; a `master` is this node's if its owner equals it.
+
+        0 before start(). It stays that of the former session until the node is present on a new one.
+        """
+        return self._session_id
+
+    @property
+    def present(self) -> bool:
+        """Whether others see this node, as far as is known here. Asks nobody."""
+        return self._session.is_current(self._session_id) and not self._deposed
+
+    def start(self) -> None:
+        """Make the node present and begin to watch the set.
+
+        A znode that an earlier life of this node left behind (same instance) is replaced. Another process's with the
+        same name is waited for, as long as its session may live without a connection; then ConfigError names both.
+        Raises CoordinationUnavailable, SessionLost; then nothing is kept up and start() may be called again.
+        """
+        with self._presence.begun():
+            self._ensure_parents()
+            session_id = self._session.session_id
+            self._presence.take_over(partial(self._take_own_node, session_id))
+            self._session_id = session_id
+        self._session.on_session(self._session_changed)
+        for watcher in self._watchers:
+            watcher.start()
+
+    def close(self) -> None:
+        """Watch nothing any more, and remove the node's own znode. A leader calls release() before."""
+        for watcher in self._watchers:
+            watcher.close()
+        self._session.off_session(self._session_changed)
+        self._presence.stop()
+        self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [self._own_path]))
+
+    def read(self) -> SetView:
+        """The set as it is now: whatever was written before the call is in it. Raises CoordinationError for a damaged
+        state."""
+        return read_set(self._session, self.broker_id)
+
+    def create(self, state: SetState) -> bool:
+        """Write the first state of the set. False: it has one."""
+        self._nodes.ensure([self._state_path])
+        found = self._nodes.get_versioned(self._state_path)
+        if found is None or (found[0] or b"").strip():
+            return False
+        return self.change(state, found[1]) is not None
+
+    def change(self, state: SetState, version: int) -> int | None:
+        """Write `state` in the place of version `version`. Returns the new version, None if there is another one."""
+        return self._write([], state, version)
+
+    def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
+        """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
+
+        replacing: the master of the view that has the version `version`; None if that view had none, or if it must not
+        be deleted. Returns the new version; None if another node was faster, or if there is another master: nothing has
+        changed then.
+
+        No set's master but that of the view is ever deleted, because each one came with a new version of the state.
+        Brokers that are no set do not change the state; their master is told from a set's by the version of its data,
+        which is 0 and not 1. Only if two such brokers follow one another within the time between the view and this
+        call, the second one's master is taken for the first one's.
+        """
+        self._nodes.ensure([self._parents[1]])
+        deletion = [delete(self._master_path, replacing.version)] if replacing else []
+        url = self.node.url.encode()
+        # the second write makes the version of the data 1, see above
+        return self._write(
+            [*deletion, create_ephemeral(self._master_path, url), set_data(self._master_path, url, 0)], state, version
+        )
+
+    def release(self, state: SetState, version: int) -> int | None:
+        """In one transaction: delete this node's `master`, and write `state` as change() does.
+
+        Returns the new version; None if the master is not this node's, or if the state has another version.
+        """
+        (master,) = self._nodes.get_with_stats([self._master_path])
+        if master is None or master[1].ephemeralOwner != self._session_id:
+            return None
+        return self._write([delete(self._master_path, master[1].version)], state, version)
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def _write(self, before: Sequence[FencedWrite], state: SetState, version: int) -> int | None:
+        if version < 0:
+            return None  # the znode was missing; -1 would mean any version to ZooKeeper
+        writes = [*before, set_data(self._state_path, format_set_state(state), version)]
+        failure = self._nodes.write_atomically(self._session_id, writes)
+        if failure is None:
+            return version + 1
+        if isinstance(failure, _FASTER):
+            return None
+        raise CoordinationError(
+            f"cannot change broker set {self.broker_id}: {type(failure).__name__} {failure}"
+        ) from failure
+
+    # --- the own znode ----------------------------------------------------------------------------------------------
+
+    def _ensure_parents(self) -> None:
+        self._session.ensure_chroot()
+        self._nodes.ensure(self._parents)
+
+    def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
+        """None if the znode is now ours. One of our instance and another session is an earlier life of ours."""
+        creation = create_ephemeral(self._own_path, self._payload)
+        if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
+            return None
+        node = self._nodes.get(self._own_path)
+        if node is not None:
+            if node == (self._payload, session_id):
+                return None
+            holder = read_entry(self._parse_own, self._own_path, node.data)
+            if holder is None or holder.instance != self.node.instance:
+                return self._other_user(holder)
+            log.info("node %s replaces the znode of its former process (%s)", self.node.name, self._own_path)
+            if self._nodes.write_atomically(session_id, [delete(self._own_path), creation]) is None:
+                return None
+        return CoordinationError(f"node {self.node.name} cannot register: {self._own_path} comes and goes")
+
+    def _parse_own(self, path: str, data: bytes | None) -> SetNode | None:
+        return parse_set_node(path, self.node.name, data)
+
+    def _other_user(self, holder: SetNode | None) -> ConfigError:
+        user = f"{holder.url}, instance {holder.instance}" if holder else "another process"
+        return ConfigError(
+            "node",
+            self.node.name,
+            f"in use by {user} ({self._own_path}), this is {self.node.url}, instance {self.node.instance}: "
+            "give each node of a broker set a name of its own",
+        )
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
+            self._told = None
+            self._presence.again()
+
+    def _changed(self, _path: str, _value: object) -> None:
+        self._presence.again()
+
+    def _tell(self, view: SetView) -> None:
+        if view != self._told and not self._presence.stopped:
+            self._told = view
+            self._on_view(view)
+
+    # --- the task's thread ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Be present, and tell what the set is like."""
+        self._appear(self._session.session_id)
+        view = self.read()
+        if view.state and view.zxid < self._newest:
+            raise CoordinationError(f"a server of ZooKeeper shows an old state of broker set {self.broker_id}")
+        self._newest = max(self._newest, view.zxid)
+        self._session.events.post(partial(self._tell, view))
+
+    def _appear(self, session_id: int) -> None:
+        own, *parents = self._nodes.get_many([self._own_path, *self._parents])
+        if own == (self._payload, session_id) and all(parents):
+            self._session_id, self._deposed = session_id, False
+            return
+        self._ensure_parents()
+        obstacle = self._take_own_node(session_id)
+        if isinstance(obstacle, ConfigError):  # it is only told: the set goes on, and this node must see it
+            if not self._deposed:
+                log.error("%s", obstacle)
+            self._deposed = True
+        elif obstacle is not None:
+            raise obstacle
+        else:
+            log.warning("node %s is present again in broker set %d", self.node.name, self.broker_id)
+            self._session_id, self._deposed = session_id, False

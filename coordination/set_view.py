@@ -1,0 +1,117 @@
+"""The broker sets of a cluster, as ZooKeeper shows them: read and watched, never written. broker_set.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from kazoo.protocol.states import ZnodeStat
+
+from .brokers import read_entry
+from .records import SetNode, SetState, parse_broker_id, parse_broker_url, parse_set_node, parse_set_state
+from .session import ZkSession
+from .watches import DataWatcher
+
+__all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_set"]
+
+
+@dataclass(frozen=True, slots=True)
+class SetMaster:
+    """The znode `ids/<id>/master` as it was read.
+
+    url: its data, None if they are empty. owner: id of the session that made it. version: of its data.
+    """
+
+    url: str | None
+    owner: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetView:
+    """A broker set at one moment.
+
+    state: None before the first leadership. version: of the state's znode, for compare-and-set; -1 if that is missing.
+    nodes: those that are present, by name. master: None if no process has the broker id.
+    """
+
+    state: SetState | None
+    version: int
+    nodes: Mapping[str, SetNode] = field(default_factory=dict)
+    master: SetMaster | None = None
+    zxid: int = 0
+    """ZooKeeper's number of the state's last change: it rises even if the znode was deleted and made anew."""
+
+    def role(self, name: str) -> str:
+        """`leader`, `in-sync` or `out of sync`: what the state says of the node `name`."""
+        if self.state is None:
+            return "out of sync"
+        if self.state.leader == name:
+            return "leader"
+        return "in-sync" if name in self.state.in_sync else "out of sync"
+
+
+def read_set(session: ZkSession, broker_id: int) -> SetView:
+    """The set as it is now, or was at some moment after the call. A damaged node is logged and left out.
+
+    Blocks: any thread but kazoo's. Raises CoordinationUnavailable, SessionLost, and CoordinationError for a damaged
+    state.
+    """
+    nodes, paths = session.nodes, session.paths
+    state_path, master_path = paths.broker_set(broker_id), paths.master(broker_id)
+    nodes.sync(state_path)
+    names = sorted(nodes.children(paths.set_nodes(broker_id)))
+    node_paths = [paths.set_node(broker_id, name) for name in names]
+    # the state first: a master that was read after it is at least as new, so whoever writes the state in the version
+    # of this view and deletes its master cannot delete that of a later leader
+    state, master, *found = nodes.get_with_stats([state_path, master_path, *node_paths])
+    present = [
+        read_entry(partial(_parse_node, name), path, node[0])
+        for name, path, node in zip(names, node_paths, found, strict=True)
+        if node
+    ]
+    return SetView(
+        parse_set_state(state_path, state[0]) if state else None,
+        state[1].version if state else -1,
+        {node.name: node for node in present if node},
+        _master(master_path, *master) if master else None,
+        state[1].mzxid if state else 0,
+    )
+
+
+def _parse_node(name: str, path: str, data: bytes | None) -> SetNode | None:
+    return parse_set_node(path, name, data)
+
+
+def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
+    parsed = read_entry(parse_broker_url, path, data)
+    return SetMaster((data or b"").decode() if parsed else None, stat.ephemeralOwner, stat.version)
+
+
+def set_ids(session: ZkSession) -> list[int]:
+    """Ids of all broker sets that ever were, in order. Blocks and raises as read_set()."""
+    parent = session.paths.broker_sets()
+    ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
+    return sorted(each for each in ids if each is not None)
+
+
+def read_sets(session: ZkSession) -> dict[int, SetView]:
+    """All broker sets by id, in order. Raises as read_set()."""
+    return {broker_id: read_set(session, broker_id) for broker_id in set_ids(session)}
+
+
+def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetView], None]) -> DataWatcher:
+    """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
+    reconnection. Close the watcher that is returned to end it.
+
+    One watch of ZooKeeper per set. A node that comes or goes is seen when the leader changes the in-sync set for it, so
+    this is for readers of in-sync nodes; BrokerSet sees all at once. A damaged state is logged, and read every 2 s.
+    """
+    watcher = DataWatcher(
+        session,
+        session.paths.broker_set(broker_id),
+        lambda _path, _data: on_view(broker_id, read_set(session, broker_id)),
+    )
+    watcher.start()
+    return watcher

@@ -1,0 +1,351 @@
+"""Broker sets on a real ZooKeeper: presence, views, and who wins when several want the same."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
+from metaq.coordination.records import format_broker_url
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import read_set, read_sets, set_ids, watch_set
+from metaq.coordination.znodes import create_ephemeral, delete, set_data
+from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
+from tests.integration.coordination_helpers import Relay, deaf, expire, session_at, wait_for
+from tests.waiting import DEADLINE
+
+SET = 0
+ROUNDS = 50
+
+
+@dataclass
+class Node:
+    """A node of the set with a session of its own, and the views that it was told."""
+
+    session: ZkSession
+    set: BrokerSet
+    views: list[SetView] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.set.node.name
+
+    def state(self, epoch: int, *in_sync: str) -> SetState:
+        """With this node as the leader."""
+        return SetState(epoch, self.name, in_sync or (self.name,))
+
+    def lead(self, epoch: int, *in_sync: str) -> int:
+        """Take over whatever the set is like; return the new version."""
+        view = self.set.read()
+        version = self.set.take_over(self.state(epoch, *in_sync), view.version, view.master)
+        assert version is not None
+        return version
+
+    def sees(self, condition: Callable[[SetView], object], what: str) -> SetView:
+        wait_for(lambda: self.views and condition(self.views[-1]), what)
+        return self.views[-1]
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def start(chroot: str) -> Iterator[Start]:
+    """`start(name)` starts a node of the set."""
+    with ExitStack() as stack:
+
+        def start(name: str, instance: str = "", session: ZkSession | None = None) -> Node:
+            node = SetNode(name, format_broker_url("127.0.0.1", 8100 + ord(name[0])).decode(), "here", instance or name)
+            session = session or stack.enter_context(session_at(chroot))
+            views: list[SetView] = []
+            part = BrokerSet(session, SET, node, views.append, backoff=Backoff(0.01, 0.1))
+            part.start()
+            stack.callback(part.close)
+            return Node(session, part, views)
+
+        yield start
+
+
+# --- presence ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_starts_sees_itself_in_a_set_without_a_state(start: Start):
+    a = start("a")
+    view = a.sees(lambda view: view.nodes, "the first view")
+    assert (view.state, view.master) == (None, None)
+    assert view.nodes == {"a": a.set.node}
+    assert (a.set.present, a.set.session_id) == (True, a.session.session_id)
+
+
+def test_nodes_see_one_another_come_and_go(start: Start):
+    a = start("a")
+    b = start("b")
+    a.sees(lambda view: set(view.nodes) == {"a", "b"}, "the node that came")
+    b.sees(lambda view: set(view.nodes) == {"a", "b"}, "the node that was there")
+    b.set.close()
+    a.sees(lambda view: set(view.nodes) == {"a"}, "the node that left")
+
+
+def test_two_processes_of_one_name_are_told_apart_and_the_second_one_does_not_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    first = start("a", "first")
+    monkeypatch.setattr("metaq.coordination.presence._STALE_MARGIN", -8.0)  # 2 s rather than 12
+    with pytest.raises(
+        ConfigError, match=r"node=a: in use by meta://127\.0\.0\.1:8197, instance first .*instance second"
+    ):
+        start("a", "second")
+    assert first.set.read().nodes == {"a": first.set.node}
+
+
+def test_a_node_replaces_the_znode_of_its_former_life_at_once(start: Start):
+    former = start("a", "x")
+    with deaf(former.session):
+        again = start("a", "x")
+        path = again.session.paths.set_node(SET, "a")
+        node = again.session.nodes.get(path)
+        assert node is not None
+        assert node.owner == again.session.session_id
+
+
+def test_a_node_is_present_again_after_its_session_expired_and_is_told_the_set_as_it_is(start: Start):
+    a, b = start("a"), start("b")
+    a.lead(1, "a", "b")
+    b.sees(lambda view: view.state and view.master, "the leader")
+    before = b.set.session_id
+    with deaf(b.session):
+        expire(b.session)
+        version = a.set.change(a.state(1, "a"), a.set.read().version)
+        with pytest.raises(SessionLost):
+            b.set.change(b.state(2), version or 0)
+    b.sees(lambda view: view.version == version and "b" in view.nodes, "the set as it is")
+    assert b.set.session_id == b.session.session_id != before
+    a.sees(lambda view: "b" in view.nodes, "the node that is back")
+
+
+def test_a_leader_whose_session_expired_is_seen_without_its_master_by_all_nodes(start: Start):
+    a, b = start("a"), start("b")
+    a.lead(1, "a", "b")
+    expire(a.session)
+    b.sees(lambda view: view.state and view.master is None, "the end of the master")
+    a.sees(lambda view: view.state and view.master is None and "a" in view.nodes, "the end of its own master")
+
+
+def test_a_node_deleted_by_hand_appears_again(start: Start):
+    a, b = start("a"), start("b")
+    b.session.nodes.write(b.session.session_id, [delete(b.session.paths.set_node(SET, "a"))])
+    wait_for(lambda: "a" in b.set.read().nodes, "the node again")
+    assert a.set.present
+
+
+def test_a_node_whose_name_another_process_took_meanwhile_sees_that_and_leaves_it_alone(start: Start):
+    a, b = start("a", "mine"), start("b")
+    path = b.session.paths.set_node(SET, "a")
+    payload = b'{"url":"meta://127.0.0.1:1","zone":"","instance":"another"}'
+    assert (
+        b.session.nodes.write_atomically(b.session.session_id, [delete(path), create_ephemeral(path, payload)]) is None
+    )
+    view = a.sees(lambda view: view.nodes["a"].instance == "another", "the other process")
+    wait_for(lambda: not a.set.present, "it to know")
+    assert view.nodes["a"].url == "meta://127.0.0.1:1"
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def test_views_never_go_back_while_a_leader_changes_the_state_quickly(start: Start):
+    a, b = start("a"), start("b")
+    version = a.lead(1)
+    for number in range(100):
+        after = a.set.change(a.state(1, "a", f"n{number}"), version)
+        assert after == version + 1
+        version = after
+    b.sees(lambda view: view.version == version, "the last state")
+    versions = [view.version for view in b.views]
+    assert versions == sorted(versions)
+    assert len(versions) > 3
+
+
+def test_a_view_older_than_one_before_is_not_told(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """As a server that lags behind would show it."""
+    a = start("a")
+    a.lead(1)
+    current = a.sees(lambda view: view.state, "the state")
+    old = replace(current, version=0, zxid=current.zxid - 1)
+    given = threading.Event()
+
+    def lagging(*_: object) -> SetView:
+        if given.is_set():
+            return replace(current, version=current.version + 5, zxid=current.zxid + 1)
+        given.set()
+        return old
+
+    monkeypatch.setattr("metaq.coordination.broker_set.read_set", lagging)
+    a.session.nodes.ensure([a.session.paths.set_node(SET, "passer-by")])
+    a.sees(lambda view: view.version == current.version + 5, "a newer one")
+    assert old not in a.views
+
+
+def test_a_view_is_told_anew_after_a_reconnection(start: Start):
+    a = start("a")
+    a.sees(lambda view: view.nodes, "the first view")
+    told = len(a.views)
+    a.session.zk.interrupt()
+    wait_for(lambda: len(a.views) > told, "the view again")
+    assert a.views[-1] == a.views[told - 1]
+
+
+def test_a_master_deleted_by_hand_is_seen_by_all_and_made_again_by_nobody(start: Start):
+    a, b = start("a"), start("b")
+    a.lead(1, "a", "b")
+    b.sees(lambda view: view.master, "the master")
+    b.session.nodes.write(b.session.session_id, [delete(b.session.paths.master(SET))])
+    a.sees(lambda view: view.state and not view.master, "its end")
+    b.sees(lambda view: view.state and not view.master, "its end")
+    assert a.lead(2, "a", "b") == 2
+
+
+def test_a_damaged_state_is_an_error_and_is_followed_again_when_it_is_corrected(start: Start):
+    a = start("a")
+    path, nodes, session_id = a.session.paths.broker_set(SET), a.session.nodes, a.session.session_id
+    nodes.write(session_id, [set_data(path, b"nonsense")])
+    with pytest.raises(CoordinationError, match=f"{path} holds"):
+        a.set.read()
+    nodes.write(session_id, [set_data(path, b"")])
+    assert a.set.create(a.state(1))
+    a.sees(lambda view: view.state == a.state(1), "the state")
+
+
+def test_a_set_is_read_and_watched_by_others_with_one_watch(start: Start, session: ZkSession):
+    a, b = start("a"), start("b")
+    a.lead(4, "a", "b")
+    assert set_ids(session) == [SET]
+    view = read_set(session, SET)
+    assert read_sets(session) == {SET: view}
+    assert {name: (node.address, node.zone) for name, node in view.nodes.items()} == {
+        "a": (("127.0.0.1", 8197), "here"),
+        "b": (("127.0.0.1", 8198), "here"),
+    }
+    views: list[tuple[int, SetView]] = []
+    watcher = watch_set(session, SET, lambda broker_id, view: views.append((broker_id, view)))
+    wait_for(lambda: views == [(SET, view)], "the first view")
+    a.set.change(a.state(4, "a"), view.version)
+    wait_for(lambda: len(views) == 2, "the change")
+    assert views[1][1].role("b") == "out of sync"
+    watcher.close()
+    assert b.set.present
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_gets_its_first_state_once(start: Start):
+    a, b = start("a"), start("b")
+    assert a.set.create(a.state(1))
+    assert not b.set.create(b.state(1))
+    assert b.set.read().state == a.state(1)
+
+
+def test_a_state_is_changed_only_in_the_version_that_was_read(start: Start):
+    a, b = start("a"), start("b")
+    a.set.create(a.state(1))
+    version = a.set.read().version
+    changed = a.set.change(a.state(1, "a", "b"), version)
+    assert changed == version + 1
+    assert b.set.change(b.state(2), version) is None
+    assert b.set.change(b.state(2), -1) is None
+    assert (b.set.read().state, b.set.read().version) == (a.state(1, "a", "b"), changed)
+    assert b.set.change(b.state(2), changed) == changed + 1
+
+
+def test_one_of_two_nodes_that_stand_at_once_wins_each_time(start: Start):
+    """Also with a master to replace: the loser neither deletes the winner's nor leaves one of its own."""
+    nodes = [start("a"), start("b")]
+    won = {"a": 0, "b": 0}
+    with ThreadPoolExecutor(2) as pool:
+        for epoch in range(1, ROUNDS + 1):
+            view = nodes[0].set.read()
+            together = threading.Barrier(2)
+
+            def stand(
+                node: Node, epoch: int = epoch, view: SetView = view, together: threading.Barrier = together
+            ) -> int | None:
+                together.wait(DEADLINE)
+                return node.set.take_over(node.state(epoch, "a", "b"), view.version, view.master)
+
+            results = list(pool.map(stand, nodes))
+            winner = nodes[0] if results[0] else nodes[1]
+            assert sorted(results, key=lambda each: each or 0) == [None, view.version + 1]
+            after = nodes[0].set.read()
+            assert after.state == winner.state(epoch, "a", "b")
+            assert after.master == SetMaster(winner.set.node.url, winner.set.session_id, 1)
+            won[winner.name] += 1
+    assert sum(won.values()) == ROUNDS
+
+
+def test_a_node_that_took_over_shows_its_master_as_1x_writes_it(start: Start, session: ZkSession):
+    a = start("a")
+    a.lead(1)
+    node = session.nodes.get(session.paths.master(SET))
+    assert node == (b"meta://127.0.0.1:8197", a.session.session_id)
+
+
+def test_a_node_does_not_take_over_while_there_is_a_master_that_it_was_not_told_to_delete(start: Start):
+    a, b = start("a"), start("b")
+    version = a.lead(1, "a", "b")
+    assert b.set.take_over(b.state(2), version, None) is None
+    view = b.set.read()
+    assert (view.state, view.version) == (a.state(1, "a", "b"), version)
+    assert view.master
+    assert view.master.owner == a.set.session_id
+
+
+def test_a_master_that_came_after_the_view_is_not_deleted(start: Start, session: ZkSession):
+    """Neither that of a later leader of the set, nor one of a broker that is no set."""
+    a, b = start("a"), start("b")
+    a.lead(1, "a", "b")
+    stale = b.set.read()
+    a.lead(2, "a", "b")
+    assert b.set.take_over(b.state(3), stale.version, stale.master) is None
+    view = b.set.read()
+    path = session.paths.master(SET)
+    foreign = [delete(path), create_ephemeral(path, b"meta://elsewhere:1")]
+    assert session.nodes.write_atomically(session.session_id, foreign) is None
+    assert b.set.take_over(b.state(3), view.version, view.master) is None
+    after = b.set.read()
+    assert after.master == SetMaster("meta://elsewhere:1", session.session_id, 0)
+    assert after.state == a.state(2, "a", "b")
+    assert b.set.take_over(b.state(3), after.version, after.master) == after.version + 1
+
+
+def test_a_leader_that_resigns_deletes_its_master_and_changes_the_state_at_once(start: Start):
+    a, b = start("a"), start("b")
+    version = a.lead(1, "a", "b")
+    resigned = SetState(1, "", ("a", "b"), "b")
+    assert b.set.release(resigned, version) is None
+    assert a.set.release(resigned, version - 1) is None
+    assert a.set.release(resigned, version) == version + 1
+    view = b.sees(lambda view: view.state == resigned, "the resignation")
+    assert view.master is None
+    assert a.set.release(resigned, version + 1) is None
+
+
+def test_a_change_whose_outcome_is_unknown_is_an_error_and_a_read_tells(chroot: str, start: Start):
+    hosts, _, path = chroot.partition("/")
+    relay = Relay(hosts)
+    try:
+        with session_at(f"{relay.connect_string}/{path}", 4.0) as session:
+            a, b = start("a", session=session), start("b")
+            version = a.lead(1, "a", "b")
+            relay.cut()
+            with pytest.raises((CoordinationUnavailable, SessionLost)):
+                a.set.change(a.state(1, "a"), version)
+            assert b.set.read().state in (a.state(1, "a", "b"), a.state(1, "a"))
+            wait_for(lambda: b.set.read().master is None, "the end of the session")
+            assert b.lead(2) == b.set.read().version
+    finally:
+        relay.close()
