@@ -44,14 +44,23 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 class Registration:
     """One broker's nodes (zookeeper.md §3). Called on the reactor thread, and every Deferred fires there."""
 
-    def __init__(self, config: BrokerConfig, reactor: Reactor, slave_id: int | None = None) -> None:
-        """slave_id: None for a master."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        reactor: Reactor,
+        slave_id: int | None = None,
+        *,
+        elected_on: ZkSession | None = None,
+    ) -> None:
+        """slave_id: None for a master. elected_on: the session on which the broker was elected the leader of its set,
+        which its owner starts and closes; see BrokerRegistration."""
         self._config = config
         self._reactor = reactor
         self._slave_id = slave_id
         self._checksum = config.checksum  # of server.ini as it was loaded last
         zookeeper = config.zookeeper
-        self._session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
+        self._elected = elected_on is not None
+        self._session = elected_on or ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
         self._registration: BrokerRegistration | None = None
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -72,7 +81,8 @@ class Registration:
         register = self._new_registration(port, topics)
 
         def connect_and_register() -> None:
-            self._session.start(self._connect_seconds, wait_for_servers=True, create_chroot=True)
+            if not self._elected:
+                self._session.start(self._connect_seconds, wait_for_servers=True, create_chroot=True)
             register()
 
         return self._queue(connect_and_register)
@@ -89,7 +99,10 @@ class Registration:
     def _new_registration(self, port: int, topics: Mapping[str, TopicConfig]) -> Callable[[], None]:
         config = self._config
         registration = BrokerRegistration(
-            self._session, BrokerAddress(config.broker_id, self._slave_id, config.host, port), self._checksum
+            self._session,
+            BrokerAddress(config.broker_id, self._slave_id, config.host, port),
+            self._checksum,
+            elected=self._elected,
         )
         self._registration = registration
         return partial(self._register, partial(registration.register, _described(topics)))
@@ -153,7 +166,9 @@ class Registration:
         return self._in_own_thread((lambda: None) if registration is None else registration.unregister)
 
     def close(self) -> Deferred[None]:
-        """End the session; fires after at most 5 s."""
+        """End the session, unless it is another's; fires after at most 5 s."""
+        if self._elected:
+            return succeed(None)
         return self._in_own_thread(self._session.close)
 
     def _in_own_thread(self, function: Callable[[], None]) -> Deferred[None]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
 from metaq.protocol.errors import ConfigError, CoordinationError
 
@@ -67,6 +67,10 @@ class BrokerRegistration:
     The broker's own node comes first and its topics afterwards, so no client ever sees a topic without its broker.
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor. They may be called from any thread.
     config_checksum: CRC-32 of the bytes of server.ini (a slave registers none).
+
+    elected: the broker leads a broker set, whose elections make and delete the broker's own node (BrokerSet.take_over,
+    release). It is never made, replaced or deleted here. While another process or session has it, or nobody, nothing is
+    registered; once this session has it again, everything is.
     """
 
     def __init__(
@@ -75,9 +79,11 @@ class BrokerRegistration:
         address: BrokerAddress,
         config_checksum: int = 0,
         *,
+        elected: bool = False,
         backoff: Backoff | None = None,
     ) -> None:
         self.address = address
+        self._elected = elected
         self._session = session
         self._nodes = session.nodes
         self._paths = session.paths
@@ -101,6 +107,7 @@ class BrokerRegistration:
 
         A node that an earlier life of this broker left behind (same URL) is replaced. Another broker's node is waited
         for, as long as its session may live without a connection; then ConfigError names the broker that has the id.
+        An elected broker must have been elected before: CoordinationError if its own node is not that of this session.
         Raises CoordinationUnavailable, SessionLost; then nothing is kept up and register() may be called again.
         After unregister() it cannot.
         """
@@ -129,6 +136,7 @@ class BrokerRegistration:
             known, self._topics[topic] = self._topics.get(topic), added
             if self._registered and known != added:
                 with self._made_good():
+                    self._require_election(self._session_id)
                     self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
@@ -143,6 +151,7 @@ class BrokerRegistration:
             if not self._registered:
                 return
             with self._made_good():
+                self._require_election(self._session_id)
                 if self.address.slave_id is None:
                     path = self._paths.master_config_checksum(self.address.broker_id)
                     self._nodes.write(self._session_id, [set_data(path, format_checksum(config_checksum))])
@@ -151,6 +160,8 @@ class BrokerRegistration:
 
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
+
+        An elected broker's own node stays until BrokerSet.release() or the end of the session.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
@@ -181,6 +192,8 @@ class BrokerRegistration:
         with self._lock:
             if not self._registered or self._session.closed:
                 return
+            if self._elected and not self._leads(self._session.session_id):
+                return  # the watch tells when it is elected again
             if self._session.is_current(self._session_id) and not self._behind:
                 self._restore()
                 return
@@ -198,7 +211,7 @@ class BrokerRegistration:
         self._intact = not (deleted or self._deposed)
         if self._deposed and not deposed_before:
             log.warning("broker %s: another process has taken %s, and keeps it", self._name, own)
-        if self._deposed or not deleted:
+        if self._deposed or not deleted or (self._elected and own in deleted):
             return
         self._session.ensure_chroot()
         self._nodes.ensure([self._paths.broker(self.address.broker_id)])
@@ -216,7 +229,10 @@ class BrokerRegistration:
     def _register_all(self) -> None:
         session_id = self._session.session_id
         self._nodes.ensure([self._paths.broker(self.address.broker_id)])
-        self._presence.take_over(partial(self._take_own_node, session_id, self._own_path()))
+        if self._elected:
+            self._require_election(session_id)
+        else:
+            self._presence.take_over(partial(self._take_own_node, session_id, self._own_path()))
         self._register_behind_own_node(session_id)
 
     def _register_behind_own_node(self, session_id: int) -> None:
@@ -254,6 +270,20 @@ class BrokerRegistration:
     def _own_path(self) -> str:
         broker_id, slave_id = self.address.broker_id, self.address.slave_id
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
+
+    def _leads(self, session_id: int) -> bool:
+        """Whether the own node is one that an election made on this session."""
+        leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
+        if led and not leads:
+            log.warning("broker %s leads its set no more: it registers nothing until it is elected again", self._name)
+        self._deposed = not leads
+        self._intact = self._intact and leads
+        return leads
+
+    def _require_election(self, session_id: int) -> None:
+        """A former leader must not take the topics from the present one."""
+        if self._elected and not self._leads(session_id):
+            raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
         """None if the node is now ours. One of our URL and another session is an earlier life of ours: replaced."""
@@ -342,6 +372,10 @@ class BrokerRegistration:
     def _unregister_all(self) -> None:
         """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
         session_id, own = self._session.session_id, self._own_path()
+        if self._elected:
+            self._nodes.delete_owned(session_id, self._registered_paths()[:0:-1])
+            self._empty_legacy_node(session_id)
+            return
         deleted = self._nodes.delete_owned(session_id, self._registered_paths()[::-1])
         if own == self._paths.master(self.address.broker_id) and own in deleted:
             self._remove_legacy_node(session_id)
@@ -351,3 +385,10 @@ class BrokerRegistration:
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
             self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)
+
+    def _empty_legacy_node(self, session_id: int) -> None:
+        """Unless it is the next leader's by now."""
+        path = self._paths.broker(self.address.broker_id)
+        found = self._nodes.get_versioned(path)
+        if found is not None and found[0] == self._url:
+            self._nodes.write(session_id, [set_data(path, b"", found[1])], BadVersionError, NoNodeError)

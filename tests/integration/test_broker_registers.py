@@ -10,8 +10,11 @@ import pytest
 
 from metaq.broker.configuration.config import read_config
 from metaq.broker.registration import Registration
+from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import BrokerAddress, ClusterView
+from metaq.coordination.records import format_broker_url
 from metaq.coordination.registration import BrokerRegistration
+from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.broker_process import server_ini
 from tests.integration.coordination_helpers import session_at
@@ -51,3 +54,28 @@ def test_a_broker_waits_for_a_zookeeper_that_goes_between_its_connection_and_its
     assert registration.registered
     registration.session.close()
     assert not registration.registered
+
+
+def test_an_elected_broker_registers_on_the_session_of_its_set_and_leaves_that_open(
+    chroot: str, tmp_path: Path, session: ZkSession
+) -> None:
+    (tmp_path / "server.ini").write_text(
+        server_ini(tmp_path, {"orders": "numPartitions=2"}, zookeeper=f"zk.zkConnect={chroot}")
+    )
+    config = read_config(str(tmp_path / "server.ini"))
+    url = format_broker_url(config.host, 8123).decode()
+    node = BrokerSet(session, 0, SetNode("a", url, "", "x"), lambda _view: None)
+    node.start()
+    registration = Registration(config, Reactor(), elected_on=session)  # type: ignore[arg-type]
+    outcome: SimpleQueue[object] = SimpleQueue()
+    registration.start(8123, config.topics).addBoth(outcome.put)
+    assert "does not lead its set" in str(outcome.get(timeout=DEADLINE))
+    assert node.take_over(SetState(1, "a", ("a",)), node.read().version, None)
+    registration.come_back(8123, config.topics).addBoth(outcome.put)
+    assert outcome.get(timeout=DEADLINE) is None
+    assert registration.registered
+    assert ClusterView(session).topics() == ["orders"]
+    registration.close().addBoth(outcome.put)
+    assert outcome.get(timeout=DEADLINE) is None
+    assert session.connected
+    node.close()

@@ -1,6 +1,7 @@
 """Broker sets on a real ZooKeeper: presence, views, and who wins when several want the same."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,7 +11,9 @@ import pytest
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
+from metaq.coordination.brokers import ClusterView
 from metaq.coordination.records import format_broker_url
+from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_set, read_sets, set_ids, watch_set
 from metaq.coordination.znodes import create_ephemeral, delete, set_data
@@ -349,3 +352,109 @@ def test_a_change_whose_outcome_is_unknown_is_an_error_and_a_read_tells(chroot: 
             assert b.lead(2) == b.set.read().version
     finally:
         relay.close()
+
+
+# --- the leader's registration ----------------------------------------------------------------------------------------
+
+ORDERS = TopicRegistration("orders", 3)
+
+
+def registration(node: Node) -> BrokerRegistration:
+    address = BrokerAddress(SET, None, *node.set.node.address)
+    return BrokerRegistration(node.session, address, 7, elected=True, backoff=Backoff(0.01, 0.1))
+
+
+def topic_owners(node: Node) -> set[int]:
+    """Sessions of the nodes that show the leader's topics and checksum; 0 for one that is missing."""
+    paths = node.session.paths
+    wanted = [of("orders", "0-m") for of in (paths.topic_broker, paths.topic_pub_broker, paths.topic_sub_broker)]
+    found = node.session.nodes.get_many([*wanted, paths.master_config_checksum(SET)])
+    return {each.owner if each else 0 for each in found}
+
+
+def test_a_node_registers_topics_only_behind_its_election(start: Start):
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    with pytest.raises(CoordinationError, match="0-m does not lead its set"):
+        leading.register([ORDERS])
+    b.lead(1)
+    with pytest.raises(CoordinationError, match="0-m does not lead its set"):
+        leading.register([ORDERS])
+    assert topic_owners(a) == {0}
+    a.lead(2)
+    leading.register([ORDERS])
+    assert leading.registered
+    assert topic_owners(a) == {a.set.session_id}
+    assert a.session.nodes.get(a.session.paths.broker(SET)) == (a.set.node.url.encode(), 0)
+
+
+def test_the_next_leader_takes_over_the_topics_and_the_former_one_leaves_them_alone(start: Start):
+    """The former leader's session lives on: it was stopped for a while, or handed over."""
+    a, b = start("a"), start("b")
+    former, present = registration(a), registration(b)
+    a.lead(1, "a", "b")
+    former.register([ORDERS])
+    b.lead(2, "a", "b")
+    present.register([ORDERS])
+    assert topic_owners(b) == {b.set.session_id}
+    wait_for(lambda: not former.registered, "the former leader to know")
+    for change in (lambda: former.add_topic("late", 1), lambda: former.update(8, [TopicRegistration("orders", 9)])):
+        with pytest.raises(CoordinationError, match="does not lead"):
+            change()
+    former.unregister()
+    assert topic_owners(b) == {b.set.session_id}
+    assert b.session.nodes.get(b.session.paths.broker(SET)) == (b.set.node.url.encode(), 0)
+    assert ClusterView(b.session).brokers()[SET].master == present.address
+    assert present.registered
+
+
+def test_a_leader_whose_session_expired_is_registered_again_only_by_its_next_election(start: Start):
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    a.lead(1, "a", "b")
+    leading.register([ORDERS])
+    expire(a.session)
+    seen = a.sees(lambda view: view.state and not view.master and "a" in view.nodes, "the set without its master")
+    time.sleep(0.5)  # nothing is to happen
+    assert (a.set.read(), topic_owners(b), leading.registered) == (seen, {0}, False)
+    a.lead(2, "a", "b")
+    wait_for(lambda: topic_owners(b) == {a.set.session_id}, "the topics again")
+    wait_for(lambda: leading.registered, "it to know")
+
+
+def test_a_master_deleted_by_hand_is_not_made_again_by_the_registration(start: Start):
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    a.lead(1, "a", "b")
+    leading.register([ORDERS])
+    b.session.nodes.write(b.session.session_id, [delete(b.session.paths.master(SET))])
+    wait_for(lambda: not leading.registered, "it to know")
+    time.sleep(1.5)  # longer than the pause before nodes are restored
+    assert b.set.read().master is None
+    a.lead(2, "a", "b")
+    wait_for(lambda: leading.registered, "it to be registered again")
+
+
+def test_topics_of_an_elected_broker_deleted_by_hand_are_made_again(start: Start):
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    a.lead(1, "a", "b")
+    leading.register([ORDERS])
+    paths = b.session.paths
+    checksum = paths.master_config_checksum(SET)  # below the broker's id, so it is missed at once
+    b.session.nodes.write(b.session.session_id, [delete(paths.topic_broker("orders", "0-m")), delete(checksum)])
+    wait_for(lambda: topic_owners(b) == {a.set.session_id}, "the nodes again")
+
+
+def test_a_leader_that_unregisters_keeps_its_master_until_it_resigns(start: Start):
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    version = a.lead(1, "a", "b")
+    leading.register([ORDERS])
+    leading.unregister()
+    assert topic_owners(b) == {0}
+    assert b.session.nodes.get(b.session.paths.broker(SET)) == (b"", 0)
+    view = b.set.read()
+    assert view.master
+    assert view.master.owner == a.set.session_id
+    assert a.set.release(SetState(1, "", ("a", "b")), version) == version + 1
