@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import click
 
@@ -11,9 +12,12 @@ from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.partitions import read_stats
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.coordination.records import host_and_port
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import SetView, read_sets
+from metaq.protocol.errors import BrokerUnavailable, CoordinationError
 
-from .cluster import open_cluster, tell_empty
+from .cluster import open_cluster, tell_empty, zk_timeout
 from .options import json_option, zk_option
 from .output import show
 
@@ -33,6 +37,7 @@ def brokers() -> None:
     Example
       metaq brokers list
       metaq brokers describe 0 --json
+      metaq brokers sets
     """
 
 
@@ -121,3 +126,52 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
         **figures,
     }
     show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))
+
+
+@brokers.command("sets")
+@zk_option
+@json_option
+def list_sets(zk: str, as_json: bool) -> None:
+    """The nodes of each broker set, as ZooKeeper shows them: which one leads, and which are in-sync.
+
+    A node that is registered nowhere now has no address; it is shown as long as the set counts it in. Exits with 1 if a
+    set has no leader that clients can find.
+
+    \b
+    Example
+      metaq brokers sets --zk 127.0.0.1:2181
+    """
+    with closing(ZkSession(zk)) as session:
+        session.start(zk_timeout())
+        sets = read_sets(session)
+    found = [row for broker_id, view in sets.items() for row in _set_rows(broker_id, view)]
+    columns = ("SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED")
+    rows = [[str(row["set"]), *list(row.values())[1:-1], "yes" if row["preferred"] else "no"] for row in found]
+    show(as_json, found, columns, rows)
+    leaderless = [str(broker_id) for broker_id, view in sets.items() if not _is_led(view)]
+    if leaderless:
+        raise CoordinationError(f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it")
+
+
+def _set_rows(broker_id: int, view: SetView) -> list[dict[str, object]]:
+    state = view.state
+    counted = {*state.in_sync, state.leader, state.preferred} - {""} if state else set()
+    return [
+        {
+            "set": broker_id,
+            "node": name,
+            "role": view.role(name),
+            "epoch": state.epoch if state else None,
+            "zone": node.zone or None if node else None,
+            "address": host_and_port(*node.address) if node else None,
+            "preferred": bool(state and state.preferred == name),
+        }
+        for name in sorted(counted | set(view.nodes))
+        for node in [view.nodes.get(name)]
+    ]
+
+
+def _is_led(view: SetView) -> bool:
+    """Whether the node that leads by the state is the one that clients find."""
+    leader = view.nodes.get(view.state.leader) if view.state else None
+    return leader is not None and view.master is not None and view.master.url == leader.url

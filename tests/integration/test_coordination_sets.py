@@ -18,6 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_set, read_sets, set_ids, watch_set
 from metaq.coordination.znodes import create_ephemeral, delete, set_data
 from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
+from tests.integration.cli_helpers import Operator
 from tests.integration.coordination_helpers import Relay, deaf, expire, session_at, wait_for
 from tests.waiting import DEADLINE
 
@@ -458,3 +459,39 @@ def test_a_leader_that_unregisters_keeps_its_master_until_it_resigns(start: Star
     assert view.master
     assert view.master.owner == a.set.session_id
     assert a.set.release(SetState(1, "", ("a", "b")), version) == version + 1
+
+
+# --- metaq brokers sets -----------------------------------------------------------------------------------------------
+
+
+def test_an_operator_sees_the_nodes_of_a_set_with_their_roles(start: Start, chroot: str):
+    operator = Operator(chroot)
+    assert operator.json("brokers", "sets") == []
+    a, b = start("a"), start("b")
+    view = a.set.read()
+    a.set.take_over(SetState(3, "a", ("a", "gone"), "b"), view.version, None)
+    fields = ("set", "node", "role", "epoch", "zone", "address", "preferred")
+    rows = operator.json("brokers", "sets")
+    assert all(tuple(row) == fields for row in rows)
+    assert [tuple(row.values()) for row in rows] == [
+        (0, "a", "leader", 3, "here", "127.0.0.1:8197", False),
+        (0, "b", "out of sync", 3, "here", "127.0.0.1:8198", True),
+        (0, "gone", "in-sync", 3, None, None, False),
+    ]
+    table = operator.ran("brokers", "sets")
+    assert table.code == 0
+    header, *lines = [line.split() for line in table.out.splitlines() if line.strip() and line.strip(" ─-")]
+    assert header == ["SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED"]
+    assert lines[0] == ["0", "a", "leader", "3", "here", "127.0.0.1:8197", "no"]
+    assert b.set.present
+
+
+def test_an_operator_is_told_of_a_set_without_a_leader_by_the_exit_code(start: Start, chroot: str):
+    a = start("a")
+    version = a.lead(1)
+    assert Operator(chroot).ran("brokers", "sets").code == 0
+    a.set.release(SetState(1, "", ("a",)), version)
+    ran = Operator(chroot).ran("brokers", "sets")
+    assert ran.code == 1
+    assert "no leader in broker set 0" in ran.err
+    assert "in-sync" in ran.out
