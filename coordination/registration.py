@@ -274,7 +274,7 @@ class BrokerRegistration:
     def _leads(self, session_id: int) -> bool:
         """Whether the own node is one that an election made on this session."""
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
-        if led and not leads:
+        if self._registered and led and not leads:
             log.warning("broker %s leads its set no more: it registers nothing until it is elected again", self._name)
         self._deposed = not leads
         self._intact = self._intact and leads

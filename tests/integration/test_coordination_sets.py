@@ -409,7 +409,9 @@ def test_the_next_leader_takes_over_the_topics_and_the_former_one_leaves_them_al
     assert present.registered
 
 
-def test_a_leader_whose_session_expired_is_registered_again_only_by_its_next_election(start: Start):
+def test_a_leader_whose_session_expired_is_registered_again_only_by_its_next_election(
+    start: Start, caplog: pytest.LogCaptureFixture
+):
     a, b = start("a"), start("b")
     leading = registration(a)
     a.lead(1, "a", "b")
@@ -418,6 +420,8 @@ def test_a_leader_whose_session_expired_is_registered_again_only_by_its_next_ele
     seen = a.sees(lambda view: view.state and not view.master and "a" in view.nodes, "the set without its master")
     time.sleep(0.5)  # nothing is to happen
     assert (a.set.read(), topic_owners(b), leading.registered) == (seen, {0}, False)
+    assert caplog.text.count("leads its set no more") == 1
+    assert "presence of broker 0-m failed" not in caplog.text  # it waits for the election, and does not try
     a.lead(2, "a", "b")
     wait_for(lambda: topic_owners(b) == {a.set.session_id}, "the topics again")
     wait_for(lambda: leading.registered, "it to know")

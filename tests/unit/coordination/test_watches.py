@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from metaq.coordination.session import SessionEvent
-from metaq.coordination.watches import ChildrenWatcher
+from metaq.coordination.watches import ChildrenWatcher, DataWatcher
 from metaq.protocol.errors import CoordinationUnavailable
 
 PATH = "/meta/consumers/g/ids"
@@ -30,8 +30,8 @@ class Answer:
         self._linked.append(callback)
 
     def give(self, value: Any = None, error: Exception | None = None) -> None:
-        children = self.kind == "children" and error is None
-        self.value, self.exception = (value, "stat") if children else value, error
+        read = self.kind in ("children", "data") and error is None
+        self.value, self.exception = (value, "stat") if read else value, error
         for callback in self._linked:
             callback(self)
 
@@ -55,6 +55,7 @@ class FakeSession:
         )
         self.zk = SimpleNamespace(
             get_children_async=lambda _path, watch, include_data: self.request("children", watch),
+            get_async=lambda _path, watch: self.request("data", watch),
             exists_async=lambda _path, watch: self.request("exists", watch),
         )
         self.on_session = self.listeners.append
@@ -310,3 +311,37 @@ def test_a_loss_during_the_wait_leads_to_a_read_and_another_wait(session, burst)
     session.answer(["a", "b", "c"])
     pass_a_second(session)
     assert burst == [["a", "b", "c"]]
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_data_are_told_at_first_after_each_change_and_after_a_reconnection(session: FakeSession):
+    told: list[bytes | None] = []
+    watcher = DataWatcher(session, PATH, lambda _path, data: told.append(data))  # type: ignore[arg-type]
+    watcher.start()
+    session.run()
+    session.answer(b"1")
+    assert told == [b"1"]
+    session.answers[-1].fire(EventType.CHANGED)
+    session.run()
+    session.answer(b"2")
+    session.tell(SessionEvent.RECONNECTED)
+    session.answer(b"2")
+    assert told == [b"1", b"2", b"2"]
+    watcher.close()
+    assert session.listeners == []
+
+
+def test_data_of_a_missing_node_are_none_until_it_appears(session: FakeSession):
+    told: list[bytes | None] = []
+    DataWatcher(session, PATH, lambda _path, data: told.append(data)).start()  # type: ignore[arg-type]
+    session.run()
+    session.answer(error=NoNodeError())
+    assert session.answers[-1].kind == "exists"
+    session.answer(None)
+    assert told == [None]
+    session.answers[-1].fire(EventType.CREATED)
+    session.run()
+    session.answer(b"")
+    assert told == [None, b""]
