@@ -93,12 +93,12 @@ class Writing:
         waiting = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits for the disk needs no more
-            if write.log.segments.visible_end < write.end:
+            if write.log.durability.safe_end < write.end:
                 waiting.append(write)
         return waiting
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once each of these is visible, and a slave has answered for its records, or it has its errors."""
+        """Call `done` once each of these is safe here, and a slave has answered for its records, or it has errors."""
         slave = self.slave
         missing = 1 if slave is None else 1 + len(waiting)
 
@@ -108,7 +108,7 @@ class Writing:
             if not missing:
                 done()
 
-        def visible(errors: Sequence[MetaqError | None]) -> None:
+        def safe(errors: Sequence[MetaqError | None]) -> None:
             for write, error in zip(waiting, errors, strict=True):
                 write.error = error
             arrived()
@@ -122,7 +122,7 @@ class Writing:
                 data = write.data[0] if len(write.data) == 1 else b"".join(write.data)
                 slave.replicate(write.log, data, partial(copied, write))
                 write.data, write.units = (), b""
-        self._store.when_all_visible([(write.log, write.end) for write in waiting], visible)
+        self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
         """What `encode` gives once these are safe; it fails with what `encode` raises."""

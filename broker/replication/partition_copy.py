@@ -184,7 +184,7 @@ class PartitionCopy:
             await self._sleep(self._delay)
 
     async def _append(self, fetched: Fetched) -> None:
-        """Write the whole records in one append, and wait until they may be read."""
+        """Write the whole records in one append, and wait until they are safe."""
         status = self.status
         data = bytes(fetched.data)
         scan = scan_bytes(data, status.offset)
@@ -203,8 +203,8 @@ class PartitionCopy:
         order_times(scan.units)
         log.append((memoryview(data)[: scan.end],), scan.units.tobytes())
         status.offset = log.end_offset
-        if log.visible_end < log.end_offset:
-            await _visible(log)
+        if log.durability.safe_end < log.end_offset:
+            await _safe(log)
         if scan.end < len(data) and self._damaged(data, scan.end):
             raise self._bad_record()
 
@@ -293,8 +293,8 @@ class PartitionCopy:
         return deferLater(reactor, seconds)
 
 
-def _visible(log: PartitionLog) -> Deferred[None]:
-    """Fires when everything appended may be read; fails with LogReadOnly."""
+def _safe(log: PartitionLog) -> Deferred[None]:
+    """Fires when everything appended is safe; fails with LogReadOnly."""
     deferred: Deferred[None] = Deferred()
 
     def done(error: MetaqError | None) -> None:
@@ -303,5 +303,5 @@ def _visible(log: PartitionLog) -> Deferred[None]:
         else:
             deferred.errback(error)
 
-    log.when_visible(log.end_offset, done)
+    log.when_safe(log.end_offset, done)
     return deferred

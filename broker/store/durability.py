@@ -1,4 +1,7 @@
-"""What of one partition is appended, safe and shown, and what has to happen next: no I/O, no clock, no thread.
+"""What of one partition is appended and safe, and what has to happen next: no I/O, no clock, no thread.
+
+Safe means what this node has promised: with asynchronous flush what is appended, with group commit what survives a
+power cut. Readers see what is safe, unless the log bounds them (`PartitionLog.limit_visibility`).
 
 Every method that names an event takes it in and returns what the log has to do, as bits. `Durability.take_answers`
 gives the waiters that are to be called then. The mode decides what an event means:
@@ -33,11 +36,11 @@ __all__ = [
     "Durability",
     "DurabilityEvent",
     "Mode",
-    "VisibleCallback",
+    "SafeCallback",
 ]
 
-VisibleCallback = Callable[[MetaqError | None], None]
-"""callback(None if the data is visible, else why it will not be)."""
+SafeCallback = Callable[[MetaqError | None], None]
+"""callback(None if the data is safe, else why it will not be)."""
 
 # what a job does, as bits; plain integers because requests are made once per append
 DATA = 1
@@ -47,7 +50,7 @@ INDEX = 2
 
 # actions, as bits for the same reason
 SHOW = 1
-"""Let readers see everything up to `shown`."""
+"""More is safe: let readers see everything up to `safe_end`."""
 TELL = 2
 """Call the waiters of `take_answers`, behind that."""
 JOURNAL = 4
@@ -131,9 +134,9 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
 class Durability:
     """The state of one partition. All offsets are byte offsets in it; counts are the log's own count of records.
 
-    Invariants: shown <= end; what is shown while puts wait is safe; nothing is shown and no job begins after a failure;
-    each waiter is told once, in the order they came; at most one job that syncs is under way, and beside it one that
-    only writes index units.
+    Invariants: safe_end <= end; while puts wait, what lies below safe_end survives a power cut; safe_end does not move
+    and no job begins after a failure; each waiter is told once, in the order they came; at most one job that syncs is
+    under way, and beside it one that only writes index units.
     """
 
     __slots__ = (
@@ -152,8 +155,8 @@ class Durability:
         "failure",
         "mode",
         "read_only",
-        "shown",
-        "shown_count",
+        "safe_count",
+        "safe_end",
         "synced_end",
         "unsynced_records",
     )
@@ -161,8 +164,9 @@ class Durability:
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
         """end, count: what a start has found, all of it readable. synced_end: what of it is on the disk."""
         self.mode = _WAITING if policy.waits else _SHOWING
-        self.end = self.shown = end
-        self.count = self.shown_count = count
+        self.end = self.safe_end = end
+        self.count = self.safe_count = count
+        """Records up to `end`, and up to `safe_end`."""
         self.synced_end = synced_end
         """Up to here the partition's own files are on the disk."""
         self.unsynced_records = 0
@@ -175,7 +179,7 @@ class Durability:
         self._journal_end = -1  # where the journal's entries of this partition end
         self._leaving_from = 0  # what lies below was appended under group commit
         self._dirty_since = self._checkpointed_at = _NEVER
-        self._waiters: deque[tuple[int, VisibleCallback]] = deque()
+        self._waiters: deque[tuple[int, SafeCallback]] = deque()
         self._wanted = self._running = 0  # kinds of jobs
         self._writing_units = False
 
@@ -186,7 +190,7 @@ class Durability:
 
     def lacks(self, end: int) -> bool:
         """Whether what lies below `end` is to be made safe: not if that is so already, nor after a failure."""
-        return self.shown < end and self.failure is None
+        return self.safe_end < end and self.failure is None
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ class Durability:
         row = TABLE[self.mode]
         if self.mode is _SHOWING:
             self.mode, actions = row[_PAST_THRESHOLD if unsynced > self._policy.threshold_records else _APPENDED]
-            self.shown, self.shown_count = end, count
+            self.safe_end, self.safe_count = end, count
         elif self._journal_end == base or self.synced_end >= base:
             self._journal_end = end
             self.mode, actions = row[_APPENDED]
@@ -211,7 +215,7 @@ class Durability:
 
     def safe(self, end: int, count: int) -> int:
         """What lies below `end`, the first `count` records, survives a power cut: a sync or the journal has it."""
-        if end <= self.shown or not self.waits:
+        if end <= self.safe_end or not self.waits:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
             return self._show(DurabilityEvent.ALL_SAFE, self.end, self.count)
@@ -247,7 +251,7 @@ class Durability:
             return actions if self.unsynced_records else actions & ~SYNC
         self._leaving_from = self.end
         actions = self._next(DurabilityEvent.ASYNCHRONOUS)
-        if self.mode is _LEAVING and self.shown >= self.end:
+        if self.mode is _LEAVING and self.safe_end >= self.end:
             return self._show(DurabilityEvent.ALL_SAFE, self.end, self.count)
         return actions
 
@@ -265,27 +269,27 @@ class Durability:
 
     def _show(self, event: DurabilityEvent, end: int, count: int) -> int:
         actions = self._next(event)
-        self.shown, self.shown_count = end, count
+        self.safe_end, self.safe_count = end, count
         return actions | TELL if self._waiters else actions
 
     # --- who waits ----------------------------------------------------------------------------------------------------
 
-    def wait(self, end: int, callback: VisibleCallback) -> bool:
-        """Have `take_answers` give the callback when `end` is shown or a sync fails; False: call it now."""
-        if self.shown >= end or self.failure is not None:
+    def wait(self, end: int, callback: SafeCallback) -> bool:
+        """Have `take_answers` give the callback when `end` is safe or a sync fails; False: call it now."""
+        if self.safe_end >= end or self.failure is not None:
             return False
         self._waiters.append((end, callback))
         return True
 
     def answer_for(self, end: int) -> MetaqError | None:
         """What a waiter for `end` is told now, if it need not wait."""
-        return None if self.shown >= end else self.failure
+        return None if self.safe_end >= end else self.failure
 
-    def take_answers(self) -> list[tuple[VisibleCallback, MetaqError | None]]:
+    def take_answers(self) -> list[tuple[SafeCallback, MetaqError | None]]:
         """Waiters to be called now, in the order they came, each once, and what with."""
         waiters = self._waiters
-        answers: list[tuple[VisibleCallback, MetaqError | None]] = []
-        while waiters and waiters[0][0] <= self.shown:
+        answers: list[tuple[SafeCallback, MetaqError | None]] = []
+        while waiters and waiters[0][0] <= self.safe_end:
             answers.append((waiters.popleft()[1], None))
         if self.failure is not None:
             answers += [(callback, self.answer_for(end)) for end, callback in waiters]

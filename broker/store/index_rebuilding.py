@@ -127,5 +127,5 @@ def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tupl
 
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:
     """Whether the new index can vouch for all of the segment, and nothing else writes to its file."""
-    safe = segment.synced == segment.end and segment.end <= log.visible_end
+    safe = segment.synced == segment.end and segment.end <= log.durability.safe_end
     return safe and not log.writes_index(segment)

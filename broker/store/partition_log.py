@@ -3,7 +3,8 @@
 `segments` and `lookup` read, `Writer` appends, `Durability` decides what is synced, shown and told; this object carries
 out what `Durability` asks for. Invariants, checked by tests after every step (`testing.check_invariants`): those of
 the parts, and
-- with asynchronous flush visible_end == end_offset; with group commit visible_end is on the disk;
+- visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
+- with asynchronous flush safe_end == end_offset; with group commit what lies below safe_end is on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
 - once read_only is set nothing is ever written to the data again.
 """
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from metaq.protocol.errors import LogReadOnly, StoreError
+from metaq.protocol.errors import DiskFull, LogReadOnly, StoreError
 from metaq.protocol.record import Buffer
 
 from . import tuning
 from .disk_space import no_room
-from .durability import DATA, INDEX, JOURNAL, MARK_DIRTY, SHOW, SYNC, SYNC_SOON, TELL, Durability, VisibleCallback
+from .durability import DATA, INDEX, JOURNAL, MARK_DIRTY, SHOW, SYNC, SYNC_SOON, TELL, Durability, SafeCallback
 from .files import OpenFiles
 from .index import UNIT_BYTES, Index, IndexDamaged
 from .journal import Journal
@@ -36,17 +37,25 @@ from .writer import Writer
 if TYPE_CHECKING:
     from .background_syncs import BackgroundSyncs
 
-__all__ = ["PartitionLog", "StoreServices"]
+__all__ = ["AppendListener", "PartitionLog", "StoreServices"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+AppendListener = Callable[["PartitionLog", int, int, int, Sequence[Buffer], Buffer, int], None]
+"""listener(log, base, end, count, data, units, segment).
+
+The bytes `data` were appended at [base, end). count: records in the log up to `end`, in its own count. units: the index
+units as they were stored. segment: byte offset where the segment begins that has them.
+"""
+
+
+@dataclass(slots=True)
 class StoreServices:
     """What all logs of a store use.
 
     on_index_lost: called when the index of a closed segment was found to be damaged; it has none until
-    `Segments.adopt_index`.
+    `Segments.adopt_index`. on_append: see `Store.on_append`.
     """
 
     open_files: OpenFiles
@@ -54,6 +63,7 @@ class StoreServices:
     journal: Journal
     syncs: BackgroundSyncs
     on_index_lost: Callable[[PartitionLog], None]
+    on_append: AppendListener | None = None
 
 
 class PartitionLog:
@@ -90,6 +100,8 @@ class PartitionLog:
         self.durability = Durability(
             config.flush_policy, self.segments.end_offset, self.segments.counted, self.segments.synced_end
         )
+        self.bound: tuple[int, int] | None = None
+        """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
         self._jobs: list[SyncJob] = []  # under way
         if self.segments.unfinished():
             self.durability.found_dirty()
@@ -130,7 +142,7 @@ class PartitionLog:
 
     # --- appending ----------------------------------------------------------------------------------------------------
 
-    def append(self, data: Sequence[Buffer], units: Buffer) -> int:
+    def append(self, data: Sequence[Buffer], units: Buffer, segment: int | None = None) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
@@ -139,6 +151,11 @@ class PartitionLog:
         is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable, where
         there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
         written, if data and units do not belong together.
+
+        segment: where the segment of these records begins in the log that this one copies, as `Store.on_append` told
+        there: they go into that segment, which is begun if it begins at `end_offset`, and this log does not roll by
+        size. Raises ValueError if that is neither the last segment nor can be; StoreError if the segment's index must
+        be made again first.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -147,9 +164,11 @@ class PartitionLog:
             self.sync_failed(str(shared.journal.failure))
             raise shared.journal.failure
         segments, writer = self.segments, self._writer
+        if segment is not None and segment != segments.active.first_offset:
+            self._go_on_in(segment)
         base = segments.end_offset
         try:
-            unstored = writer.append(data, units)
+            unstored, units = writer.append(data, units)
         except LogReadOnly as error:
             self._turn_read_only(error.cause)
             raise
@@ -157,7 +176,9 @@ class PartitionLog:
         actions = durability.appended(end, len(units) // UNIT_BYTES)
         if actions & MARK_DIRTY:
             shared.syncs.mark_dirty(self)
-        if segments.active.size >= writer.max_segment_size:
+        if shared.on_append is not None:
+            call_safely(shared.on_append, self, base, end, durability.count, data, units, segments.active.first_offset)
+        if segments.active.size >= writer.max_segment_size and segment is None:
             self._roll()
         if actions & JOURNAL:
             shared.journal.add(self, base, end, durability.count, data)
@@ -184,6 +205,42 @@ class PartitionLog:
                 return  # the next append tries again
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
+    def _go_on_in(self, first_offset: int) -> None:
+        """Begin the segment that begins there, or take up again the last one that has records.
+
+        The other log goes on in that where it was led by another node, or did not roll when this one did.
+        """
+        segments = self.segments
+        again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
+        if not again and first_offset != self.end_offset:
+            raise ValueError(
+                f"{self.directory}: no segment can begin at {first_offset} where the last one begins at "
+                f"{segments.active.first_offset} and ends at {self.end_offset}"
+            )
+        try:
+            if again:
+                self._take_up_again()
+            else:
+                self._start_segment()
+        except OSError as error:
+            if not again and no_room(error):
+                raise DiskFull(self.directory, f"{error}; nothing was appended") from error
+            self._turn_read_only(f"it cannot go on in its segment at {first_offset}: {error}")
+            raise LogReadOnly(self.directory, str(self.read_only)) from error
+
+    def _take_up_again(self) -> None:
+        """Go on with the segment in front of an empty last one. Waits for the disk: it is rare.
+
+        The empty one's name must be gone before the other grows: a start would find them to overlap.
+        """
+        segments = self.segments
+        before = segments[-2]
+        if before.index is None:
+            raise StoreError(f"{before.path} cannot go on before its index is made again")
+        segments.files.unlink(segments.active.path)
+        segments.files.fsync_directory(self.directory)
+        segments.remove_empty_last()
+
     def _start_segment(self) -> None:
         self._writer.roll()
         self._shared.syncs.request(self, DATA | INDEX)
@@ -203,8 +260,9 @@ class PartitionLog:
 
     # --- safety -------------------------------------------------------------------------------------------------------
 
-    def when_visible(self, end: int, callback: VisibleCallback) -> None:
-        """Call `callback(None)` exactly once as soon as visible_end >= end: at once, or in order when the flush ends.
+    def when_safe(self, end: int, callback: SafeCallback) -> None:
+        """Call `callback(None)` exactly once as soon as durability.safe_end >= end: at once, or in order when the flush
+        ends.
 
         `callback(LogReadOnly)` if the flush fails or has failed. end: a byte offset up to end_offset, of an append.
         """
@@ -212,7 +270,7 @@ class PartitionLog:
             callback(self.durability.answer_for(end))
 
     def flush(self) -> None:
-        """Start a sync of everything appended; `when_visible` or `segments[-1].synced` tell when it is done."""
+        """Start a sync of everything appended; `when_safe` or `segments[-1].synced` tell when it is done."""
         self.request(DATA)
 
     def checkpoint(self) -> None:
@@ -254,12 +312,46 @@ class PartitionLog:
         elif actions & SYNC_SOON:
             self._shared.syncs.request(self, DATA)
         if actions & SHOW:
-            self.segments.show(self.durability.shown, self.durability.shown_count)
+            if self.bound is None:
+                self.segments.show(self.durability.safe_end, self.durability.safe_count)
+            elif not self._show_within(self.bound):
+                actions &= ~SHOW
         if actions & TELL:
             for callback, error in self.durability.take_answers():
                 call_safely(callback, error)
         if actions & SHOW and self.on_visible is not None:
             call_safely(self.on_visible, self)
+
+    # --- what readers see ---------------------------------------------------------------------------------------------
+
+    def limit_visibility(self) -> None:
+        """Readers see nothing more from now on than `raise_bound` allows. Ignored if that is so already."""
+        if self.bound is None:
+            self.bound = self.segments.visible_end, self.segments.counted
+
+    def raise_bound(self, end: int, count: int) -> None:
+        """Readers may see what lies below `end` when it is safe; it may not have been appended yet.
+
+        end, count: of an append to this very log, as `Store.on_append` told them: another node counts differently.
+        Ignored if nothing limits what readers see, or no less than `end` may be seen already.
+        """
+        if self.bound is not None and end > self.bound[0]:
+            self.bound = end, count
+            if self._show_within(self.bound) and self.on_visible is not None:
+                call_safely(self.on_visible, self)
+
+    def unlimited(self) -> None:
+        """Readers see everything that is safe again, as before `limit_visibility`."""
+        self.bound = None
+        if self.segments.visible_end < self.durability.safe_end:
+            self._act(SHOW)
+
+    def _show_within(self, bound: tuple[int, int]) -> bool:
+        """Let readers see what is safe as far as the bound allows; whether that is more than before."""
+        before = self.segments.visible_end
+        safe = self.durability.safe_end, self.durability.safe_count
+        self.segments.show(*min(safe, bound))
+        return self.segments.visible_end > before
 
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 

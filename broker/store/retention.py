@@ -185,7 +185,7 @@ class Retention:
             return ages
         for segment in log.segments[:-1]:
             # an index may never be made again (a bad sector): waiting for it would keep the log for ever
-            if not segment.finished or log.writes_index(segment):
+            if not segment.finished or log.writes_index(segment) or segment.end > log.visible_end:
                 break
             try:
                 modified_ms = self._files.status(segment.path).modified_ms

@@ -218,7 +218,7 @@ class _SearchedSegment:
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
         """Number of the unit with this id of a record in [start, end). ascending: their ids are known to be sorted."""
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
-        last = self.reader.starting_before(end)
+        last = self.reader.starting_before(min(end, self.view.end))  # a block may go on behind what may be read
         wanted = 0 if ascending else (last - first) * UNIT_BYTES
         if self._budget.take(wanted) < wanted:
             self.found.unsearched += end - start

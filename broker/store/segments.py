@@ -186,6 +186,15 @@ class Segments(Sequence[Segment]):
         self._segments = [*self._segments, segment]
         self._relist()
 
+    def remove_empty_last(self) -> None:
+        """Go on with the segment in front of the last one, which is empty; the caller has deleted its file."""
+        assert len(self._segments) > 1
+        assert not self.active.size
+        removed, self._segments = self.active, self._segments[:-1]
+        self._relist()
+        removed.removed = True
+        removed.close()
+
     # --- what retention and the rebuilding of indexes do --------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:

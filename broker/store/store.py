@@ -23,7 +23,7 @@ from .index_rebuilding import IndexRebuilding
 from .journal import Journal, JournalStatus
 from .journal_format import journal_number
 from .key_building import KeyBuilding
-from .partition_log import PartitionLog, StoreServices
+from .partition_log import AppendListener, PartitionLog, StoreServices
 from .recovery import RecoveryReport, recover_partition
 from .replay import drop_journal, replay_journal
 from .retention import RemovedSegment, Retention
@@ -33,12 +33,12 @@ from .segment import Segment, create_segment
 from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
 
-__all__ = ["Append", "RemovedSegment", "Store", "TopicStoreConfig"]
+__all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
 
-AllVisibleCallback = Callable[[Sequence[MetaqError | None]], None]
-"""callback(for each log None if its data is visible, else why it will not be)."""
+AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
+"""callback(for each log None if its data is safe on this node, else why it will not be)."""
 
 
 class Append:
@@ -47,10 +47,11 @@ class Append:
     [base, end): the byte offsets that it got, nothing if it was not appended. error: why it was not, or is not safe.
     """
 
-    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer) -> None:
+    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, segment: int | None = None) -> None:
         self.log = log
         self.data = data
         self.units = units
+        self.segment = segment
         self.base = self.end = 0
         self.error: MetaqError | None = None
 
@@ -217,11 +218,25 @@ class Store:
         elif report.notable:
             _log.warning("recovered %s", report)
 
-    # --- appending to many partitions at once -------------------------------------------------------------------------
+    # --- appending ----------------------------------------------------------------------------------------------------
+
+    @property
+    def on_append(self) -> AppendListener | None:
+        """Told of every append to any log, in order, on this thread, before anything waits for it or reads it.
+
+        An exception of it is logged. It must not append, and `data` must not be kept for longer than the Append's
+        owner keeps it unchanged.
+        """
+        return self._shared.on_append
+
+    @on_append.setter
+    def on_append(self, listener: AppendListener | None) -> None:
+        self._shared.on_append = listener
 
     def append_many(self, appends: Iterable[A]) -> list[A]:
-        """`log.append(data, units)` for each, in order; they share one sync of the journal. Each is taken when those
-        before it are appended.
+        """`log.append(data, units, segment)` for each, in order; they share one sync of the journal.
+
+        Each is taken when those before it are appended.
 
         Returns them. What is not appended has its `error`: one that is refused does not refuse those of other
         partitions, but what follows it in its own. Raises ValueError like `append`, with those before it appended.
@@ -237,7 +252,7 @@ class Store:
                     each.error = failed[log]
                     continue
                 try:
-                    each.base = log.append(each.data, each.units)
+                    each.base = log.append(each.data, each.units, each.segment)
                     each.end = log.segments.end_offset
                 except MetaqError as error:
                     failed[log] = each.error = error
@@ -245,12 +260,14 @@ class Store:
             self._journal.release()
         return taken
 
-    def when_all_visible(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
-        """Call back once when each log is visible up to its `end`, or has failed; at once if all are.
+    def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
+        """Call back once when each log is safe on this node up to its `end`, or has failed; at once if all are.
+
+        Safe as `PartitionLog.when_safe` says: what readers see may lie behind that.
 
         Nothing is registered in a log that the journal takes care of: the group under way answers for all of them.
         """
-        if all(log.segments.visible_end >= end for log, end in ends):
+        if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
         else:
             self._journal.when_settled(partial(_ask, ends, callback))
@@ -385,10 +402,10 @@ class Store:
         return len(self._rebuilding)
 
 
-def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback) -> None:
-    """The journal has done what it can; what is still not visible waits for its own file's sync, or has failed."""
+def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
+    """The journal has done what it can; what is still not safe waits for its own file's sync, or has failed."""
     errors: list[MetaqError | None] = [None] * len(ends)
-    left = {number for number, (log, end) in enumerate(ends) if log.segments.visible_end < end}
+    left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}
     if not left:
         callback(errors)
         return
@@ -401,4 +418,4 @@ def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllVisibleCallback)
 
     for number in sorted(left):
         log, end = ends[number]
-        log.when_visible(end, partial(answered, number))
+        log.when_safe(end, partial(answered, number))

@@ -51,8 +51,11 @@ class Writer:
         self._written_back = segments.end_offset
         self._writing_back = False
 
-    def append(self, data: Sequence[Buffer], units: Buffer) -> int:
-        """Write whole records behind the last one: the number of index units that are only in memory now.
+    def append(self, data: Sequence[Buffer], units: Buffer) -> tuple[int, Buffer]:
+        """Write whole records behind the last one.
+
+        Returns the number of index units that are only in memory now, and the units as they were stored: with their
+        times in order.
 
         All or nothing: what a failed write left is cut back. Raises DiskFull where there only was no room; LogReadOnly
         for any other failure, after which nothing may be appended; ValueError, with nothing written, if data and units
@@ -74,7 +77,7 @@ class Writer:
         unstored = segments.grown(size, units)
         if base + size - self._written_back >= tuning.WRITEBACK_BYTES:
             self._write_back(active, base + size)
-        return unstored
+        return unstored, units
 
     def roll(self) -> None:
         """Begin the next segment. Raises OSError: the last one can go on growing."""

@@ -223,6 +223,9 @@ def check_invariants(log: PartitionLog) -> None:
         assert before.size > 0
     assert log.first_offset == segments[0].first_offset
     assert log.first_offset <= log.visible_end <= log.end_offset == segments[-1].end
+    safe = log.durability.safe_end, log.durability.safe_count
+    shown = (log.visible_end, segments.counted)
+    assert shown == (safe if log.bound is None else min(safe, log.bound))
     for segment in segments:
         assert segment.first_offset <= segment.synced <= segment.end
         assert segment.first_offset <= segment.checkpointed <= segment.end

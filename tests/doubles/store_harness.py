@@ -122,13 +122,13 @@ class StoreHarness:
 
 
 class Answers:
-    """Callbacks for `when_visible`, and what each was called with."""
+    """Callbacks for `when_safe`, and what each was called with."""
 
     def __init__(self) -> None:
         self.got: list[tuple[object, MetaqError | None]] = []
 
     def expect(self, log: PartitionLog, end: int, name: object) -> None:
-        log.when_visible(end, lambda error: self.got.append((name, error)))
+        log.when_safe(end, lambda error: self.got.append((name, error)))
 
     @property
     def names(self) -> Sequence[object]:

@@ -209,7 +209,7 @@ class StoreLife:
                 self._shim.mark(kind="keep", partition=_name(log), end=end)
 
         if log.waits:
-            log.when_visible(end, visible)
+            log.when_safe(end, visible)
 
     def _promise_synced(self) -> None:
         """What the store says that it has on the disk: the transaction log relies on it."""

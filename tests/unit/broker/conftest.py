@@ -35,9 +35,9 @@ def appends(monkeypatch):
     found = []
     append = PartitionLog.append
 
-    def counted(log, data, units):
+    def counted(log, data, units, segment):
         found.append((log.topic, log.partition, len(units) // 32))
-        return append(log, data, units)
+        return append(log, data, units, segment)
 
     monkeypatch.setattr(PartitionLog, "append", counted)
     return found

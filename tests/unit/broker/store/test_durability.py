@@ -23,7 +23,7 @@ from metaq.broker.store.durability import (
     Durability,
     DurabilityEvent,
     Mode,
-    VisibleCallback,
+    SafeCallback,
 )
 from metaq.broker.store.topic_config import GROUP_COMMIT, FlushPolicy
 from metaq.protocol.errors import LogReadOnly, MetaqError
@@ -44,7 +44,7 @@ class Told:
         self.got: list[tuple[object, MetaqError | None]] = []
 
     def wait(self, end: int, name: object) -> None:
-        callback: VisibleCallback = lambda error: self.got.append((name, error))  # noqa: E731
+        callback: SafeCallback = lambda error: self.got.append((name, error))  # noqa: E731
         if not self.durability.wait(end, callback):
             callback(self.durability.answer_for(end))
 
@@ -64,7 +64,7 @@ class Told:
 def test_asynchronous_flush_shows_what_is_appended_and_syncs_past_the_threshold() -> None:
     durability = fresh(ASYNCHRONOUS)
     assert durability.appended(100, 1) == SHOW | MARK_DIRTY
-    assert (durability.shown, durability.shown_count) == (100, 1)
+    assert (durability.safe_end, durability.safe_count) == (100, 1)
     assert durability.appended(300, 2) == SHOW
     assert durability.appended(400, 1) == SHOW | SYNC_SOON
     assert durability.begin(DATA) == DATA
@@ -78,20 +78,20 @@ def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_
     told.wait(100, "first")
     assert durability.appended(200, 1) == JOURNAL
     told.wait(200, "second")
-    assert durability.shown == 0
+    assert durability.safe_end == 0
     assert told.take(durability.safe(100, 2)) == [("first", None)]
-    assert (durability.shown, durability.shown_count) == (100, 2)
+    assert (durability.safe_end, durability.safe_count) == (100, 2)
     assert told.take(durability.safe(200, 3)) == [("second", None)]
     assert durability.safe(200, 3) == 0
     assert durability.safe(100, 2) == 0, "late news: a checkpoint was faster than the journal"
-    assert durability.shown == 200
+    assert durability.safe_end == 200
 
 
 def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well() -> None:
     durability = fresh()
     durability.appended(100, 1)
     assert durability.synced(100, 1, all_covered=False) == SHOW
-    assert (durability.shown, durability.synced_end, durability.dirty) == (100, 100, True)
+    assert (durability.safe_end, durability.synced_end, durability.dirty) == (100, 100, True)
 
 
 def test_nobody_is_told_anything_where_nobody_waits() -> None:
@@ -123,7 +123,7 @@ def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then()
     told.wait(300, "later")
     assert told.take(durability.safe(100, 1)) == [("promised", None)]
     assert told.take(durability.safe(200, 2)) == [("later", None)], "all that was promised is safe"
-    assert (durability.mode, durability.shown) == (Mode.SHOWING, 300)
+    assert (durability.mode, durability.safe_end) == (Mode.SHOWING, 300)
 
 
 def test_group_commit_that_ends_without_anything_unsafe_ends_at_once() -> None:
@@ -141,7 +141,7 @@ def test_group_commit_may_return_before_it_has_ended() -> None:
     assert durability.use(GROUP_COMMIT) == SYNC
     assert durability.appended(200, 1) == JOURNAL, "the journal has had everything all along"
     durability.safe(100, 1)
-    assert (durability.mode, durability.shown) == (Mode.WAITING, 100)
+    assert (durability.mode, durability.safe_end) == (Mode.WAITING, 100)
 
 
 def test_a_failure_is_told_once_to_all_and_to_those_who_come_later() -> None:
@@ -157,7 +157,7 @@ def test_a_failure_is_told_once_to_all_and_to_those_who_come_later() -> None:
     told.wait(200, "late")
     assert told.got[-1] == ("late", BROKEN)
     assert durability.safe(200, 2) == durability.synced(200, 2, all_covered=True) == 0
-    assert durability.shown == 0, "whoever asked was told that it is not safe"
+    assert durability.safe_end == 0, "whoever asked was told that it is not safe"
     assert not durability.lacks(200)
 
 
@@ -285,16 +285,16 @@ class AnySequence(RuleBasedStateMachine):
     def carry_out(self, actions: int, base: int) -> None:
         durability = self.durability
         if actions & JOURNAL:
-            covered = self.journal[-1][1] if self.journal else self.safe_end
+            covered = max([self.safe_end, *(end for _, end, _ in self.journal)])  # a sync needs no replay
             if covered < base:
                 self.unwarranted.append(("the journal could not replay", base, covered))
             self.journal.append((base, durability.end, durability.count))
         if actions & (SYNC | SYNC_SOON):
             self.begin(DATA)
         if actions & SHOW:
-            if durability.shown < self.readers_saw:
-                self.unwarranted.append(("readers' end went back", durability.shown))
-            self.readers_saw = durability.shown
+            if durability.safe_end < self.readers_saw:
+                self.unwarranted.append(("readers' end went back", durability.safe_end))
+            self.readers_saw = durability.safe_end
         if actions & TELL:
             for callback, error in durability.take_answers():
                 callback(error)
@@ -337,7 +337,7 @@ class AnySequence(RuleBasedStateMachine):
             self.unwarranted.append(("told out of turn", number))
         if error is None and self.readers_saw < end:
             self.unwarranted.append(("told before it was shown", end))
-        if (error is not None) != (self.durability.failure is not None and self.durability.shown < end):
+        if (error is not None) != (self.durability.failure is not None and self.durability.safe_end < end):
             self.unwarranted.append(("told the wrong thing", end, error))
 
     @precondition(lambda self: self.job is not None)
@@ -395,20 +395,20 @@ class AnySequence(RuleBasedStateMachine):
         assert self.unwarranted == []
 
     @invariant()
-    def readers_see_what_is_shown_and_no_more_than_is_there(self) -> None:
-        assert self.readers_saw == self.durability.shown <= self.durability.end
+    def readers_see_what_is_safe_and_no_more_than_is_there(self) -> None:
+        assert self.readers_saw == self.durability.safe_end <= self.durability.end
 
     @invariant()
     def what_group_commit_promised_is_shown_only_when_it_is_safe(self) -> None:
-        assert [end for end in self.promised if self.safe_end < end <= self.durability.shown] == []
+        assert [end for end in self.promised if self.safe_end < end <= self.durability.safe_end] == []
 
     @invariant()
     def nothing_is_shown_after_a_failure(self) -> None:
         if self.durability.failure is not None:
-            self.shown_at_failure = min(self.durability.shown, self.shown_at_failure)
-            assert self.durability.shown == self.shown_at_failure
+            self.safe_at_failure = min(self.durability.safe_end, self.safe_at_failure)
+            assert self.durability.safe_end == self.safe_at_failure
 
-    shown_at_failure = 1 << 62
+    safe_at_failure = 1 << 62
 
     @invariant()
     def waiters_are_told_once_in_the_order_they_came(self) -> None:

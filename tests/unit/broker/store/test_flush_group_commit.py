@@ -115,7 +115,7 @@ def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(
 
     harness.group_commit = True
     harness.append(b"a")
-    harness.log.when_visible(21, fail)
+    harness.log.when_safe(21, fail)
     answers.expect(harness.log, 21, "second")
     harness.threads.run_all()
     assert answers.names == ["second"]

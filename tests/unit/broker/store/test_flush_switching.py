@@ -128,7 +128,7 @@ def _put(harness: StoreHarness, partition: int, body: bytes, promised: dict[int,
         if error is None:
             promised.setdefault(partition, []).append(body)
 
-    log.when_visible(log.end_offset, answered)
+    log.when_safe(log.end_offset, answered)
     check_invariants(log)
 
 

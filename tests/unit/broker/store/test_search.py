@@ -184,6 +184,22 @@ def test_only_what_is_visible_is_found(scene: Scene) -> None:
     scene.check()
 
 
+@pytest.mark.parametrize("block_bytes", [1, 120, 1 << 20])
+def test_blocks_that_go_on_behind_what_readers_see_give_nothing_away(scene: Scene, block_bytes: int) -> None:
+    scene.harness.key_block_bytes, scene.harness.max_segment_size = block_bytes, 300
+    scene.append("a")
+    scene.harness.log.limit_visibility()
+    for _ in range(8):
+        scene.append("a")
+    scene.settle()
+    hidden, scene.messages = scene.messages[1:], scene.messages[:1]
+    scene.check()
+    assert [scene.by_id(message_id) for _, message_id, _ in hidden] == [[]] * 8
+    scene.messages += hidden
+    scene.harness.log.unlimited()
+    scene.check()
+
+
 def test_a_search_is_bounded_in_time_of_storing(scene: Scene) -> None:
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
     offsets = [scene.append("a", now_ms=NOW_MS + 10 * number) for number in range(20)]

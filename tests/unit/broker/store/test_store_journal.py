@@ -48,7 +48,7 @@ class Puts:
             else:
                 self.refused.append(error)
 
-        log.when_visible(log.end_offset, answered)
+        log.when_safe(log.end_offset, answered)
 
     def put_together(self, partitions: Sequence[int], text: bytes) -> None:
         """Append to several partitions as one turn of the broker does."""
@@ -71,7 +71,7 @@ class Puts:
                 else:
                     self.refused.append(error)
 
-        store.when_all_visible([(log, log.end_offset) for log, _, _, _ in made], answered)
+        store.when_all_safe([(log, log.end_offset) for log, _, _, _ in made], answered)
 
     def round(self, text: str) -> None:
         for partition in range(PARTITIONS):

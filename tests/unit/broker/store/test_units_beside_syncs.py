@@ -239,7 +239,7 @@ class Interleaving:
             self.harness.append(*bodies)
         except LogReadOnly:
             return
-        log.when_visible(log.end_offset, lambda error: self.acknowledged.extend(() if error else bodies))
+        log.when_safe(log.end_offset, lambda error: self.acknowledged.extend(() if error else bodies))
 
 
 @settings(max_examples=60, deadline=None)
