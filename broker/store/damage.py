@@ -92,6 +92,13 @@ class DamagedRanges:
         count = bisect_right(self._ends, offset)
         del self._starts[:count], self._ends[:count]
 
+    def forget_from(self, offset: int) -> None:
+        """A cut took what lies behind `offset`."""
+        count = bisect_left(self._starts, offset)
+        del self._starts[count:], self._ends[count:]
+        if self._ends:
+            self._ends[-1] = min(self._ends[-1], offset)
+
 
 def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
     """What lies where the first of some index units of a segment points to. Any thread. Raises OSError.

@@ -241,6 +241,11 @@ class Durability:
         if self.read_only is None:
             self.read_only = cause
 
+    def write_again(self, cause: str) -> None:
+        """What `write_failed` was told is over, if nothing else keeps the log from being written."""
+        if self.read_only == cause:
+            self.read_only = None
+
     def use(self, policy: FlushPolicy) -> int:
         """Go on with other settings."""
         if policy == self._policy:

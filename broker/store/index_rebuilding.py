@@ -49,6 +49,7 @@ class IndexRebuilding:
         self._now = 0.0
         self._busy = False
         self._closed = False
+        self._held = False
 
     def __len__(self) -> int:
         """Segments that are still to be done."""
@@ -70,12 +71,21 @@ class IndexRebuilding:
         if self._lost:
             self._rebuild_next()
 
+    @property
+    def busy(self) -> bool:
+        """Whether an index is being made."""
+        return self._busy
+
+    def hold(self, held: bool) -> None:
+        """Begin with no other one for as long as `held`."""
+        self._held = held
+
     def stop(self) -> None:
         """Begin with no other one."""
         self._closed = True
 
     def _rebuild_next(self) -> None:
-        if self._busy or self._closed:
+        if self._busy or self._closed or self._held:
             return
         for segment, lost in list(self._lost.items()):
             if segment not in lost.log.segments:

@@ -102,6 +102,7 @@ class Journal:
         self._direct = 0  # direct syncs under way
         self._file: _File | None = None
         self._full: list[_File] = []
+        self._removing: set[int] = set()  # numbers of files that are being removed
         self._next_number = 0
         self._closed = False
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
@@ -272,12 +273,57 @@ class Journal:
             if file.ends:
                 kept.append(file)
             else:
-                self._run_in_thread(partial(self._remove, file), partial(_report_removal, file.path))
+                self._removing.add(file.number)
+                self._run_in_thread(partial(self._remove, file), partial(self._removed, file))
         self._full = kept
+
+    def _removed(self, file: _File, result: object) -> None:
+        self._removing.discard(file.number)
+        if isinstance(result, BaseException):
+            _log.error("journal file %s is of no more use but could not be removed: %s", file.path, result)
 
     def _remove(self, file: _File) -> None:
         self._files.close(file.fd)
         self._files.unlink(file.path)
+
+    def turn_over(self) -> int | None:
+        """Have all files go that there are now: for `has_older`, the number that a file gets next.
+
+        The partitions are asked for checkpoints, and `tick` removes the files. None while a group is under way: to be
+        asked again.
+        """
+        if self._running is not None or self._waiting:
+            return None
+        if self._file is not None:
+            self._full.append(self._file)
+            self._file = None
+        for log in dict.fromkeys(chain.from_iterable(file.ends for file in self._full)):
+            self._checkpoint(log)
+        return self._next_number
+
+    def has_older(self, number: int) -> bool:
+        """Whether files older than this number are still there."""
+        return any(each < number for each in chain(self._removing, (file.number for file in self._full)))
+
+    @property
+    def stuck(self) -> str | None:
+        """Why there are files that will not go before a restart, None if there are not."""
+        if self.failure is not None:
+            return str(self.failure)
+        failed = (log for file in self._full for log in file.ends if log.durability.failure is not None)
+        return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
+
+    def check_gone(self, number: int) -> None:
+        """Make sure that no file older than this number is there or can come back. Worker thread; blocks.
+
+        Raises OSError, also if there is one.
+        """
+        if self._files.is_directory(self.directory):
+            old = f"{number:020d}{JOURNAL_SUFFIX}"
+            left = [each for each in self._files.list_directory(self.directory) if each.endswith(JOURNAL_SUFFIX)]
+            if left and min(left) < old:
+                raise FileExistsError(f"{os.path.join(self.directory, min(left))} could not be removed")
+            self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
         """The journal of an earlier life ended with this file number; new files follow it."""
@@ -308,8 +354,3 @@ class Journal:
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
     for callback in callbacks:
         call_safely(callback)
-
-
-def _report_removal(path: str, result: object) -> None:
-    if isinstance(result, BaseException):
-        _log.error("journal file %s is of no more use but could not be removed: %s", path, result)

@@ -60,6 +60,10 @@ class Lookup:
         # ends of records in segments without an index, from where `examination` need not begin at the segment's start
         self._walked: frozenset[int] = frozenset()
 
+    def forget(self) -> None:
+        """A cut has taken records; others may come in their place."""
+        self._walked = frozenset()
+
     def _do_without(self, damage: IndexDamaged) -> None:
         for segment in self._segments:
             index = segment.index

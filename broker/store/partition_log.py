@@ -89,21 +89,26 @@ class PartitionLog:
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
+        self.bound: tuple[int, int] | None = None
+        """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
+        self._jobs: list[SyncJob] = []  # under way
+        self._begin(config, unsynced_directories)
+
+    def _begin(self, config: TopicStoreConfig, unsynced_directories: Sequence[str]) -> None:
+        """Make what appends to the segments as they were found, and what knows how much of them is safe."""
+        shared, segments = self._shared, self.segments
         self._writer = Writer(
-            directory,
-            self.segments,
+            self.directory,
+            segments,
             shared.open_files,
             shared.run_in_thread,
             config.max_segment_size,
             unsynced_directories,
         )
         self.durability = Durability(
-            config.flush_policy, self.segments.end_offset, self.segments.counted, self.segments.synced_end
+            config.flush_policy, segments.end_offset, segments.counted_to_end, segments.synced_end
         )
-        self.bound: tuple[int, int] | None = None
-        """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
-        self._jobs: list[SyncJob] = []  # under way
-        if self.segments.unfinished():
+        if segments.unfinished():
             self.durability.found_dirty()
             shared.syncs.mark_dirty(self)
 
@@ -248,6 +253,25 @@ class PartitionLog:
     def _turn_read_only(self, cause: str) -> None:
         self.durability.write_failed(cause)
         _log.error("%s takes no more writes until the broker is restarted: %s", self.directory, cause)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is left to sync or to write, and no job does either."""
+        return not self._jobs and not self.durability.dirty
+
+    def renew(self, segments: Sequence[Segment], config: TopicStoreConfig) -> None:
+        """For the store: go on with these segments after a cut. Nobody waits, and no job is under way.
+
+        Counts that `Store.on_append` told mean nothing any more. A bound stays where it was, or comes down to the end.
+        """
+        most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
+        self.segments.replace(segments, most)
+        self.lookup.forget()
+        if self.bound is not None:
+            self.bound = self.segments.visible_end, self.segments.counted
+        self._begin(config, ())
+        if self.bound is None:
+            self._act(SHOW)
 
     def use(self, config: TopicStoreConfig) -> None:
         """Go on with other settings.

@@ -7,6 +7,7 @@ has this checkpoint and in all later ones, may have lost any part to a power cut
   `<segment>.damaged-<position>` and synced, then cut, and the range is reported. (1.x cuts without a word.)
 - Where a segment ends early, the segments behind it are set aside as `<segment>.damaged-<first offset>`.
 - What was checked in the page cache is compared with the disk, and written again if need be (rewriting.py).
+- A cut that a crash has interrupted is finished first (cut_files.py).
 - Older segments are never changed. One whose index is missing or behind gets a new one in a worker thread.
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,8 +25,9 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from . import tuning
+from .cut_files import finish_cut, keep_copy, set_aside
 from .damage import walk_segment
-from .files import Files, OpenFiles, opened, read_exactly, unused_name, write_all
+from .files import Files, OpenFiles, opened, read_exactly, unused_name
 from .index import (
     UNIT_DTYPE,
     Checkpoint,
@@ -131,6 +132,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     is in use. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an unreadable file).
     """
     try:
+        finish_cut(open_files.files, directory)
         found = segment_files(open_files.files, directory)
         if not found:
             first = create_segment(open_files, directory, 0)
@@ -249,7 +251,7 @@ class _Tail:
         report.cut_at, report.cut_bytes = file.first_offset + position, file.size - position
         if damage is not None:
             report.damage = (damage,)
-            _copy(self._files, fd, position, file.size, damage.quarantine)
+            keep_copy(self._files, fd, position, file.size, damage.quarantine)
             self._files.fsync_directory(self._directory)
         self._files.truncate(fd, position)
         self._files.fdatasync(fd)
@@ -261,16 +263,10 @@ class _Tail:
         """
         report = self.report
         for file in following:
-            if file.size:
-                kept = unused_name(self._files, f"{file.path}.damaged-{file.first_offset}")
-                self._files.rename(file.path, kept)
+            kept = set_aside(self._files, file)
+            if kept is not None:
                 report.set_aside += (kept,)
                 report.cut_bytes += file.size
-            else:
-                self._files.unlink(file.path)
-            for path in (file.index_path, file.keys_path):
-                with suppress(FileNotFoundError):
-                    self._files.unlink(path)
         if report.set_aside:
             report.cut_at = self.segments[-1].end
             gap = f"nothing is left up to the next segment at {following[0].first_offset}"
@@ -383,11 +379,3 @@ def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tupl
     return "damaged", PartitionDamage(
         start, file.first_offset + good, unused_name(files, f"{file.path}.damaged-{start}")
     )
-
-
-def _copy(files: Files, source: int, start: int, end: int, path: str) -> None:
-    with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target:
-        for position in range(start, end, tuning.COPY_BYTES):
-            data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
-            write_all(files, target, [data], position - start)
-        files.fdatasync(target)

@@ -165,6 +165,10 @@ class Retention:
             RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
         ]
 
+    def is_busy(self, log: PartitionLog) -> bool:
+        """Whether files of the log are being removed."""
+        return log in self._busy
+
     def tidy(self, log: PartitionLog) -> None:
         """Have the next run remove files that belong to none of the log's segments any more."""
         self._untidy[log] = None

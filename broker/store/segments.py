@@ -41,7 +41,7 @@ class Segments(Sequence[Segment]):
         self._removed = 0
         self._relist()
         self.end_offset = self.visible_end = self.active.end
-        self._visible = self._bases[-1] + self.active.count
+        self._visible = self.counted_to_end
         self.damage = DamagedRanges()
         """What readers, and the rebuilding of indexes, have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
@@ -69,6 +69,11 @@ class Segments(Sequence[Segment]):
     def counted(self) -> int:
         """Readable records in the log's own count, which goes on over what retention and lost indexes take away."""
         return self._visible
+
+    @property
+    def counted_to_end(self) -> int:
+        """The same of all records."""
+        return self._bases[-1] + self.active.count
 
     @property
     def message_count(self) -> int:
@@ -216,6 +221,29 @@ class Segments(Sequence[Segment]):
         for segment in segments:
             segment.removed = False
         self._relist()
+
+    def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
+        """Go on with these segments, of which the partition's files are made up now: a cut has taken the others.
+
+        visible_end: most that readers see. The log's own count begins anew.
+        """
+        for segment in self._segments:
+            segment.removed = True
+            segment.close()
+        self._segments = list(segments)
+        self._removed = 0
+        self._relist()
+        self.end_offset = self.active.end
+        self.damage.forget_before(self.first_offset)
+        self.damage.forget_from(self.end_offset)
+        self.show(self.end_offset, self.counted_to_end)
+        if visible_end < self.end_offset:
+            number = max(0, self.number_at(visible_end))
+            index = self._segments[number].index
+            self.show(
+                max(visible_end, self.first_offset),
+                self._bases[number] + (0 if index is None else index.ending_by(visible_end)),
+            )
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
         """Give a closed segment that is synced the index that was rebuilt for it; ignored if the segment is gone."""

@@ -15,6 +15,8 @@ from metaq.protocol.record import Buffer
 
 from . import tuning
 from .background_syncs import BackgroundSyncs
+from .cut_files import Change
+from .cutting import CutsDone, Cutting
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
 from .disk_space import DiskSpace
 from .file_systems import FileSystems
@@ -115,6 +117,16 @@ class Store:
             self._syncs,
             self._rebuilding.add,
         )
+        self._cutting = Cutting(
+            self._open_files,
+            run_in_thread,
+            config_for,
+            self._journal,
+            self._syncs,
+            self._rebuilding,
+            self._retention,
+            self._renewed,
+        )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
         self._closed = False
@@ -195,6 +207,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        self._cutting.close()
         self._syncs.stop()
         self._rebuilding.stop()
         self.key_building.stop()
@@ -371,6 +384,46 @@ class Store:
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
 
+    # --- cutting ------------------------------------------------------------------------------------------------------
+
+    def cut(self, ends: Mapping[PartitionLog, int], done: CutsDone) -> None:
+        """Take everything behind byte offset `end` out of each of these logs, and call `done` when that is on the disk.
+
+        What goes is kept in `<segment>.damaged-…` files beside it, and named in the log. To readers and writers it is
+        then as if those bytes had never been; `visible_end` comes down with them. A crash leaves each log as before or
+        as after. Nothing may be appended to these logs before `done` is called. Costs a sync of all partitions that the
+        journal has, and a few ticks; `done` is called at once if nothing is to be cut.
+
+        done(kept, error): the files that keep what each log has lost, of those that were cut. error: why the others
+        were not. It is a StoreError where the log has no record boundary at `end`, or cannot be synced or cut; the logs
+        in front of the one that failed are cut, and that one takes no writes before a restart if it says CutUnfinished.
+        Raises StoreError for an end that no byte of the log has.
+        """
+        for log, end in ends.items():
+            if not log.first_offset <= end <= log.end_offset:
+                raise StoreError(f"{log.directory} has [{log.first_offset}, {log.end_offset}): no cut at {end}")
+        self._cut({log: Change(end) for log, end in ends.items() if end < log.end_offset}, done)
+
+    def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
+        """As `cut`, but all that these logs have goes, and each goes on, empty, at its new first offset.
+
+        Raises StoreError for one that is not behind the log's end.
+        """
+        for log, first_offset in first_offsets.items():
+            if first_offset <= log.end_offset:
+                raise StoreError(f"{log.directory} ends at {log.end_offset}: it cannot begin anew at {first_offset}")
+        self._cut({log: Change(log.first_offset, first) for log, first in first_offsets.items()}, done)
+
+    def _cut(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
+        if changes:
+            self._cutting.start(changes, done)
+        else:
+            done({}, None)
+
+    def _renewed(self, log: PartitionLog) -> None:
+        self._rebuilding.add(log)
+        self.key_building.revisit(log)
+
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -379,6 +432,12 @@ class Store:
         self._journal.tick()
         self._rebuilding.tick(self._monotonic())
         self.key_building.tick(self._monotonic())
+        self._cutting.tick()
+
+    def ends(self) -> dict[str, tuple[int, int, int]]:
+        """Of each partition `<topic>-<partition>`: its first offset, its end, and where its last segment begins."""
+        found = ((log.journal_name, log.segments) for log in self._logs.values())
+        return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
 
     # --- retention ----------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ class FaultyFiles(Files):
     `fail_at`: the n-th change of the disk (write, sync, truncate, create, rename, unlink; from 1) raises `error`; a
     write then leaves half of its bytes behind. `fail(name)`: every call of that kind raises until `heal`.
     `kill()` forgets all descriptors, as the end of the process does. `lose_power()` does that and then puts every file
-    back to its last successful sync; files in directories that were never synced since are gone.
+    back to its last successful sync; files in directories that were never synced since are gone, and those that were
+    removed or renamed since are back under their old names.
     """
 
     def __init__(self, fail_at: int | None = None, error: OSError | None = None) -> None:
@@ -85,6 +86,7 @@ class FaultyFiles(Files):
         self._synced: dict[str, bytes] = {}
         self._entries: set[str] = set()
         self._created: set[str] = set()
+        self._moved: dict[str, bytes] = {}
 
     @property
     def open_descriptors(self) -> int:
@@ -115,6 +117,7 @@ class FaultyFiles(Files):
         """The same disk and page cache, after a kill, without faults."""
         files = FaultyFiles()
         files._synced, files._entries, files._created = self._synced, self._entries, self._created
+        files._moved = self._moved
         return files
 
     def lose_power(self) -> None:
@@ -163,12 +166,16 @@ class FaultyFiles(Files):
 
     def fdatasync(self, fd: int) -> None:
         self._change("fdatasync")
+        self._moved.pop(self._paths[fd], None)
         with open(self._paths[fd], "rb") as file:
             self._synced[self._paths[fd]] = file.read()
 
     def fsync_directory(self, path: str) -> None:
         self._change("fsync_directory")
+        self._entries = {entry for entry in self._entries if os.path.dirname(entry) != path}
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
+        for target in [each for each in self._moved if os.path.dirname(each) == path]:
+            self._synced[target] = self._moved.pop(target)
 
     def sync_filesystem_of(self, fd: int) -> None:
         self._change("sync_filesystem")
@@ -186,6 +193,9 @@ class FaultyFiles(Files):
     def rename(self, source: str, target: str) -> None:
         self._change("rename")
         os.rename(source, target)
+        self._created.add(target)
+        if source in self._synced:
+            self._moved[target] = self._synced[source]
 
     def unlink(self, path: str) -> None:
         self._change("unlink")

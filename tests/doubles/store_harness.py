@@ -98,6 +98,13 @@ class StoreHarness:
         check_invariants(log)
         return base
 
+    def settle(self) -> None:
+        """Let everything come to rest that has something to do."""
+        for _ in range(30):
+            self.now += 5
+            self.store.tick()
+            self.threads.run_all()
+
     def bodies(self) -> list[bytes]:
         """Bodies of all readable records, read segment by segment."""
         log, found = self.log, []

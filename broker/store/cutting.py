@@ -1,0 +1,198 @@
+"""Cutting partitions of a store that is in use: when it may be done, and what the logs are afterwards.
+
+First everything of these partitions is brought to the disk, and the journal gives up all the files that it has: a start
+must find nothing to bring back. Then a worker thread changes the files (cut_files.py) and opens them as a start does
+(recovery.py). `tick` sees when the next step can be done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from metaq.protocol.errors import StoreError
+
+from .background_syncs import BackgroundSyncs
+from .cut_files import Change, CutUnfinished, change_partition
+from .durability import DATA, INDEX
+from .files import OpenFiles
+from .index_rebuilding import IndexRebuilding
+from .journal import Journal
+from .partition_log import PartitionLog
+from .recovery import recover_partition
+from .retention import Retention
+from .segment import Segment
+from .threads import RunInThread, call_safely
+from .topic_config import TopicStoreConfig
+
+__all__ = ["CutsDone", "Cutting"]
+
+_log = logging.getLogger(__name__)
+
+CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
+"""done(kept, error): of each log that was cut the files that keep what has gone, and what kept it from the others."""
+
+_BEING_CUT = "its end is being cut off"
+
+
+class _Request(NamedTuple):
+    changes: dict[PartitionLog, Change]
+    done: CutsDone
+
+
+class _Cut(NamedTuple):
+    """What a worker has made of a partition."""
+
+    log: PartitionLog
+    kept: list[str]
+    segments: list[Segment]
+
+
+class _Made(NamedTuple):
+    """What it has made of those at the front of a request, and what kept it from the next."""
+
+    cuts: list[_Cut]
+    error: StoreError | None
+
+
+class Cutting:
+    """One request after the other. Owning thread; files are changed by `run_in_thread`."""
+
+    def __init__(
+        self,
+        open_files: OpenFiles,
+        run_in_thread: RunInThread,
+        config_for: Callable[[str], TopicStoreConfig],
+        journal: Journal,
+        syncs: BackgroundSyncs,
+        rebuilding: IndexRebuilding,
+        retention: Retention,
+        on_renewed: Callable[[PartitionLog], None],
+    ) -> None:
+        """on_renewed(log): it has other segments now."""
+        self._open_files = open_files
+        self._run_in_thread = run_in_thread
+        self._config_for = config_for
+        self._journal = journal
+        self._syncs = syncs
+        self._rebuilding = rebuilding
+        self._retention = retention
+        self._on_renewed = on_renewed
+        self._waiting: deque[_Request] = deque()
+        self._journal_number: int | None = None
+        self._running = False
+        self._closed = False
+        self._lock = threading.Lock()  # held while files are changed: close() waits for it
+
+    def start(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
+        """Carry out the changes, of logs to which nothing is appended until `done` is called."""
+        self._waiting.append(_Request(dict(changes), done))
+        self.tick()
+
+    def tick(self) -> None:
+        """Take the next step if that can be done now."""
+        if not self._waiting or self._running or self._closed:
+            return
+        request = self._waiting[0]
+        self._rebuilding.hold(True)
+        try:
+            ready = self._is_ready(request.changes)
+        except StoreError as error:
+            self._finish({}, error)
+            return
+        if ready and self._journal_number is not None:
+            self._running = True
+            for log in request.changes:
+                log.durability.write_failed(_BEING_CUT)
+            self._run_in_thread(partial(self._work, request.changes, self._journal_number), self._worked)
+
+    def close(self) -> None:
+        """Begin nothing any more; waits for files that are being changed."""
+        with self._lock:
+            self._closed = True
+        for request in self._waiting:
+            call_safely(request.done, {}, StoreError("the store is closed"))
+        self._waiting.clear()
+
+    def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
+        """Whether nothing of the logs is in the journal or to be written. Raises StoreError if that will never be."""
+        for log in logs:
+            if log.read_only is not None:
+                raise StoreError(f"{log.directory} cannot be cut before a restart: {log.read_only}")
+        if stuck := self._journal.stuck:
+            raise StoreError(f"nothing can be cut before a restart: {stuck}")
+        if self._journal_number is None:
+            self._journal_number = self._journal.turn_over()
+            for log in logs:
+                if not log.at_rest:
+                    self._syncs.request(log, DATA | INDEX)
+        return (
+            self._journal_number is not None
+            and not self._journal.has_older(self._journal_number)
+            and not self._rebuilding.busy
+            and all(log.at_rest and not self._retention.is_busy(log) for log in logs)
+        )
+
+    # --- in a worker thread -------------------------------------------------------------------------------------------
+
+    def _work(self, changes: Mapping[PartitionLog, Change], journal_number: int) -> _Made:
+        made = _Made([], None)
+        with self._lock:
+            if self._closed:
+                return made
+            try:
+                self._journal.check_gone(journal_number)
+            except OSError as error:
+                return _Made([], StoreError(f"nothing can be cut: {error}"))
+            for log, change in changes.items():
+                try:
+                    made.cuts.append(self._change(log, change))
+                except StoreError as error:
+                    return made._replace(error=error)
+        return made
+
+    def _change(self, log: PartitionLog, change: Change) -> _Cut:
+        """Raises StoreError, with nothing changed, CutUnfinished."""
+        kept = change_partition(self._open_files.files, log.directory, change)
+        try:
+            found = recover_partition(self._open_files, log.directory, _no_sync)
+        except StoreError as error:
+            raise CutUnfinished(str(error)) from error
+        return _Cut(log, kept, found.segments)
+
+    # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def _worked(self, result: _Made | BaseException) -> None:
+        if self._closed:
+            return
+        if isinstance(result, BaseException):  # nobody knows what was done: all of them stay as they are
+            result = _Made([], CutUnfinished(f"a cut can only be finished by the next start: {result!r}"))
+            logs = []
+        else:
+            logs = list(self._waiting[0].changes)
+        for log, _, segments in result.cuts:
+            log.renew(segments, self._config_for(log.topic))
+            self._on_renewed(log)
+        untouched = logs[len(result.cuts) :]
+        if isinstance(result.error, CutUnfinished):
+            _log.error("%s", result.error)
+            untouched = untouched[1:]
+        for log in untouched:
+            log.durability.write_again(_BEING_CUT)
+        self._finish({log: kept for log, kept, _ in result.cuts}, result.error)
+
+    def _finish(self, kept: Mapping[PartitionLog, Sequence[str]], error: StoreError | None) -> None:
+        self._running = False
+        self._journal_number = None
+        request = self._waiting.popleft()
+        self._rebuilding.hold(False)
+        call_safely(request.done, kept, error)
+        self.tick()
+
+
+def _no_sync() -> None:
+    """Everything was synced before."""

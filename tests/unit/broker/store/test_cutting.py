@@ -1,0 +1,358 @@
+"""Cutting the end of a partition off: what stays, what is kept of the rest, and what a crash at any point leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.store.cut_files import CUT_NAME, CutUnfinished
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.protocol.errors import LogReadOnly, StoreError
+from tests.doubles.store import check_invariants
+from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
+
+SIZE = 21  # of a record with one byte
+BODIES = [b"%d" % number for number in range(10)]
+
+
+class Done:
+    """Callback of `Store.cut`, and what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Mapping[PartitionLog, Sequence[str]], StoreError | None]] = []
+
+    def __call__(self, kept: Mapping[PartitionLog, Sequence[str]], error: StoreError | None) -> None:
+        self.calls.append((kept, error))
+
+    def kept(self) -> list[str]:
+        """Names of the files that keep what went, of all logs."""
+        ((kept, error),) = self.calls
+        assert error is None
+        return sorted(Path(path).name for paths in kept.values() for path in paths)
+
+    def error(self) -> StoreError:
+        ((_, error),) = self.calls
+        assert error is not None
+        return error
+
+
+def fill(harness: StoreHarness) -> PartitionLog:
+    """BODIES in segments of four records."""
+    harness.max_segment_size = 4 * SIZE
+    for number, body in enumerate(BODIES):
+        harness.append(body, now_ms=NOW_MS + number)
+    return harness.log
+
+
+def cut(harness: StoreHarness, end: int) -> Done:
+    done = Done()
+    harness.store.cut({harness.log: end}, done)
+    harness.settle()
+    return done
+
+
+def kept_bytes(harness: StoreHarness) -> bytes:
+    """What the damaged copies have, in order of offset, whatever their names."""
+    found = {
+        int(path.name.split("damaged-")[1].split(".")[0]): path
+        for path in Path(harness.path, "t-0").glob("*.damaged-*")
+    }
+    return b"".join(found[offset].read_bytes() for offset in sorted(found))
+
+
+@pytest.fixture(params=[False, True], ids=["asynchronous", "group commit"])
+def filled(harness: StoreHarness, request: pytest.FixtureRequest) -> StoreHarness:
+    harness.group_commit = request.param
+    fill(harness)
+    return harness
+
+
+@pytest.mark.parametrize("count", range(11))
+def test_a_log_goes_on_as_if_what_was_cut_had_never_been(filled: StoreHarness, count: int, answers: Answers) -> None:
+    filled.threads.run_all()
+    everything = b"".join(path.read_bytes() for path in sorted(Path(filled.path, "t-0").glob("*.meta")))
+    log = filled.log
+    cut(filled, count * SIZE)
+    assert filled.log is log
+    check_invariants(log)
+    assert log.end_offset == log.visible_end == log.synced_end == count * SIZE
+    assert filled.bodies() == BODIES[:count]
+    assert kept_bytes(filled) == everything[count * SIZE :]
+    assert log.read_only is None
+    filled.append(b"x", now_ms=NOW_MS)
+    answers.expect(log, log.end_offset, "x")
+    filled.settle()
+    assert answers.succeeded == ["x"]
+    assert filled.bodies() == [*BODIES[:count], b"x"]
+    filled.restart()
+    assert filled.bodies() == [*BODIES[:count], b"x"]
+    assert not filled.report().notable
+
+
+def test_what_goes_is_named(filled: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+    done = cut(filled, 5 * SIZE)
+    assert done.kept() == [f"{4 * SIZE:020d}.meta.damaged-{5 * SIZE}", f"{8 * SIZE:020d}.meta.damaged-{8 * SIZE}"]
+    assert f"bytes [{5 * SIZE}, {8 * SIZE}) are cut off" in caplog.text
+    assert f"bytes [{8 * SIZE}, {10 * SIZE}) are taken out" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_copies_of_an_earlier_cut_stay(filled: StoreHarness) -> None:
+    cut(filled, 5 * SIZE)
+    filled.append(b"x")
+    done = cut(filled, 5 * SIZE)
+    assert done.kept() == [f"{4 * SIZE:020d}.meta.damaged-{5 * SIZE}.2"]
+    assert filled.bodies() == BODIES[:5]
+
+
+def test_nothing_to_cut_is_done_at_once(filled: StoreHarness) -> None:
+    done = Done()
+    filled.store.cut({filled.log: filled.log.end_offset}, done)
+    assert done.kept() == []
+
+
+@pytest.mark.parametrize("end", [-1, 10 * SIZE + 1])
+def test_an_end_outside_the_log_is_refused(filled: StoreHarness, end: int) -> None:
+    with pytest.raises(StoreError, match="no cut at"):
+        filled.store.cut({filled.log: end}, Done())
+
+
+def test_a_record_is_not_cut_in_two(filled: StoreHarness) -> None:
+    done = cut(filled, 5 * SIZE + 1)
+    assert "no record begins or ends there" in str(done.error())
+    assert not isinstance(done.error(), CutUnfinished)
+    assert filled.bodies() == BODIES
+    filled.append(b"goes on")
+
+
+def test_many_logs_are_cut_together(filled: StoreHarness) -> None:
+    filled.threads.run_all()
+    log = filled.log
+    logs = [filled.store.get_or_create("u", number) for number in range(5)]
+    for other in logs:
+        data = log.segments.snapshot().read(0, SIZE)
+        unit = log.segments[0].index
+        assert unit is not None
+        other.append((data,), unit.units(0, 1).tobytes())
+    done = Done()
+    filled.store.cut({log: SIZE, **dict.fromkeys(logs, 0)}, done)
+    filled.settle()
+    assert len(done.kept()) == 8
+    assert filled.store.ends() == {"t-0": (0, SIZE, 0), **{f"u-{number}": (0, 0, 0) for number in range(5)}}
+
+
+def test_a_log_that_is_being_cut_refuses_appends(filled: StoreHarness) -> None:
+    filled.settle()
+    done = Done()
+    filled.store.cut({filled.log: SIZE}, done)
+    while filled.log.read_only is None:
+        filled.threads.run_all()
+        filled.store.tick()
+    with pytest.raises(LogReadOnly, match="cut off"):
+        filled.append(b"too early")
+    filled.settle()
+    assert len(done.calls) == 1
+    filled.append(b"x")
+    filled.settle()
+    assert filled.bodies() == [b"0", b"x"]
+
+
+def test_a_store_that_closes_answers_and_cuts_nothing(filled: StoreHarness) -> None:
+    done = Done()
+    filled.store.cut({filled.log: SIZE}, done)
+    threads = filled.threads
+    filled.store.close()
+    threads.run_all()
+    assert "closed" in str(done.error())
+    filled.open()
+    assert filled.bodies() == BODIES
+
+
+def test_the_journal_cannot_bring_back_what_was_cut(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    others = [harness.store.get_or_create("u", number) for number in range(4)]
+    fill(harness)
+    data = harness.log.segments[0].data.read(SIZE, 0)
+    unit = harness.log.segments[0].index
+    assert unit is not None
+    for log in others:  # so many that they share the journal, whose file stays
+        log.append((data,), unit.units(0, 1).tobytes())
+    harness.threads.run_all()
+    assert read_journal(harness.files, harness.path).entries["t-0"]
+    cut(harness, 2 * SIZE)
+    assert list(Path(harness.path, JOURNAL_DIRECTORY).iterdir()) == []
+    harness.append(b"x")
+    harness.threads.run_all()
+    harness.lose_power()
+    assert harness.bodies() == [*BODIES[:2], b"x"]
+
+
+def test_a_failed_partition_whose_entries_keep_the_journal_keeps_all_from_being_cut(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    others = [harness.store.get_or_create("u", number) for number in range(4)]
+    fill(harness)
+    unit = harness.log.segments[0].index
+    assert unit is not None
+    for log in others:
+        log.append((harness.log.segments[0].data.read(SIZE, 0),), unit.units(0, 1).tobytes())
+    harness.threads.run_all()
+    others[0].sync_failed("broken")
+    done = cut(harness, SIZE)
+    assert "before a restart" in str(done.error())
+    assert harness.bodies() == BODIES
+
+
+def test_readers_of_a_limited_log_stay_where_they_were(filled: StoreHarness) -> None:
+    filled.settle()
+    cut(filled, 9 * SIZE)
+    filled.log.limit_visibility()
+    for body in (b"a", b"b", b"c"):
+        filled.append(body)
+    filled.settle()
+    assert filled.log.visible_end == 9 * SIZE
+    cut(filled, 10 * SIZE)
+    check_invariants(filled.log)
+    assert (filled.log.visible_end, filled.log.end_offset) == (9 * SIZE, 10 * SIZE)
+    assert filled.log.bound == (9 * SIZE, 9)
+    filled.append(b"d")
+    filled.settle()
+    filled.log.raise_bound(11 * SIZE, 11)
+    assert filled.bodies() == [*BODIES[:9], b"a", b"d"]
+
+
+def test_store_times_and_searches_go_on_from_what_stays(filled: StoreHarness) -> None:
+    cut(filled, 6 * SIZE)
+    filled.append(b"x", now_ms=NOW_MS + 7)
+    index = filled.log.segments.active_index
+    assert index.unit(len(index) - 1)[2] == NOW_MS + 7, "not raised to what was cut"
+    assert filled.log.lookup.offset_at_time(NOW_MS + 6) == 6 * SIZE
+
+
+def test_a_segment_whose_index_is_gone_is_cut_by_its_records(filled: StoreHarness) -> None:
+    filled.settle()
+    filled.log.segments.drop_index(filled.log.segments[1])
+    filled.index_file(4 * SIZE).unlink()
+    cut(filled, 6 * SIZE)
+    check_invariants(filled.log)
+    assert filled.bodies() == BODIES[:6]
+    filled.restart()
+    assert filled.bodies() == BODIES[:6]
+
+
+# --- beginning anew ---------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_begins_anew_behind_its_end(filled: StoreHarness) -> None:
+    done = Done()
+    filled.store.begin_anew({filled.log: 1000}, done)
+    filled.settle()
+    assert done.kept() == [f"{first * SIZE:020d}.meta.damaged-{first * SIZE}" for first in (0, 4, 8)]
+    check_invariants(filled.log)
+    assert (filled.log.first_offset, filled.log.visible_end, filled.log.end_offset) == (1000, 1000, 1000)
+    filled.append(b"x")
+    filled.settle()
+    filled.restart()
+    assert filled.log.first_offset == 1000
+    assert filled.bodies() == [b"x"]
+
+
+def test_a_partition_does_not_begin_anew_where_it_has_data(filled: StoreHarness) -> None:
+    with pytest.raises(StoreError, match="begin anew"):
+        filled.store.begin_anew({filled.log: 10 * SIZE}, Done())
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+MOST_CHANGES = 60
+
+
+def state(harness: StoreHarness) -> tuple[int, list[bytes]]:
+    check_invariants(harness.log)
+    return harness.log.first_offset, harness.bodies()
+
+
+@pytest.mark.parametrize("lost_power", [False, True], ids=["killed", "power cut"])
+@pytest.mark.parametrize("group_commit", [False, True], ids=["asynchronous", "group commit"])
+@pytest.mark.parametrize(("count", "begin"), [(0, None), (2, None), (4, None), (6, None), (0, 1000)])
+def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
+    tmp_path: Path, lost_power: bool, group_commit: bool, begin: int | None, count: int
+) -> None:
+    outcomes = set()
+    for fault in range(1, MOST_CHANGES):
+        harness = StoreHarness(tmp_path / str(fault))
+        harness.group_commit = group_commit
+        fill(harness)
+        harness.settle()
+        others = [harness.store.get_or_create("u", number) for number in range(3)]
+        harness.append(b"y")  # what is not settled yet
+        for other in others:  # and in the journal
+            unit = harness.log.segments[0].index
+            assert unit is not None
+            other.append((harness.log.segments[0].data.read(SIZE, 0),), unit.units(0, 1).tobytes())
+        before = (0, [*BODIES, b"y"])
+        after = (0, BODIES[:count]) if begin is None else (begin, [])
+        harness.threads.run_all()
+        if not group_commit:
+            harness.log.flush()
+        harness.threads.run_all()
+        made = len(b"".join(before[1])) + 20 * len(before[1])
+        harness.files.fail_at = harness.files.changes + fault
+        done = Done()
+        if begin is None:
+            harness.store.cut({harness.log: count * SIZE}, done)
+        else:
+            harness.store.begin_anew({harness.log: begin}, done)
+        harness.settle()
+        reached = harness.files.changes >= harness.files.fail_at
+        answered = [error for _, error in done.calls]
+        unchanged = answered and answered[0] is not None and not isinstance(answered[0], CutUnfinished)
+        if lost_power:
+            harness.lose_power()
+        else:
+            harness.kill()
+        found = state(harness)
+        assert found in (before, after)
+        outcomes.add(found == after)
+        if answered == [None]:
+            assert found == after
+        if unchanged:
+            assert found == before
+        if found == after:
+            assert len(kept_bytes(harness)) == made - (0 if begin else count * SIZE)
+        assert not Path(harness.path, "t-0", CUT_NAME).exists()
+        harness.append(b"x")
+        harness.settle()
+        if lost_power:
+            harness.lose_power()
+        else:
+            harness.kill()
+        assert state(harness) == (found[0], [*found[1], b"x"])
+        harness.files.kill()
+        if not reached:
+            assert answered == [None]
+            break
+    else:
+        raise AssertionError("more changes of the disk than were made to fail")
+    assert outcomes == {False, True}
+
+
+def test_a_cut_that_only_a_start_can_finish_keeps_the_log_from_being_written(filled: StoreHarness) -> None:
+    filled.settle()
+    filled.files.fail("truncate")
+    done = cut(filled, 5 * SIZE)
+    assert isinstance(done.error(), CutUnfinished)
+    assert filled.log.read_only is not None
+    with pytest.raises(LogReadOnly):
+        filled.append(b"x")
+    filled.kill()
+    assert filled.bodies() == BODIES[:5]
+
+
+def test_a_cut_file_of_somebody_else_stops_the_start(filled: StoreHarness) -> None:
+    filled.store.close()
+    Path(filled.path, "t-0", CUT_NAME).write_text("scissors")
+    with pytest.raises(StoreError, match="does not say where the partition ends"):
+        filled.open()
