@@ -104,6 +104,8 @@ class Retention:
         """clock: wall clock in seconds. on_restored(log): segments that were taken out of it are in it again, because
         their files could not be removed; what was rebuilt meanwhile was not given to them.
         """
+        self.enabled = True
+        """Whether `apply` and `apply_sizes` take anything: a copy loses what the one that it copies has lost."""
         self._on_restored = on_restored
         self._files = files
         self._config_for = config_for
@@ -125,7 +127,7 @@ class Retention:
         """
         self._tidy()
         removed: list[RemovedSegment] = []
-        for log in logs:
+        for log in logs if self.enabled else ():
             if len(log.segments) == 1:
                 continue  # the one that grows stays: nothing else may cost anything with ten thousand partitions
             policy = self._config_for(log.topic).delete_policy
@@ -138,7 +140,7 @@ class Retention:
         """The same for the oldest segments of topics that are larger than their policies allow."""
         limited: dict[str, DeletePolicy | None] = {}
         topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
-        for log in logs:
+        for log in logs if self.enabled else ():
             topic = log.topic
             if topic not in limited:
                 policy = self._config_for(topic).delete_policy
@@ -164,6 +166,19 @@ class Retention:
         return [
             RemovedSegment(log.topic, log.partition, segment.first_offset, segment.size, action) for segment in segments
         ]
+
+    def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
+        """Take out the segments of a log that lie in front of `first_offset`, enabled or not, by the topic's policy."""
+        going = 0
+        if log.segments[0].end <= first_offset and log not in self._busy:
+            for segment in log.segments[:-1]:
+                if segment.end > min(first_offset, log.visible_end) or not segment.finished:
+                    break
+                if log.writes_index(segment):
+                    break
+                going += 1
+        policy = self._config_for(log.topic).delete_policy
+        return self._remove(log, going, Disposal.DELETE if policy is None else policy.action) if going else []
 
     def is_busy(self, log: PartitionLog) -> bool:
         """Whether files of the log are being removed."""

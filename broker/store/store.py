@@ -453,6 +453,24 @@ class Store:
         """The same for topics with more bytes than their policies allow: their oldest segments go."""
         return self._retention.apply_sizes(self._logs.values())
 
+    @property
+    def retention_enabled(self) -> bool:
+        """Whether `apply_retention` and `apply_size_limits` take anything; True unless it was set otherwise."""
+        return self._retention.enabled
+
+    @retention_enabled.setter
+    def retention_enabled(self, enabled: bool) -> None:
+        self._retention.enabled = enabled
+
+    def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
+        """Take whole segments in front of byte offset `first_offset` out of a log, as the log that it copies has lost
+        them; their files go in the background, by this broker's own policy for the topic (deleted if it has none).
+
+        What readers do not see yet stays, and so do the last segment, one that is not on the disk with its index, and
+        all of them while others are being removed: to be asked for again.
+        """
+        return self._retention.drop_before(log, first_offset)
+
     # --- rebuilding indexes -------------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,133 @@
+"""Reading a partition for a copy of it: whole records with their index units, every checksum looked at.
+
+Damaged bytes are given as they are, without units: what is damaged here must not keep the copy from what lies behind.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from metaq.protocol.record import HEADER_BYTES, headers_at, matching_checksums
+
+from .files import Files, read_exactly
+from .index import IndexDamaged, UnitArray, UnitReader
+from .scan import bound_java_times, find_record, scan_units
+from .segment import Segment
+from .segments import Segments, Snapshot, find_segment
+
+__all__ = ["CopiedPiece", "CopyReader"]
+
+
+class CopiedPiece(NamedTuple):
+    """Bytes [base, base + len(data)) of a partition, all of the segment that begins at byte offset `segment`.
+
+    units: packed index units of the records, which lie back to back; b"": the bytes are damaged, or behind damage where
+    no record begins.
+    """
+
+    base: int
+    segment: int
+    data: bytes
+    units: bytes
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.data)
+
+
+class CopyReader:
+    """What a partition has at the moment when this is made, seen or not: for one worker thread at a time."""
+
+    def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
+        """Owning thread. Copies the index units that are only in memory, 2 MiB at most for each segment.
+
+        start: byte offset from which on pieces are going to be read. piece_bytes: most of a piece, but for one record.
+        """
+        self.end = segments.end_offset
+        """Byte offset where the partition ended."""
+        self._files = segments.files
+        self._snapshot = Snapshot(segments.files, segments[:], self.end)
+        self._piece_bytes = piece_bytes
+        self._readers: dict[Segment, UnitReader] = {
+            each: each.index.reader(segments.files)
+            for each in segments
+            if each.index is not None and (each.end > start or each is segments.active)
+        }
+
+    def read(self, offset: int) -> CopiedPiece:
+        """The piece that begins at `offset`, the end of another piece or of a record, in front of `end`. Blocks.
+
+        Raises OffsetOutOfRange if retention is faster, StoreError if the file cannot be read.
+        """
+        segment, end = find_segment(self._snapshot.segments, self.end, offset)
+        return self._snapshot.look(segment, partial(self._read, segment=segment, offset=offset, end=end))
+
+    def _read(self, files: Files, fd: int, *, segment: Segment, offset: int, end: int) -> CopiedPiece:
+        first = segment.first_offset
+        units = self._units(files, fd, segment, offset, end)
+        if not len(units):
+            damaged_end = end
+            if segment not in self._readers:
+                position = find_record(files, fd, offset - first, end - first)
+                damaged_end = end if position is None else first + position
+        else:
+            damaged_end = int(units[0]["offset"])
+        if offset < damaged_end:
+            return self._damaged(files, fd, segment, offset, damaged_end)
+        size = int(units[-1]["offset"]) + int(units[-1]["size"]) - offset
+        data = read_exactly(files, fd, size, offset - first)
+        good = _good(data, units, offset)
+        if not good:
+            return self._damaged(files, fd, segment, offset, offset + int(units[0]["size"]))
+        units = units[:good]
+        size = int(units[-1]["offset"]) + int(units[-1]["size"]) - offset
+        return CopiedPiece(offset, first, data if size == len(data) else data[:size], units.tobytes())
+
+    def _damaged(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> CopiedPiece:
+        size = min(end - offset, self._piece_bytes)
+        data = read_exactly(files, fd, size, offset - segment.first_offset)
+        return CopiedPiece(offset, segment.first_offset, data, b"")
+
+    def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
+        """Units of the records from `offset` on, back to back, as many as a piece may have, or one."""
+        reader = self._readers.get(segment)
+        if reader is None:
+            return self._scanned(files, fd, segment, offset, end)
+        try:
+            with reader:
+                number = reader.starting_before(offset)
+                stop = max(number + 1, reader.ending_by(min(end, offset + self._piece_bytes)))
+                units = reader.units(number, stop)
+        except IndexDamaged:  # a reader on the owning thread will find it, too, and have it made again
+            del self._readers[segment]
+            return self._scanned(files, fd, segment, offset, end)
+        ends = units["offset"] + units["size"]
+        gaps = np.flatnonzero(units["offset"][1:] != ends[:-1])
+        return units[: int(gaps[0]) + 1] if len(gaps) else units
+
+    def _scanned(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
+        first = segment.first_offset
+        start, stop = offset - first, min(end, offset + self._piece_bytes) - first
+        units = scan_units(files, fd, start, stop, first).units
+        if not len(units):  # perhaps one record that is larger
+            units = scan_units(files, fd, start, end - first, first, max_records=1).units
+        bound_java_times(units, files.status(segment.path).modified_ms)
+        return units
+
+
+def _good(data: bytes, units: UnitArray, base: int) -> int:
+    """How many records at the front are what their units say, and have their checksum."""
+    starts = units["offset"] - base
+    sizes = units["size"].astype(np.int64)
+    if len(data) < int(starts[-1] + sizes[-1]):  # somebody has cut the file short
+        inside = int(np.searchsorted(starts + sizes, len(data), "right"))
+        starts, sizes, units = starts[:inside], sizes[:inside], units[:inside]
+    if not len(units):
+        return 0
+    headers = headers_at(data, starts)
+    right = (headers["length"] + HEADER_BYTES == sizes) & (headers["id"] == units["id"])
+    right &= matching_checksums(memoryview(data), starts + HEADER_BYTES, starts + sizes, headers["checksum"])
+    return len(right) if right.all() else int(np.argmin(right))
