@@ -24,8 +24,8 @@ __all__ = ["CopiedPiece", "CopyReader"]
 class CopiedPiece(NamedTuple):
     """Bytes [base, base + len(data)) of a partition, all of the segment that begins at byte offset `segment`.
 
-    units: packed index units of the records, which lie back to back; b"": the bytes are damaged, or behind damage where
-    no record begins.
+    units: packed index units of the records, which lie back to back; b"": the bytes are damaged
+    (`PartitionLog.append_damaged`).
     """
 
     base: int

@@ -63,6 +63,7 @@ MARK_DIRTY = 32
 """The first byte behind a checkpoint: `due` is to be asked from now on."""
 
 _NEVER = float("-inf")
+_NOWHERE = -1
 
 
 class Mode(IntEnum):
@@ -176,7 +177,7 @@ class Durability:
         """Why nothing may be appended any more."""
         self.failure: LogReadOnly | None = None
         self._policy = policy
-        self._journal_end = -1  # where the journal's entries of this partition end
+        self._journal_end = _NOWHERE  # where the journal's entries of this partition end
         self._leaving_from = 0  # what lies below was appended under group commit
         self._dirty_since = self._checkpointed_at = _NEVER
         self._waiters: deque[tuple[int, SafeCallback]] = deque()
@@ -208,6 +209,19 @@ class Durability:
             self.mode, actions = row[_APPENDED]
         else:
             self.mode, actions = row[DurabilityEvent.BEHIND_GAP]
+        if not self.dirty:
+            self.dirty = True
+            actions |= MARK_DIRTY
+        return actions
+
+    def appended_unreplayable(self, end: int) -> int:
+        """The log ends at `end` now, with bytes that a start would not find good: only a checkpoint makes them safe."""
+        self.end = end
+        self._journal_end = _NOWHERE
+        if self.mode is _SHOWING:
+            self.safe_end, actions = end, self._next(_APPENDED)
+        else:
+            actions = self._next(DurabilityEvent.BEHIND_GAP)
         if not self.dirty:
             self.dirty = True
             actions |= MARK_DIRTY

@@ -91,6 +91,7 @@ class PartitionLog:
         self._shared = shared
         self.bound: tuple[int, int] | None = None
         """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
+        self._damaged_end = -1  # of damage that was copied and no synced header covers yet
         self._jobs: list[SyncJob] = []  # under way
         self._begin(config, unsynced_directories)
 
@@ -191,6 +192,33 @@ class PartitionLog:
             self._relieve_memory()
         if actions != JOURNAL:
             self._act(actions)
+        return base
+
+    def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
+        """As `append`, for bytes that are damaged in the log that this one copies: they have no index units.
+
+        Readers pass over them. They, and what follows them, are safe after a checkpoint, which begins at once: before
+        that a start would take them for damage of its own and cut there (also with asynchronous flush, after kill -9).
+        """
+        durability, shared = self.durability, self._shared
+        if durability.read_only is not None:
+            raise LogReadOnly(self.directory, durability.read_only)
+        if segment != self.segments.active.first_offset:
+            self._go_on_in(segment)
+        base = self.end_offset
+        try:
+            self._writer.append_damaged(data)
+        except LogReadOnly as error:
+            self._turn_read_only(error.cause)
+            raise
+        self._damaged_end = self.end_offset
+        actions = durability.appended_unreplayable(self.end_offset)
+        if actions & MARK_DIRTY:
+            shared.syncs.mark_dirty(self)
+        if shared.on_append is not None:
+            call_safely(shared.on_append, self, base, self.end_offset, durability.count, data, b"", segment)
+        self._act(actions & ~SYNC)
+        self.request(DATA | INDEX)
         return base
 
     def _relieve_memory(self) -> None:
@@ -448,6 +476,8 @@ class PartitionLog:
             self.sync_failed(str(job.error))
         elif job.ran:
             job.apply()
+            if job.syncs_headers and job.end >= self._damaged_end:
+                self._damaged_end = -1
             if job.kind & DATA:
                 del self._writer.unsynced_directories[: len(job.directories)]
                 covered = job.kind & INDEX != 0 and not self.segments.unfinished()
@@ -458,7 +488,7 @@ class PartitionLog:
         return any(job.writes_index(segment) for job in self._jobs)
 
     def _make_job(self, kind: int) -> SyncJob:
-        return SyncJob(
+        job = SyncJob(
             self.segments.files,
             kind,
             self.directory,
@@ -467,6 +497,8 @@ class PartitionLog:
             self.end_offset,
             self.durability.count,
         )
+        job.syncs_headers = kind & INDEX != 0 and self._damaged_end >= 0
+        return job
 
     def _settle_units(self) -> bool:
         """Let those index units leave memory that jobs under way have written; whether others may be written now."""

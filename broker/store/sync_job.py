@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .durability import DATA, INDEX
-from .files import Files
+from .files import Files, opened
 from .index import (
     UNIT_BYTES,
     Checkpoint,
@@ -61,6 +62,8 @@ class SyncJob:
         self.end = end
         self.count = count
         self.directories = directories
+        self.syncs_headers = False
+        """Whether a power cut, too, may not take what the headers promise."""
         self.error: OSError | None = None
         self.ran = False
         self._files = files
@@ -131,6 +134,8 @@ class SyncJob:
                 segment.synced = max(segment.synced, part.end)
                 if part.index is not None and part.index is segment.index:
                     segment.checkpointed = part.end
+                    if not part.index.stored and part.end > segment.first_offset:  # only damage so far
+                        part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
         """Index paths, and what their headers may promise when data and units are synced."""
@@ -174,14 +179,19 @@ class SyncJob:
                     self._files.fdatasync(part.fd)
             for directory in dict.fromkeys(self.directories):
                 self._files.fsync_directory(directory)
-            for path, checkpoint in self._checkpoints():
-                write_checkpoint(self._files, path, checkpoint, sync=True)
+            self._write_checkpoints(sync=True)
 
     def move_checkpoints(self) -> None:
         """Say in the indexes that a sync of the file systems has covered data and units."""
         if self.kind & DATA:
-            for path, checkpoint in self._checkpoints():
-                write_checkpoint(self._files, path, checkpoint, sync=False)
+            self._write_checkpoints(sync=False)
+
+    def _write_checkpoints(self, *, sync: bool) -> None:
+        for path, checkpoint in self._checkpoints():
+            write_checkpoint(self._files, path, checkpoint, sync=sync)
+            if self.syncs_headers:
+                with opened(self._files, path, os.O_RDWR) as fd:
+                    self._files.fdatasync(fd)
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:

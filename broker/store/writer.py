@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class Writer:
     """Owning thread. Knows nothing of what is safe or shown.
 
-    Invariants: an indexed segment's units lie back to back and end at its end; within a segment store times (of bounds:
-    without their sign) never decrease, whatever the clock does.
+    Invariants: an indexed segment's units lie back to back and end at its end, but for damage that was copied; within a
+    segment store times (of bounds: without their sign) never decrease, whatever the clock does.
     """
 
     def __init__(
@@ -50,6 +50,16 @@ class Writer:
         self._stored_ms: int | None = None
         self._written_back = segments.end_offset
         self._writing_back = False
+
+    def append_damaged(self, data: Sequence[Buffer]) -> None:
+        """Write bytes that no index unit describes behind the last record. Raises as `append`."""
+        segments = self._segments
+        active = segments.active
+        try:
+            active.data.write(data, active.size)
+        except OSError as error:
+            raise self._cut_back(active, error) from error
+        segments.grown(sum(map(len, data)), b"")
 
     def append(self, data: Sequence[Buffer], units: Buffer) -> tuple[int, Buffer]:
         """Write whole records behind the last one.

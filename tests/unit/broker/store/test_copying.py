@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from metaq.broker.store.copying import CopiedPiece, CopyReader
-from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE
+from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, UnitArray
 from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.errors import OffsetOutOfRange
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
 
 SIZE = 21  # of a record with one byte
 BODIES = [b"%d" % number for number in range(10)]
@@ -145,6 +145,48 @@ def test_a_reader_that_is_slower_than_retention_is_told_where_it_can_go_on(harne
     with pytest.raises(OffsetOutOfRange) as caught:
         reader.read(0)
     assert caught.value.first == 4 * SIZE
+
+
+@pytest.mark.parametrize("group_commit", [False, True])
+@pytest.mark.parametrize("lost_power", [False, True])
+@pytest.mark.parametrize("record", [0, 1, 3, 4, 9])
+def test_a_copy_has_the_damage_too_and_what_lies_behind_it(
+    harness: StoreHarness, tmp_path: Path, group_commit: bool, lost_power: bool, record: int, answers: Answers
+) -> None:
+    fill(harness)
+    harness.settle()
+    break_byte(harness, record)
+    other = StoreHarness(tmp_path / "copy")
+    other.group_commit = group_commit
+    told: list[tuple[int, int]] = []
+    other.store.on_append = lambda log, base, end, *rest: told.append((base, end))
+    found = pieces(harness, 0, 1 << 20)
+    for base, segment, data, units in found:
+        log = other.log
+        assert (log.append((data,), units, segment) if units else log.append_damaged((data,), segment)) == base
+    assert told == [(each.base, each.end) for each in found]
+    answers.expect(other.log, 10 * SIZE, "all")
+    other.settle()
+    assert answers.succeeded == ["all"]
+    kept = [body for number, body in enumerate(BODIES) if number != record]
+    for _ in range(2):
+        assert other.log.visible_end == other.log.end_offset == 10 * SIZE
+        assert other.log.segments.message_count == 9
+        spans = [other.log.segments.snapshot().read(int(each["offset"]), int(each["size"])) for each in units_of(other)]
+        assert [span[20:] for span in spans] == kept
+        for path in Path(harness.path, "t-0").glob("*.meta"):
+            assert Path(other.path, "t-0", path.name).read_bytes() == path.read_bytes()
+        if lost_power:
+            other.lose_power()
+        else:
+            other.kill()
+        other.settle()
+    other.files.kill()
+
+
+def units_of(harness: StoreHarness) -> list[UnitArray]:
+    log = harness.log
+    return [unit for piece in log.lookup.units_between(0, log.end_offset, 1 << 20) for unit in piece]
 
 
 # --- dropping as told -------------------------------------------------------------------------------------------------
