@@ -73,7 +73,7 @@ test: wheel java ## unit and component tests, then integration tests on real pro
 unit: $(STAMP) ## unit tests only, on the checkout: no process, no port, seconds
 	$(VENV)/bin/python -m pytest -n auto tests/unit
 
-component: $(STAMP) ## component tests only, on the checkout: real sockets and threads against doubles, two minutes
+component: $(STAMP) ## component tests only, on the checkout: real sockets and threads against doubles, three minutes
 	$(VENV)/bin/python -m pytest $(SPREAD) tests/component
 
 integration: $(STAMP) java ## integration tests only, on the checkout
