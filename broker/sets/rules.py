@@ -46,7 +46,7 @@ def may_stand(
     me: str,
     in_sync: Collection[str],
     *,
-    forgetful: Collection[str],
+    forgetful: Collection[str] = (),
     master_present: bool,
     leader_gone: bool,
     promises_run_out: bool,

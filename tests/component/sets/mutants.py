@@ -37,6 +37,13 @@ class PromisesDoNotWait(Model):
         return super().may_stand(name, in_sync, forgetful, True)
 
 
+class AloneDoesNotWait(Model):
+    """A node that is alone in the in-sync set may yet have promised: to an old leader, after it was elected in vain."""
+
+    def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
+        return super().may_stand(name, in_sync, forgetful, promises_run_out or in_sync == {name})
+
+
 class TheForgetfulStand(Model):
     def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
         return super().may_stand(name, in_sync, frozenset(), promises_run_out)
@@ -244,6 +251,7 @@ MUTANTS = (
     Mutant("a forgetful node stands when it has caught up", RemindsTooEarly(2, 1, 2, memory=True), "2"),
     Mutant("each election raises the epoch", EpochsStay(2, 1, 2), "1"),
     Mutant("a node stands when its promises have run out", PromisesDoNotWait(2, 1, 2), "5"),
+    Mutant("promises wait even for the only in-sync node", AloneDoesNotWait(2, 1, 3), "5"),
     Mutant("a candidate gives no grants", CandidatesGrant(2, 1, 2), "5"),
     Mutant("only a candidate that waited for the outcome serves", ServesWhatItForgot(2, 1, 2), "5"),
     Mutant("a node that starts has promised", AStartForgetsPromises(2, 1, 2), "5"),
