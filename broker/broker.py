@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
@@ -34,6 +34,9 @@ from .store.threads import RunInThread
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
 from .writing import Writing
+
+if TYPE_CHECKING:
+    from .sets.node import SetMember
 
 __all__ = ["Broker", "WorkerThreads"]
 
@@ -86,6 +89,8 @@ class Broker:
         """Set by the process that knows the file; without it there is nothing to read again."""
         self.replication: Replication | None = None
         """This broker's part in replication; None for a plain master."""
+        self.member: SetMember | None = None
+        """This broker's node of its set; None for a broker by itself."""
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)

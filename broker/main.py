@@ -180,7 +180,7 @@ class BrokerProcess:
     def _serve(self, max_connections: int) -> None:
         """Listen and run the reactor until told to stop."""
         self._offer_reload()
-        gate = make_gate(self.broker)
+        self._gate = gate = make_gate(self.broker)
         self._factory = SessionFactory(self.broker, gate, max_connections)
         self._port = listen(self.broker, self._factory, self._reactor)
         self._http = self._open_http(gate)
@@ -215,7 +215,10 @@ class BrokerProcess:
     def _store_config(self, topic: str) -> TopicStoreConfig:
         config = self._topic(topic)
         return TopicStoreConfig(
-            self._config.max_segment_size, config.unflush_threshold, config.unflush_interval_ms, config.delete_policy
+            self._config.max_segment_size,
+            0 if config.waits else config.unflush_threshold,
+            config.unflush_interval_ms,
+            config.delete_policy,
         )
 
     def _data_path(self, topic: str) -> str:
@@ -239,7 +242,9 @@ class BrokerProcess:
 
     async def _register(self) -> None:
         await self._roles.before_registration()
-        if self._roles.registers:
+        if self._options.node is not None:
+            await self._join_set(self._options.node)
+        elif self._roles.registers:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
             registration = Registration(self._config, self._reactor, self._roles.slave_id)
@@ -255,6 +260,27 @@ class BrokerProcess:
             )
             _log.info("%s", self._opened)
 
+    async def _join_set(self, node: str) -> None:
+        """Take part in the broker set: an election decides whether this node registers its topics."""
+        from metaq.coordination.session import ZkSession
+
+        from .registration import Registration
+        from .sets.node import SetMember
+
+        zookeeper = self._config.zookeeper
+        session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
+        registration = Registration(self._config, self._reactor, elected_on=session)
+        self._registration, self.broker.registered = registration, lambda: registration.registered
+        member = SetMember(self.broker, node, self._options.zone, session, registration, self._role_changed)
+        self.broker.member = member
+        self._role_changed()
+        await member.start(zookeeper.connection_timeout_ms / 1000)
+
+    def _role_changed(self) -> None:
+        member = self.broker.member
+        assert member is not None
+        self._gate.check = None if member.refusal() is None else member.check
+
     def _fail(self, failure: Failure) -> None:
         self._failure = failure.value
         self._stop()
@@ -264,10 +290,15 @@ class BrokerProcess:
             self._registration.add_topic(name, config)
 
     def _apply_retention(self, schedule: Schedule) -> None:
-        _log_removed(self.broker.store.apply_retention(partial(self._is_due, schedule)), "age")
+        self._removed(self.broker.store.apply_retention(partial(self._is_due, schedule)), "age")
 
     def _apply_size_limits(self) -> None:
-        _log_removed(self.broker.store.apply_size_limits(), "size")
+        self._removed(self.broker.store.apply_size_limits(), "size")
+
+    def _removed(self, removed: Sequence[RemovedSegment], cause: str) -> None:
+        _log_removed(removed, cause)
+        if self.broker.member is not None and self.broker.member.leader is not None:
+            self.broker.member.leader.dropped({(each.topic, each.partition) for each in removed})
 
     def _is_due(self, schedule: Schedule, topic: str) -> bool:
         return self._topic(topic).delete_when == schedule
@@ -317,7 +348,9 @@ class BrokerProcess:
     async def _leave(self) -> None:
         """Unregister, serve a little longer, close the port and the connections."""
         await self._roles.stop()
-        if self._registration is not None:
+        if self.broker.member is not None:
+            await self.broker.member.stop()
+        elif self._registration is not None:
             await self._registration.stop_serving()
             if self._serving and not self._hurried:
                 _log.info("unregistered: serving %g s longer, so that clients can move", self._grace_seconds)
@@ -333,7 +366,9 @@ class BrokerProcess:
         self._retention.stop()
         for timer in self._timers:
             timer.stop()
-        if self._registration is not None:
+        if self.broker.member is not None:
+            await self.broker.member.close()
+        elif self._registration is not None:
             await self._registration.close()
 
     async def _pause(self, seconds: float) -> None:

@@ -194,8 +194,8 @@ class Partitions:
             raise PartitionClosed(self.broker_id, partition)
         self.check(topic, partition)
         if self._store.space.full:
-            waits = self.topic(topic).unflush_threshold <= 0
-            self._store.space.check(self._store.directory_for(topic, partition), journaled=waits)
+            directory = self._store.directory_for(topic, partition)
+            self._store.space.check(directory, journaled=self.topic(topic).waits)
         log = self._store.get_or_create(topic, partition)
         self._learn(log)
         if not closed:

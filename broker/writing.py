@@ -21,7 +21,7 @@ from .partitions import ANY, Partitions
 from .store.partition_log import PartitionLog
 from .store.store import Append, Store
 
-__all__ = ["CopiesDone", "SlaveLink", "Write", "Writing"]
+__all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
 
 T = TypeVar("T")
 
@@ -37,6 +37,17 @@ class SlaveLink(Protocol):
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
         """Have the slave store whole records with their ids, in order. `done` is called once, when all are answered."""
+
+
+class Copies(Protocol):
+    """The other nodes of a broker set (sets/leader.py)."""
+
+    def check(self, log: PartitionLog) -> None:
+        """Raise NotLeader, NotEnoughReplicas if what is stored now would not be acknowledged."""
+
+    def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
+        """Call `done` once these, appended in this turn of the reactor, are where their topics want them, or have an
+        `error`."""
 
 
 class Write(Append):
@@ -62,6 +73,8 @@ class Writing:
         self.metrics = metrics
         self.slave: SlaveLink | None = None
         """Of a synchronous master: every record goes there, too. To be set before the first request."""
+        self.copies: Copies | None = None
+        """Of a broker set's node: what is appended goes to the others, too, and is answered when they have it."""
         self.takes_copies = False
         """Whether this is a synchronous slave. To be set before the first request."""
         self._store = store
@@ -79,6 +92,8 @@ class Writing:
         log = self.partitions.for_put(topic, partition, chosen=asked == ANY)
         if self.slave is not None:
             self.slave.check()
+        if self.copies is not None:
+            self.copies.check(log)
         return log
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
@@ -90,6 +105,11 @@ class Writing:
         taken = self._store.append_many(writes)
         if self.slave is not None:
             return [write for write in taken if write.error is None]
+        if self.copies is not None:
+            taken = [write for write in taken if write.error is None]
+            for write in taken:
+                write.data, write.units = (), b""
+            return taken
         waiting = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits for the disk needs no more
@@ -100,7 +120,8 @@ class Writing:
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
         """Call `done` once each of these is safe here, and a slave has answered for its records, or it has errors."""
         slave = self.slave
-        missing = 1 if slave is None else 1 + len(waiting)
+        copies = self.copies
+        missing = 1 + (copies is not None) + (0 if slave is None else len(waiting))
 
         def arrived() -> None:
             nonlocal missing
@@ -110,7 +131,7 @@ class Writing:
 
         def safe(errors: Sequence[MetaqError | None]) -> None:
             for write, error in zip(waiting, errors, strict=True):
-                write.error = error
+                write.error = write.error or error
             arrived()
 
         def copied(write: Write, errors: Sequence[MetaqError | None]) -> None:
@@ -122,6 +143,8 @@ class Writing:
                 data = write.data[0] if len(write.data) == 1 else b"".join(write.data)
                 slave.replicate(write.log, data, partial(copied, write))
                 write.data, write.units = (), b""
+        if copies is not None:
+            copies.when_copied(waiting, arrived)
         self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:

@@ -105,6 +105,11 @@ class BrokerSet:
         for watcher in self._watchers:
             watcher.start()
 
+    def declare(self, node: SetNode) -> None:
+        """Replace the node's own znode in the background. node: of the same name and instance. Any thread."""
+        self.node, self._payload = node, format_set_node(node)
+        self._presence.again()
+
     def close(self) -> None:
         """Watch nothing any more, and remove the node's own znode. A leader calls release() before."""
         for watcher in self._watchers:

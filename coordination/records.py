@@ -108,13 +108,15 @@ class SetNode:
     """One process of a broker set.
 
     name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: chosen at random and kept in the data
-    directory, so that two processes with one name are told apart.
+    directory, so that two processes with one name are told apart. forgetful: its machine has restarted since it was
+    known to have everything.
     """
 
     name: str
     url: str
     zone: str
     instance: str
+    forgetful: bool = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -222,8 +224,11 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """A JSON object with the fields of SetNode but its name, which is that of the znode."""
-    return json.dumps({"url": node.url, "zone": node.zone, "instance": node.instance}, separators=(",", ":")).encode()
+    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so."""
+    fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
+    if node.forgetful:
+        fields["forgetful"] = True
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
@@ -235,7 +240,7 @@ def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
         fields = json.loads(text)
         url, zone, instance = (fields[key] for key in ("url", "zone", "instance"))
         if type(zone) is str and type(instance) is str and instance and parse_broker_url(path, url.encode()):
-            return SetNode(name, url, zone, instance)
+            return SetNode(name, url, zone, instance, fields.get("forgetful") is True)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # said below, with the node
     raise _damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')

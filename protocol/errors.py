@@ -44,6 +44,8 @@ __all__ = [
     "MessageTooLarge",
     "MetaqError",
     "NoPartition",
+    "NotEnoughReplicas",
+    "NotLeader",
     "NotMaster",
     "NotOwner",
     "NotReplicating",
@@ -205,6 +207,32 @@ class NotMaster(StoreError):
 
     def __init__(self, broker_id: int, role: str) -> None:
         super().__init__(f"this broker is {role} of broker {broker_id} and takes no messages: send to the master")
+
+
+class NotLeader(StoreError):
+    """A node of a broker set that does not lead it, or not yet. url: the leader's, "" if that is not known."""
+
+    retriable = True
+    refresh_view = True
+
+    def __init__(self, broker_id: int, url: str = "") -> None:
+        where = f"send to {url}" if url else "the set is choosing its leader: try again"
+        super().__init__(f"this node does not lead broker {broker_id} now: {where}")
+        self.url = url
+
+
+class NotEnoughReplicas(StoreError):
+    """Fewer nodes of a broker set are in sync than the topic's minInSync asks for.
+
+    stored: the message is stored on those that are, and was not acknowledged.
+    """
+
+    retriable = True
+
+    def __init__(self, topic: str, nodes: int, least: int, *, stored: bool = False) -> None:
+        what = f"stored on {nodes} only and not acknowledged" if stored else "not stored"
+        super().__init__(f"topic {topic} wants {least} nodes in sync (minInSync) and there are {nodes}: {what}")
+        self.stored = stored
 
 
 class CorruptRecord(StoreError):

@@ -14,6 +14,8 @@ from .errors import (
     LogReadOnly,
     MessageTooLarge,
     MetaqError,
+    NotEnoughReplicas,
+    NotLeader,
     NotMaster,
     OffsetOutOfRange,
     PartitionClosed,
@@ -32,7 +34,10 @@ from .statuses import ResponseCode, Status
 from .text import Result
 from .topic_partition import TopicPartition
 
-__all__ = ["frame_error", "is_success", "response_code", "text_error", "transaction_refusal"]
+__all__ = ["LEADER", "frame_error", "is_success", "response_code", "text_error", "transaction_refusal"]
+
+LEADER = "leader"
+"""The extField with the URL of a broker set's leader, "" if it is not known."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
 """How 1.x puts a number into an answer, for its clients to read (wire.md §4; errors.XaRefused writes it)."""
@@ -47,6 +52,8 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     DiskFull: ResponseCode.DISK_FULL,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
+    NotLeader: ResponseCode.NOT_LEADER,
+    NotEnoughReplicas: ResponseCode.NOT_ENOUGH_REPLICAS,
     SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
@@ -77,6 +84,10 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return TopicNotAccepted(partition.topic)
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:
         return LogReadOnly(f"{partition.topic} {partition} on {broker}", remark)
+    if code == ResponseCode.NOT_LEADER:
+        return NotLeader(partition.broker, frame.ext.get(LEADER, ""))
+    if code == ResponseCode.NOT_ENOUGH_REPLICAS:
+        return BrokerUnavailable(f"{broker}: {remark}")
     if code == ResponseCode.DISK_FULL:
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:

@@ -49,6 +49,8 @@ class RequestCode(IntEnum):
     RESTART_REPLICATION = 1026
     # from every client again
     SEND_MANY = 1030
+    # between the nodes of a broker set (stream.py)
+    FOLLOW = 1040
 
 
 class ResponseCode(IntEnum):
@@ -67,3 +69,5 @@ class ResponseCode(IntEnum):
     QUERY_NOT_FOUND = 22
     TRANSACTION_REFUSED = 1010
     DISK_FULL = 1011
+    NOT_LEADER = 1012
+    NOT_ENOUGH_REPLICAS = 1013

@@ -22,7 +22,7 @@ from ..store.topic_config import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
 from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
 from .schedule import parse_schedule
-from .settings import BrokerConfig, TopicConfig, ZooKeeperConfig
+from .settings import BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
@@ -94,6 +94,13 @@ def _parse_host(entry: Entry) -> str:
     return entry.value.removeprefix("[").removesuffix("]")
 
 
+def _parse_ack(text: str, where: str) -> Promise:
+    try:
+        return Promise(text)
+    except ValueError:
+        raise ConfigError(where, text, f"use one of {', '.join(each.value for each in Promise)}") from None
+
+
 _path = _parsed(lambda text, where: _absolute(text))
 _flag: ReadValue = SectionValues.boolean
 _positive = _integer(1)
@@ -111,6 +118,9 @@ _TOPIC: Mapping[str, _Key] = {
     "accept_publish": _Key("acceptPublish", _flag),
     "accept_subscribe": _Key("acceptSubscribe", _flag),
     "stat": _Key("stat", _flag),
+    "ack": _Key("ack", _optional(_parsed(_parse_ack))),
+    "min_in_sync": _Key("minInSync", _positive),
+    "replicas": _Key("replicas", _optional(_positive)),
 }
 _SYSTEM: Mapping[str, _Key] = {
     "broker_id": _Key("brokerId", _integer(0, MAX_BROKER_ID)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Literal
 from zlib import crc32
@@ -18,6 +19,7 @@ __all__ = [
     "AdminFrom",
     "BrokerConfig",
     "BrokerOptions",
+    "Promise",
     "TopicConfig",
     "ZooKeeperConfig",
 ]
@@ -31,6 +33,17 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 
+class Promise(Enum):
+    """When a message of a replicated topic is acknowledged."""
+
+    LEADER = "leader"
+    """When the leader has it, as its flush mode says."""
+    IN_SYNC = "in-sync"
+    """When every in-sync node has it, at least in memory."""
+    DISK = "disk"
+    """When every in-sync node has it on the disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Options of the command that server.ini does not have: a Java broker refuses a key that it does not know."""
@@ -40,6 +53,10 @@ class BrokerOptions:
     """Bytes of each data directory's disk below which puts are refused; None: a part of it (store/disk_space.py)."""
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
     """Of all connections, waiting to be safe, above which no more puts are read (pending_puts.py)."""
+    node: str | None = None
+    """Name of this node in its broker set; None for a broker by itself."""
+    zone: str = ""
+    """Where the node stands; consumers of the same zone prefer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,24 @@ class TopicConfig:
     accept_subscribe: bool = True
     stat: bool = False
     """Whether realtime counters are kept."""
+    ack: Promise | None = None
+    """See `promise`."""
+    min_in_sync: int = 1
+    """In-sync nodes, the leader among them, with fewer of which messages are refused."""
+    replicas: int | None = None
+    """In-sync nodes with fewer of which the topic counts as under-replicated; None: all nodes of the set."""
     filters: Mapping[str, str] = field(default_factory=dict)
     """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
+
+    @property
+    def promise(self) -> Promise:
+        """When a message of a replicated topic is acknowledged: by default, group commit means the disks of all."""
+        return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
+
+    @property
+    def waits(self) -> bool:
+        """Whether puts wait for the disk (group commit)."""
+        return self.unflush_threshold <= 0 or self.ack is Promise.DISK
 
 
 @dataclass(frozen=True, slots=True)

@@ -502,6 +502,18 @@ class Session(Protocol):
             self._transport.unregisterProducer()  # a paused producer would keep the transport open
             self._transport.loseConnection()
 
+    def become(self, protocol: Protocol) -> None:
+        """Give the connection to another protocol. For a request without an answer, on a connection without others."""
+        self._closing = self._closed = True
+        self._queue.clear()
+        transport = self._transport
+        transport.unregisterProducer()
+        self._pending_puts.drop(self)
+        self._gate.connection_lost(self)
+        self._on_lost(self)
+        cast(Any, transport).protocol = protocol
+        protocol.makeConnection(cast(Any, transport))  # type: ignore[no-untyped-call]
+
     def _peer(self) -> str:
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 

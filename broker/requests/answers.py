@@ -10,12 +10,13 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import (
     MetaqError,
+    NotLeader,
     PartitionClosed,
     TransactionRefused,
 )
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.record import Buffer
-from metaq.protocol.refusals import response_code
+from metaq.protocol.refusals import LEADER, response_code
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_result
 
@@ -91,7 +92,8 @@ def error_frame(opaque: int, error: MetaqError) -> bytes:
     if isinstance(error, TransactionRefused):
         ext = {} if error.xa_code is None else {"xaCode": error.xa_code}
         return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
-    return answer_frame(opaque, {}, response_code(error), str(error))
+    leader = {LEADER: error.url} if isinstance(error, NotLeader) else {}
+    return answer_frame(opaque, leader, response_code(error), str(error))
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ class Gate:
         self.texts = texts
         self.frames = frames
         self._admits = admits
-        self._check = check
+        self.check = check
+        """Asked about every request; None while there is nothing to ask."""
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """What serves a PutGroup."""
         self.new_group = new_group
@@ -130,7 +131,7 @@ class Gate:
             verb = self.texts[type(request)]
             if verb.in_transaction is not None and request.tx_key is not None:  # type: ignore[union-attr]
                 verb = verb.in_transaction
-        return verb if self._check is None else self._checked(self._check, verb, request, peer)
+        return verb if self.check is None else self._checked(self.check, verb, request, peer)
 
     def _checked(self, check: Check, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
         refused: dict[str | None, Exception] = {}

@@ -232,7 +232,11 @@ def _logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
     if writing.slave is not None:
         return None
     try:
-        return writing.partitions.for_puts(run.topics, run.partitions)
+        logs = writing.partitions.for_puts(run.topics, run.partitions)
+        if writing.copies is not None:
+            for log in set(logs):
+                writing.copies.check(log)
+        return logs
     except MetaqError:
         return None
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
@@ -56,6 +57,9 @@ from .send import answer_send_batch, answer_send_many
 from .stats import stats_text
 from .transaction import TransactionVerbs
 
+if TYPE_CHECKING:
+    from ..network.session import Session
+
 __all__ = ["make_gate"]
 
 
@@ -86,6 +90,12 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         return encode_result(Status.SUCCESS, f"{broker.version} {MANY_MARK} {FRAMES_MARK}", version.opaque)
+
+    def follow(frame: Frame, caller: Caller | None) -> Answer:
+        if broker.member is None:
+            raise NotReplicating("this broker is no node of a broker set: start it with --node")
+        broker.member.accept(frame, cast("Session", caller).become)
+        return None
 
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
@@ -142,6 +152,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload()),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),
+        RequestCode.FOLLOW: Verb(follow),
         RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status()),
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication()),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),

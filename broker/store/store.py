@@ -348,6 +348,11 @@ class Store:
             return log.directory
         return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
 
+    def find_named(self, name: str) -> PartitionLog | None:
+        """The log of the partition `<topic>-<number>`, None if there is none."""
+        topic, _, number = name.rpartition("-")
+        return self._logs.get((topic, int(number)))
+
     def logs(self) -> Iterable[PartitionLog]:
         """All logs, in no particular order."""
         return self._logs.values()

@@ -89,6 +89,15 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="A role as in 1.x, with its properties file: metaslave (asynchronous slave), samsa (synchronous master), "
     "gregor (its slave). May be given more than once.",
 )
+@click.option(
+    "--node",
+    metavar="NAME",
+    help="Take part in a broker set as the node NAME: the nodes of one brokerId hold the same messages, and one leads. "
+    "Each has a name, a directory and a port of its own.",
+)
+@click.option(
+    "--zone", default="", metavar="ZONE", help="With --node: where it stands; consumers of the same zone prefer it."
+)
 def broker(
     ini: Path,
     filters: Path | None,
@@ -97,6 +106,8 @@ def broker(
     disk_reserve: int | None,
     max_pending_puts: int | None,
     plugins: dict[str, str],
+    node: str | None,
+    zone: str,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
@@ -115,5 +126,5 @@ def broker(
         filters_path=None if filters is None else str(filters),
         plugins=plugins,
         listen_on=listen,
-        options=BrokerOptions("any" if admin_from == "any" else "loopback", disk_reserve, max_pending),
+        options=BrokerOptions("any" if admin_from == "any" else "loopback", disk_reserve, max_pending, node, zone),
     )

@@ -1,0 +1,1 @@
+"""Broker sets: nodes of one broker id with identical partitions, one of which leads (decision 100)."""

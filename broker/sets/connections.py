@@ -1,0 +1,113 @@
+"""Both ends of a replication connection, as Twisted protocols. Reactor thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import MetaqError, PeerLost, RemoteProtocolError
+from metaq.protocol.record import Buffer
+from metaq.protocol.stream import StreamMessage, StreamReader
+
+from ..runtime.reactor import Transport
+
+__all__ = ["StreamProtocol"]
+
+_log = logging.getLogger(__name__)
+
+
+class StreamProtocol(Protocol):
+    """One end: messages in, bytes out. What `on_messages` raises ends the connection."""
+
+    space = None
+    """The transport of an accepted connection asks for it (network/transport.py)."""
+
+    def __init__(self, name: str, on_messages: Callable[[Sequence[StreamMessage]], None]) -> None:
+        """name: of the other side, for errors. on_messages: gets what one read completed."""
+        self.name = name
+        self.lost: MetaqError | None = None
+        self.on_lost: Callable[[MetaqError], None] | None = None
+        self.full = False
+        """Whether the transport has buffered more than it should."""
+        self._on_messages = on_messages
+        self._reader = StreamReader()
+        self._drained: list[Deferred[None]] = []
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Nothing happens on a lost connection."""
+        if self.lost is None:
+            cast(Transport, self.transport).writeSequence(buffers)
+
+    def drained(self) -> Deferred[None]:
+        """Fires when there is room in the transport, or the connection is lost."""
+        deferred: Deferred[None] = Deferred()
+        if self.full and self.lost is None:
+            self._drained.append(deferred)
+        else:
+            deferred.callback(None)
+        return deferred
+
+    def close(self, why: MetaqError | None = None) -> None:
+        """Cut it now."""
+        self._lose(why or PeerLost(f"the connection to {self.name} was closed"))
+
+    # --- Twisted's calls ----------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:  # noqa: N802
+        transport = cast(Any, self.transport)
+        transport.setTcpNoDelay(True)
+        transport.registerProducer(self, True)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        if self.lost is None:
+            try:
+                messages = self._reader.receive(data)
+            except RemoteProtocolError as error:
+                self._lose(PeerLost(f"{self.name} sent what is not understood: {error}"))
+            else:
+                self.handle(messages)
+
+    def handle(self, messages: Sequence[StreamMessage]) -> None:
+        """As if these had just come."""
+        try:
+            if messages:
+                self._on_messages(messages)
+        except RemoteProtocolError as error:
+            self._lose(PeerLost(f"{self.name} sent what is not understood: {error}"))
+        except MetaqError as error:
+            self._lose(error)
+        except Exception as error:
+            _log.exception("a message of %s could not be handled", self.name)
+            self._lose(PeerLost(f"internal error: {error!r}"))
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.full = True
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.full = False
+        self._tell_drained()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        """The connection is gone; connectionLost follows."""
+
+    def _tell_drained(self) -> None:
+        waiting, self._drained = self._drained, []
+        for deferred in waiting:
+            deferred.callback(None)
+
+    def _lose(self, error: MetaqError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = error
+        cast(Transport, self.transport).abortConnection()
+        self._tell_drained()
+        if self.on_lost is not None:
+            self.on_lost(error)

@@ -1,0 +1,131 @@
+"""Bringing a follower up to date: what it lacks is read from the partition files and sent as blocks of a copy.
+
+In rounds, each up to where the partitions end when it begins, until little is left; for the last one the leader holds
+its new blocks back, so that they follow the copy. Worker threads read; the connection takes what it can.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError, ReplicaDiverged
+from metaq.protocol.stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
+
+from ..broker import Broker
+from ..store.copying import CopyReader
+from ..store.partition_log import PartitionLog
+from . import tuning
+from .connections import StreamProtocol
+
+__all__ = ["Copying"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Place(NamedTuple):
+    """Where a partition of the follower begins and ends."""
+
+    first: int
+    end: int
+
+
+class Copying:
+    """One copy to one follower. Reactor thread."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        connection: StreamProtocol,
+        ready: Mapping[str, Any],
+        go_live: Callable[[], Callable[[], None]],
+    ) -> None:
+        """ready: the follower's READY. go_live: hold new blocks back from now on; what it returns lets them go."""
+        self.sent_bytes = 0
+        self._broker = broker
+        self._store = broker.store
+        self._connection = connection
+        self._places = _places(ready)
+        self._go_live = go_live
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Send nothing any more."""
+        self._stopped = True
+
+    async def run(self) -> None:
+        """Until the follower is live. Raises StoreError, PeerLost."""
+        while self._missing() > tuning.LIVE_BYTES and not self._stopped:
+            await self._round()
+        if self._stopped:
+            return
+        live = self._go_live()
+        await self._round()
+        if not self._stopped:
+            self._drop()
+            live()
+
+    def _missing(self) -> int:
+        return sum(max(0, log.end_offset - self._end_of(log)) for log in self._store.logs())
+
+    def _end_of(self, log: PartitionLog) -> int:
+        place = self._places.get(log.journal_name.decode())
+        return log.first_offset if place is None or place.end < log.first_offset else place.end
+
+    async def _round(self) -> None:
+        """Copy everything that there is now."""
+        targets = [(log, log.end_offset) for log in self._store.logs()]
+        begin = {}
+        for log, _ in targets:
+            name = log.journal_name.decode()
+            place = self._places.get(name)
+            if place is None or place.end < log.first_offset:
+                begin[name] = log.first_offset
+                self._places[name] = _Place(log.first_offset, log.first_offset)
+            elif place.end > log.end_offset:
+                raise PeerLost(f"{self._connection.name} has {place.end} bytes of {name}, its leader {log.end_offset}")
+        if begin:
+            self._connection.send([encode_json(Kind.BEGIN, begin)])
+        for log, target in targets:
+            await self._copy(log, target)
+
+    async def _copy(self, log: PartitionLog, target: int) -> None:
+        name = log.journal_name.decode()
+        first, end = self._places[name]
+        if end < target:
+            reader = CopyReader(log.segments, end, tuning.PIECE_BYTES)
+            reader.end = target  # what has come since is in blocks
+        while end < target and not self._stopped:
+            await self._connection.drained()
+            try:
+                piece = await self._broker.in_thread(partial(reader.read, end))
+            except OffsetOutOfRange:  # retention was faster: it begins anew
+                self._connection.send([encode_json(Kind.BEGIN, {name: log.first_offset})])
+                first = end = log.first_offset
+                continue
+            if not piece.units:
+                raise ReplicaDiverged(f"{log.directory} is damaged in [{piece.base}, {piece.end}): it cannot be copied")
+            entry = StreamEntry(log.journal_name, piece.base, piece.segment, Lane.MEMORY, piece.units, (piece.data,))
+            self._connection.send(encode_block(COPY, (0, 0), [entry]))
+            self.sent_bytes += len(piece.data)
+            end = piece.end
+        self._places[name] = _Place(first, end)
+
+    def _drop(self) -> None:
+        """Have the follower begin its partitions where ours begin."""
+        firsts = {
+            name: log.first_offset
+            for log in self._store.logs()
+            if self._places[name := log.journal_name.decode()].first < log.first_offset
+        }
+        if firsts:
+            self._connection.send([encode_json(Kind.DROP, firsts)])
+
+
+def _places(ready: Mapping[str, Any]) -> dict[str, _Place]:
+    try:
+        return {name: _Place(int(first), int(end)) for name, (first, end) in ready["partitions"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"READY does not say where partitions end: {error!r}") from error

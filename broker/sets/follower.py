@@ -1,0 +1,384 @@
+"""A follower at work: connects to its leader, cuts what the leader does not have, copies, and follows the stream.
+
+Reactor thread; files are cut and synced in worker threads. One object per connection: whoever keeps it makes a new one
+when it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import simplejson
+from twisted.internet import error
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import (
+    LogReadOnly,
+    MetaqError,
+    PeerLost,
+    PeerRefused,
+    RemoteProtocolError,
+    ReplicaDiverged,
+    StoreError,
+)
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.stream import (
+    COPY,
+    Ack,
+    Kind,
+    Lane,
+    StreamBlock,
+    StreamMessage,
+    encode_ack,
+    encode_json,
+    parse_block,
+    parse_json,
+    parse_ping,
+)
+
+from ..broker import Broker
+from ..runtime.timers import repeat
+from ..store.cutting import CutsDone
+from ..store.partition_log import PartitionLog
+from ..store.store import Append
+from . import tuning
+from .connections import StreamProtocol
+from .history import EpochHistory, NodeFile
+from .leading import Mark
+from .rules import accepts, common_epoch, cut_end
+from .safe_blocks import SafeBlocks
+
+__all__ = ["Follower", "LeaderGone"]
+
+_log = logging.getLogger(__name__)
+
+
+class LeaderGone(PeerLost):
+    """Nothing listens on the leader's port: its process has ended."""
+
+
+class Follower:
+    """One connection to a leader, from the first try to its end. `run` once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        me: str,
+        file: NodeFile,
+        *,
+        grants: Callable[[], bool],
+        on_hand_over: Callable[[Mapping[str, Any]], None],
+        on_caught_up: Callable[[], None],
+    ) -> None:
+        """grants: whether a ping is answered with a grant now (noted by the caller for as long as a grant lasts)."""
+        self.connection: StreamProtocol | None = None
+        self.live = False
+        """Whether it has everything that the leader had when it went over to the stream."""
+        self.failure: MetaqError | None = None
+        """Why the disk takes nothing any more."""
+        self.epoch = 0
+        self._broker = broker
+        self._store = broker.store
+        self._reactor: Any = broker.reactor
+        self._me = me
+        self._file = file
+        self._grants = grants
+        self._on_hand_over = on_hand_over
+        self._on_caught_up = on_caught_up
+        self._stopped = False
+        self._received = -1
+        self._safe = SafeBlocks(broker.store, self._grown, self._failed)
+        self._ping = 0
+        self._ack_due = False
+        self._held: list[StreamMessage] | None = None  # while the store is being cut
+        self._heard_at = self._reactor.seconds()
+        self._welcome: Deferred[Mapping[str, Any]] | None = None
+        self._marks: tuple[deque[tuple[int, list[Mark]]], ...] = (deque(), deque())
+        self._firsts: dict[str, int] = {}  # where the leader's partitions begin, as long as ours begin before
+        self._logs: dict[bytes, PartitionLog] = {}
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, host: str, port: int, epoch: int) -> None:
+        """Follow the leader of `epoch` until the connection is lost; raises why. ReplicaDiverged: an operator must
+        decide."""
+        connection = await self._connect(host, port)
+        self.connection = connection
+        if self._stopped:
+            self.stop()
+        lost: Deferred[None] = Deferred()
+        connection.on_lost = lambda why: self._lost(lost, why)
+        watch = repeat(tuning.SILENT_SECONDS / 4, self._look, self._reactor, "the wait for a leader's pings")
+        try:
+            await self._join(connection, epoch)
+            await lost
+            raise connection.lost or PeerLost(f"the connection to {connection.name} was lost")
+        finally:
+            watch.stop()
+            connection.close()
+
+    def _lost(self, lost: Deferred[None], why: MetaqError) -> None:
+        welcome, self._welcome = self._welcome, None
+        if welcome is not None:
+            welcome.errback(why)
+        lost.callback(None)
+
+    def _look(self) -> None:
+        self._drop(dict(self._firsts))  # what could not be dropped yet
+        if self.connection is not None and self._reactor.seconds() - self._heard_at > tuning.SILENT_SECONDS:
+            silent = f"{self.connection.name} has been silent for {tuning.SILENT_SECONDS:g} s"
+            self.connection.close(PeerLost(silent))
+
+    def stop(self) -> None:
+        """Lose the connection."""
+        self._stopped = True
+        if self.connection is not None:
+            self.connection.close(PeerLost("the node follows no longer"))
+
+    def leave(self, why: str) -> None:
+        """Tell the leader not to count on this node."""
+        if self.connection is not None:
+            self.connection.send([encode_json(Kind.LEAVE, {"why": why})])
+
+    async def _connect(self, host: str, port: int) -> StreamProtocol:
+        name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
+        factory = Factory.forProtocol(lambda: StreamProtocol(name, self._messages))
+        factory.noisy = False
+        try:
+            endpoint = HostnameEndpoint(self._reactor, host, port, tuning.CONNECT_SECONDS)
+            return cast(StreamProtocol, await endpoint.connect(cast(Any, factory)))
+        except error.ConnectionRefusedError as refused:
+            raise LeaderGone(f"no process of {name} listens there") from refused
+        except Exception as failed:
+            raise PeerLost(f"no connection to {name}: {failed}") from failed
+
+    # --- joining ------------------------------------------------------------------------------------------------------
+
+    async def _join(self, connection: StreamProtocol, epoch: int) -> None:
+        file, store = self._file, self._store
+        ends = {name: end for name, (_, end, _) in store.ends().items()}
+        hello = {
+            "set": self._broker.config.broker_id,
+            "node": self._me,
+            "instance": file.instance,
+            "epoch": file.epoch,
+            "epochs": file.history.epochs,
+            "hasData": any(end for end in ends.values()),
+        }
+        body = simplejson.dumps(hello).encode()
+        welcome: Deferred[Mapping[str, Any]] = Deferred()
+        self._welcome = welcome
+        connection.send([encode_frame(RequestCode.FOLLOW, 1, {}, len(body)), body])
+        told = await welcome.addTimeout(tuning.CONNECT_SECONDS, self._reactor)
+        self._heard_at = self._reactor.seconds()
+        self.epoch = int(told["epoch"])
+        if not accepts(max(file.epoch, epoch), self.epoch):
+            raise PeerLost(f"{connection.name} leads epoch {self.epoch}, which is over: {file.epoch} has begun")
+        history = EpochHistory.from_json(told["history"])
+        await self._cut(file.history, history, told["ends"], ends, connection.name)
+        await self._broker.in_thread(partial(file.write, self.epoch, history))
+        partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
+        connection.send([encode_json(Kind.READY, {"partitions": partitions})])
+
+    async def _cut(
+        self,
+        ours: EpochHistory,
+        theirs: EpochHistory,
+        their_ends: Mapping[str, int],
+        our_ends: Mapping[str, int],
+        leader: str,
+    ) -> None:
+        """Cut every partition to what it has in common with the leader's. their_ends: of the last common epoch."""
+        common = common_epoch(ours.epochs, theirs.epochs)
+        if common is None:
+            if any(our_ends.values()):
+                raise ReplicaDiverged(
+                    f"the data of {self._me} has nothing in common with that of {leader}: move its data directories "
+                    "away, so that it copies everything"
+                )
+            return
+        known = ours.ends_of(common, our_ends)
+        cuts = {}
+        for name, end in our_ends.items():
+            kept = cut_end(known[name], their_ends.get(name, 0))
+            if kept < end:
+                log = self._store.find_named(name)
+                assert log is not None
+                cuts[log] = kept
+        if cuts:
+            _log.warning("cuts %d partitions: the leader of epoch %d does not have all of them", len(cuts), self.epoch)
+            await self._done(partial(self._store.cut, cuts))
+
+    async def _done(self, change: Callable[[CutsDone], None]) -> None:
+        """Have the store cut logs. Raises StoreError."""
+        changed: Deferred[StoreError | None] = Deferred()
+        change(lambda kept, error: changed.callback(error))
+        error = await changed
+        if error is not None:
+            raise error
+
+    def _welcomed(self, kind: Kind, words: Mapping[str, Any]) -> None:
+        welcome, self._welcome = self._welcome, None
+        if welcome is None:
+            raise RemoteProtocolError("a second answer to FOLLOW")
+        if kind is Kind.WELCOME:
+            welcome.callback(words)
+        else:
+            welcome.errback(PeerRefused(str(words.get("why"))))
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    def _messages(self, messages: Sequence[StreamMessage]) -> None:
+        """What one read brought. Raises RemoteProtocolError, StoreError, LogReadOnly: the connection ends then."""
+        if self._stopped:
+            return
+        self._heard_at = self._reactor.seconds()
+        for number, (kind, payload) in enumerate(messages):
+            if self._held is not None:
+                self._held += messages[number:]
+                return
+            if kind is Kind.BLOCK:
+                self._block(parse_block(payload))
+            elif kind is Kind.PING:
+                ping = parse_ping(payload)
+                self._ping = ping.number if self._grants() else self._ping
+                self._committed(ping.committed)
+                self._ack_due = True
+            elif kind in (Kind.WELCOME, Kind.REFUSED):
+                self._welcomed(kind, parse_json(payload))
+            elif kind is Kind.LIVE:
+                self._go_live(parse_json(payload))
+            elif kind is Kind.BEGIN:
+                self._begin(parse_json(payload))
+            elif kind is Kind.DROP:
+                self._drop(parse_json(payload))
+            elif kind is Kind.CAUGHT_UP:
+                self._on_caught_up()
+            elif kind is Kind.HAND_OVER:
+                self._on_hand_over(parse_json(payload))
+        self._acknowledge()
+
+    def _block(self, block: StreamBlock) -> None:
+        if block.number != COPY and block.number != self._received + 1:
+            raise RemoteProtocolError(f"block {block.number} follows block {self._received}")
+        appends = []
+        ends: dict[PartitionLog, int] = {}
+        for entry in block.entries:
+            log = self._log(entry.name, entry.base)
+            if entry.base != ends.get(log, log.end_offset):
+                raise RemoteProtocolError(
+                    f"{log.directory} ends at {log.end_offset}, its leader's part at {entry.base}"
+                )
+            ends[log] = entry.base + sum(map(len, entry.data))
+            appends.append(Append(log, entry.data, entry.units, entry.segment))
+        for taken in self._store.append_many(appends):
+            if taken.error is not None:
+                if isinstance(taken.error, LogReadOnly):
+                    self._failed(taken.error)
+                raise taken.error
+        if block.number == COPY:
+            return
+        self._received = block.number
+        lanes: tuple[dict[PartitionLog, Mark], dict[PartitionLog, Mark]] = ({}, {})
+        for append, entry in zip(appends, block.entries, strict=True):
+            log = append.log
+            lanes[entry.lane][log] = Mark(log, append.end, log.durability.count)
+        for marks, found in zip(self._marks, lanes, strict=True):
+            if found:
+                marks.append((block.number, list(found.values())))
+        self._safe.add(block.number, [(mark.log, mark.end) for mark in lanes[Lane.DISK].values()])
+        self._committed(block.committed)
+        self._ack_due = True
+
+    def _log(self, name: bytes, base: int) -> PartitionLog:
+        log = self._logs.get(name)
+        if log is None:
+            topic, _, number = name.decode().rpartition("-")
+            log = self._broker.partitions.for_replica(topic, int(number), base)
+            if log.bound is None:
+                log.limit_visibility()
+            self._logs[name] = log
+        return log
+
+    def _grown(self) -> None:
+        self._ack_due = True
+        self._acknowledge()
+
+    def _failed(self, failure: MetaqError) -> None:
+        self.failure = self.failure or failure
+        self.leave(str(failure))
+        if self.connection is not None:
+            self.connection.close(failure)
+
+    def _acknowledge(self) -> None:
+        if self._ack_due and self.connection is not None:
+            self._ack_due = False
+            received, safe = (self._received, self._safe.number) if self.live else (0, 0)
+            self.connection.send([encode_ack(Ack(received, safe, self._ping))])
+
+    def _committed(self, committed: tuple[int, int]) -> None:
+        for marks, number in zip(self._marks, committed, strict=True):
+            while marks and marks[0][0] <= number:
+                for log, end, count in marks.popleft()[1]:
+                    log.raise_bound(end, count)
+
+    def _go_live(self, words: Mapping[str, Any]) -> None:
+        number = int(words["number"])
+        self._received = number
+        self.live = True
+        logs = list(self._store.logs())
+        lanes: tuple[list[Mark], list[Mark]] = ([], [])
+        for log in logs:
+            self._logs[log.journal_name] = log
+            lanes[Lane.DISK if log.waits else Lane.MEMORY].append(Mark(log, log.end_offset, log.durability.count))
+        for marks, found in zip(self._marks, lanes, strict=True):
+            marks.append((number, found))
+        self._safe.add(number, [(log, log.end_offset) for log in logs if log.waits])
+        self._ack_due = True
+        _log.info("follows the stream of %s, epoch %d", self.connection and self.connection.name, self.epoch)
+
+    def _begin(self, words: Mapping[str, Any]) -> None:
+        """Partitions begin anew; what follows waits until they do."""
+        anew = {}
+        for name, first in words.items():
+            log = self._store.find_named(name)
+            if log is None:
+                self._log(name.encode(), first)
+            elif log.end_offset != first:
+                anew[log] = first
+        if anew:
+            self._hold()
+            ensureDeferred(self._done(partial(self._store.begin_anew, anew))).addCallbacks(self._go_on, self._broken)
+
+    def _hold(self) -> None:
+        self._held = []
+        cast(Any, self.connection).transport.pauseProducing()
+
+    def _go_on(self, _: object) -> None:
+        connection, held = self.connection, self._held
+        self._held = None
+        assert connection is not None
+        if connection.lost is None:
+            cast(Any, connection.transport).resumeProducing()
+            connection.handle(held or ())
+
+    def _broken(self, failure: Failure) -> None:
+        assert self.connection is not None
+        self.connection.close(cast(MetaqError, failure.value))
+
+    def _drop(self, words: Mapping[str, Any]) -> None:
+        self._firsts.update(words)
+        for name, first in words.items():
+            log = self._store.find_named(name)
+            if log is None or log.first_offset >= first:
+                del self._firsts[name]
+            else:
+                self._store.drop_before(log, first)

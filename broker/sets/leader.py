@@ -1,0 +1,498 @@
+"""A set's leader at work: makes blocks of what is appended, sends them, and says what is committed. Reactor thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import LoopingCall
+
+from metaq.protocol.errors import MetaqError, NotEnoughReplicas, NotLeader, PeerLost
+from metaq.protocol.record import Buffer
+from metaq.protocol.stream import (
+    Ack,
+    Kind,
+    Lane,
+    Ping,
+    StreamEntry,
+    StreamMessage,
+    encode_block,
+    encode_json,
+    encode_ping,
+    parse_ack,
+    parse_json,
+)
+
+from ..broker import Broker
+from ..configuration.settings import Promise
+from ..runtime.timers import repeat
+from ..store.partition_log import PartitionLog
+from ..writing import Write
+from . import tuning
+from .connections import StreamProtocol
+from .copying import Copying
+from .leading import Leading, Mark
+from .rules import counted_until
+from .safe_blocks import SafeBlocks
+
+__all__ = ["FollowerStatus", "Leader"]
+
+_log = logging.getLogger(__name__)
+
+ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
+"""change(nodes): writes the set's znode. Fires when it is known whether that is done; never while nobody knows."""
+
+
+class FollowerStatus(NamedTuple):
+    """What operators see of a follower."""
+
+    name: str
+    in_sync: bool
+    connected: bool
+    live: bool
+    lag_bytes: int | None
+    lag_seconds: float | None
+    error: str
+
+
+class _Link:
+    """The connection of one follower."""
+
+    def __init__(self, name: str, protocol: StreamProtocol, heard_at: float) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.held: list[list[Buffer]] | None = []  # blocks that wait behind the copy; None when it is live
+        self.counting = False  # blocks are held or sent from now on
+        self.unacknowledged: deque[tuple[int, int]] = deque()  # (block, bytes)
+        self.backlog = 0
+        self.copy: Copying | None = None
+        self.heard_at = heard_at
+        self.caught_up = False  # and was told
+        self.pings: deque[tuple[int, float]] = deque()
+
+
+class Leader:
+    """One leadership, from the election to its end."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        core: Leading,
+        change_in_sync: ChangeInSync,
+        *,
+        on_established: Callable[[], None],
+        on_failure: Callable[[MetaqError], None],
+    ) -> None:
+        """on_established: called once, when what this node had when it was elected is committed: before, nobody knows
+        what readers may see. on_failure: called when this node's disk has failed."""
+        self.core = core
+        self._on_established: Callable[[], None] | None = on_established
+        self.draining = False
+        """Nothing is taken any more: a hand-over is under way."""
+        self._broker = broker
+        self._store = broker.store
+        self._reactor: Any = broker.reactor
+        self._change_in_sync = change_in_sync
+        self._links: dict[str, _Link] = {}
+        self._own = SafeBlocks(self._store, self._advance, on_failure)
+        self._gathered: dict[PartitionLog, list[StreamEntry]] = {}
+        self._gathered_marks: dict[PartitionLog, Mark] = {}
+        self._flush_due = False
+        self._lost_at: dict[str, float] = {}
+        self._errors: dict[str, str] = {}
+        self._sent: deque[tuple[int, float]] = deque()  # (block, when), one per ping: how old what is missing is
+        self._ping = 0
+        self._writing = False
+        self._leaving: set[str] = set()  # said that they stop
+        self._retry_at = 0.0
+        self._ended = False
+        self._settled: list[Callable[[], None]] = []  # of those who wait until a follower has everything
+        self._timer: LoopingCall | None = None
+        self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take over the store: what it has now is block 1, which is committed when every in-sync node has it."""
+        for log in self._store.logs():
+            self._note(log)
+        self._store.on_append = self._appended
+        self._timer = repeat(tuning.PING_SECONDS, self._tick, self._reactor, "the pings of a leader")
+        self._make_block()
+
+    def stop(self, error: MetaqError) -> None:
+        """The leadership has ended: everybody who waits is told that nobody knows."""
+        if self._ended:
+            return
+        self._ended = True
+        self._store.on_append = None
+        if self._timer is not None:
+            self._timer.stop()
+        for link in list(self._links.values()):
+            link.protocol.close(error)
+        for answered in self.core.take_all():
+            answered(error)
+
+    # --- what producers ask -------------------------------------------------------------------------------------------
+
+    def check(self, log: PartitionLog) -> None:
+        """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
+        if self._ended or self.draining:
+            raise NotLeader(self._broker.config.broker_id)
+        least = self._promise(log)[2]
+        if len(self.core.in_sync) < least:
+            raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
+
+    def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
+        """Call `done` when these, which were appended in this turn, are where their topics' `ack` wants them; a Write
+        that may not be gets its `error`."""
+        missing = 1
+
+        def arrived(error: MetaqError | None, group: Sequence[Write] = ()) -> None:
+            nonlocal missing
+            for write in group:
+                write.error = write.error or error or self._too_few(write)
+            missing -= 1
+            if not missing:
+                done()
+
+        if self._ended:
+            arrived(NotLeader(self._broker.config.broker_id), writes)
+            return
+        lanes: tuple[list[Write], list[Write]] = ([], [])
+        for write in writes:
+            lane, promise, _ = self._promise(write.log)
+            if promise is not Promise.LEADER or self._backlog > tuning.HELD_BACKLOG_BYTES or not self._may_answer():
+                lanes[lane].append(write)
+        for lane, group in zip(Lane, lanes, strict=True):
+            if group:
+                missing += 1
+                number = self.core.number + bool(self._gathered_marks)  # the block that is being gathered
+                if not self.core.wait(lane, number, partial(arrived, group=group)):
+                    arrived(None, group)
+        arrived(None)
+
+    def _too_few(self, write: Write) -> MetaqError | None:
+        least = self._promise(write.log)[2]
+        count = len(self.core.in_sync)
+        return NotEnoughReplicas(write.log.topic, count, least, stored=True) if count < least else None
+
+    def _may_answer(self) -> bool:
+        return self.core.may_acknowledge(self._reactor.seconds())
+
+    @property
+    def copies(self) -> int:
+        """Nodes that have what is committed, this one among them."""
+        return len(self.core.in_sync)
+
+    @property
+    def _backlog(self) -> int:
+        return max((link.backlog for link in self._links.values()), default=0)
+
+    def _promise(self, log: PartitionLog) -> tuple[Lane, Promise, int]:
+        found = self._promises.get(log)
+        if found is None:
+            topic = self._broker.config.topic(log.topic) or self._broker.config.system
+            lane = Lane.DISK if topic.promise is Promise.DISK else Lane.MEMORY
+            found = self._promises[log] = lane, topic.promise, topic.min_in_sync
+        return found
+
+    def reconfigured(self) -> None:
+        """Topics may have other promises from now on."""
+        self._promises.clear()
+
+    # --- blocks -------------------------------------------------------------------------------------------------------
+
+    def _appended(
+        self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer], units: Buffer, segment: int
+    ) -> None:
+        entries = self._gathered.get(log)
+        entry = StreamEntry(log.journal_name, base, segment, self._promise(log)[0], units, data)
+        if entries is None:
+            self._gathered[log] = [entry]
+        elif (last := entries[-1]).segment == segment:
+            entries[-1] = last._replace(units=b"".join((last.units, units)), data=[*last.data, *data])
+        else:
+            entries.append(entry)
+        self._gathered_marks[log] = Mark(log, end, count)
+        if not self._flush_due:
+            self._flush_due = True
+            self._reactor.callLater(0, self._flush)
+
+    def _note(self, log: PartitionLog) -> None:
+        """What is there of a log already belongs to the next block."""
+        self._gathered_marks[log] = Mark(log, log.end_offset, log.durability.count)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._gathered_marks and not self._ended:
+            self._make_block()
+
+    def _make_block(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        marks, self._gathered_marks = self._gathered_marks, {}
+        lanes: tuple[list[Mark], list[Mark]] = ([], [])
+        for log, mark in marks.items():
+            lanes[self._promise(log)[0]].append(mark)
+        number = self.core.next_block(*lanes)
+        self._own.add(number, [(mark.log, mark.end) for mark in lanes[Lane.DISK]])
+        links = [link for link in self._links.values() if link.counting]
+        if links:
+            entries = [entry for each in gathered.values() for entry in each]
+            block = encode_block(number, self.core.committed, entries)
+            size = sum(map(len, block))
+            for link in links:
+                self._send_block(link, number, block, size)
+        self._advance()
+
+    def _send_block(self, link: _Link, number: int, block: list[Buffer], size: int) -> None:
+        link.unacknowledged.append((number, size))
+        link.backlog += size
+        if link.held is not None:
+            link.held.append(block)
+        else:
+            link.protocol.send(block)
+        if link.backlog > tuning.MAX_BACKLOG_BYTES:
+            link.protocol.close(PeerLost(f"{link.name} is more than {tuning.MAX_BACKLOG_BYTES} bytes behind"))
+
+    def _advance(self) -> None:
+        core = self.core
+        core.own_safe = self._own.number
+        core.advance(self._reactor.seconds())
+        marks = {mark.log: mark for mark in core.take_committed()}
+        for log, end, count in marks.values():
+            log.raise_bound(end, count)
+        for answered in core.take_answers():
+            answered(None)
+        if self._on_established is not None and min(core.committed) >= 1:
+            established, self._on_established = self._on_established, None
+            established()
+
+    # --- followers ----------------------------------------------------------------------------------------------------
+
+    def serve(self, name: str, protocol: StreamProtocol) -> None:
+        """A follower has connected, and was told the epoch and where to cut. Its first message is READY."""
+        before = self._links.get(name)
+        if before is not None:
+            before.protocol.close(PeerLost(f"{name} has connected anew"))
+        self._links[name] = link = _Link(name, protocol, self._reactor.seconds())
+        self._leaving.discard(name)
+        self._errors.pop(name, None)
+        self.core.connected(name)
+        protocol.on_lost = lambda error: self._lost(link, error)
+
+    def received(self, name: str, connection: StreamProtocol, messages: Sequence[StreamMessage]) -> None:
+        """What a follower says. Raises RemoteProtocolError."""
+        link = self._links.get(name)
+        if link is None or link.protocol is not connection or self._ended:
+            return
+        ack: Ack | None = None
+        for kind, payload in messages:
+            if kind is Kind.ACK:
+                ack = parse_ack(payload)
+            elif kind is Kind.READY:
+                self._copy_to(link, parse_json(payload))
+            elif kind is Kind.LEAVE:
+                self._leaves(link, parse_json(payload))
+        if ack is not None:
+            self._acknowledged(link, ack)
+
+    def _acknowledged(self, link: _Link, ack: Ack) -> None:
+        link.heard_at = self._reactor.seconds()
+        while link.pings and link.pings[0][0] <= ack.ping:
+            number, sent_at = link.pings.popleft()
+            if number == ack.ping:
+                self.core.granted(link.name, counted_until(sent_at))
+        if link.held is None:
+            self.core.acknowledged(link.name, ack)
+            while link.unacknowledged and link.unacknowledged[0][0] <= ack.safe:
+                link.backlog -= link.unacknowledged.popleft()[1]
+        self._advance()
+        if not link.caught_up and self.core.followers[link.name].live and self._has_everything(link.name):
+            link.caught_up = True
+            link.protocol.send([encode_json(Kind.CAUGHT_UP, {})])
+        self._consider()
+        for settled in list(self._settled):
+            settled()
+
+    def _lost(self, link: _Link, error: MetaqError) -> None:
+        if self._links.get(link.name) is not link:
+            return
+        del self._links[link.name]
+        if link.copy is not None:
+            link.copy.stop()
+        self.core.lost(link.name)
+        self._lost_at[link.name] = self._reactor.seconds()
+        self._errors[link.name] = str(error)
+        if not self._ended:
+            _log.warning("the follower %s is gone: %s", link.name, error)
+            self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
+
+    def _leaves(self, link: _Link, words: Mapping[str, Any]) -> None:
+        """A follower says that it stops: it is dropped now, so that no producer waits for it."""
+        self._leaving.add(link.name)
+        self._errors[link.name] = str(words.get("why", "it stops"))
+        self._consider()
+
+    # --- copying ------------------------------------------------------------------------------------------------------
+
+    def _copy_to(self, link: _Link, words: Mapping[str, Any]) -> None:
+        copy = link.copy = Copying(self._broker, link.protocol, words, lambda: self._go_live(link))
+        ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
+
+    def _go_live(self, link: _Link) -> Callable[[], None]:
+        """From now on blocks are held for the follower: it copies what there is now, and calls what is returned."""
+        self._flush()
+        link.counting = True
+        number = self.core.number
+        committed = self.core.committed
+
+        def done() -> None:
+            held, link.held = link.held, None
+            words = {"number": number, "committed": list(committed), "epoch": self.core.epoch}
+            link.protocol.send([encode_json(Kind.LIVE, words)])
+            for block in held or ():
+                link.protocol.send(block)
+            self.core.went_live(link.name)
+            self._lost_at.pop(link.name, None)
+            _log.info("the follower %s has copied everything and follows the stream", link.name)
+
+        return done
+
+    # --- by the clock -------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._reactor.seconds()
+        self._ping += 1
+        self._sent.append((self.core.number, now))
+        while self._sent and now - self._sent[0][1] > 2 * tuning.LAG_SECONDS:
+            self._sent.popleft()
+        ping = encode_ping(Ping(self._ping, self.core.committed))
+        for link in self._links.values():
+            link.pings.append((self._ping, now))
+            link.protocol.send([ping])
+        self._advance()
+        self._consider()
+
+    def _lag_seconds(self, name: str, now: float) -> float:
+        """How long ago the first block was made that the follower has not acknowledged; 0.0 if it has all."""
+        safe = self.core.followers[name].safe
+        if safe >= self.core.number:
+            return 0.0
+        return next((now - when for number, when in self._sent if number > safe), 0.0)
+
+    # --- the in-sync set ----------------------------------------------------------------------------------------------
+
+    def _consider(self) -> None:
+        """Change the in-sync set if it is not what it should be. A node that joins counts for commits first, and is
+        written into the set when it has everything that is committed; a node that leaves counts until it is written."""
+        core, now = self.core, self._reactor.seconds()
+        if self._writing or self._ended or self.draining or now < self._retry_at:
+            return
+        wanted = self._wanted(now)
+        core.changing_to = None if wanted == core.in_sync else wanted
+        if core.changing_to is not None and all(map(self._has_everything, wanted - core.in_sync)):
+            self._write(wanted)
+
+    def _wanted(self, now: float) -> frozenset[str]:
+        core = self.core
+        wanted = {core.me}
+        for name, state in core.followers.items():
+            silent = now - link.heard_at if (link := self._links.get(name)) else math.inf
+            if state.live and silent < tuning.DROP_SECONDS and self._lag_seconds(name, now) < tuning.LAG_SECONDS:
+                near = name in core.in_sync or self._lag_seconds(name, now) <= tuning.JOIN_LAG_SECONDS
+                if near and name not in self._leaving:
+                    wanted.add(name)
+        for name in core.in_sync - wanted - self._leaving:
+            live = (found := core.followers.get(name)) is not None and found.live
+            lost_at = float("-inf") if live else self._lost_at.setdefault(name, now)
+            if now - lost_at < tuning.LOST_SECONDS:
+                wanted.add(name)
+        return frozenset(wanted)
+
+    def _has_everything(self, name: str) -> bool:
+        return self.core.followers[name].safe >= max(self.core.committed)
+
+    def _write(self, wanted: frozenset[str]) -> None:
+        core = self.core
+        self._writing = True
+
+        def written(done: bool) -> None:
+            self._writing = False
+            core.changing_to = None
+            if done:
+                joined, left = sorted(wanted - core.in_sync), sorted(core.in_sync - wanted)
+                core.in_sync = wanted
+                for name in left:
+                    _log.warning("%s is no longer in sync: %s", name, self._errors.get(name, "it is too far behind"))
+                for name in joined:
+                    _log.info("%s is in sync", name)
+            else:
+                self._retry_at = self._reactor.seconds() + tuning.CHANGE_PAUSE_SECONDS
+            self._advance()
+            self._consider()
+
+        self._change_in_sync(wanted).addCallback(written)
+
+    # --- hand-over ----------------------------------------------------------------------------------------------------
+
+    def drain_to(self, name: str) -> Deferred[bool]:
+        """Take nothing any more, and fire with True when the follower has everything; False: it is gone."""
+        self.draining = True
+        self._flush()
+        deferred: Deferred[bool] = Deferred()
+        number = self.core.number
+
+        def look() -> None:
+            follower = self.core.followers.get(name)
+            gone = name not in self._links or follower is None or not follower.live
+            if gone or (follower is not None and follower.safe >= number and min(self.core.committed) >= number):
+                self._settled.remove(look)
+                deferred.callback(not gone)
+
+        self._settled.append(look)
+        look()
+        return deferred
+
+    def tell(self, name: str, kind: Kind, words: Mapping[str, Any]) -> None:
+        """Send one follower a message, if it is connected."""
+        link = self._links.get(name)
+        if link is not None:
+            link.protocol.send([encode_json(kind, words)])
+
+    def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Retention has moved the beginning of these: followers drop the same segments."""
+        logs = [self._store.get(*each) for each in partitions]
+        words = {log.journal_name.decode(): log.first_offset for log in logs}
+        if not words:
+            return
+        for link in self._links.values():
+            if link.held is None:
+                link.protocol.send([encode_json(Kind.DROP, words)])
+
+    # --- for operators ------------------------------------------------------------------------------------------------
+
+    def status(self) -> list[FollowerStatus]:
+        """Of every follower that is in sync or has connected."""
+        now = self._reactor.seconds()
+        found = []
+        for name in sorted(self.core.in_sync.union(self.core.followers) - {self.core.me}):
+            link, state = self._links.get(name), self.core.followers.get(name)
+            live = state is not None and state.live
+            found.append(
+                FollowerStatus(
+                    name,
+                    name in self.core.in_sync,
+                    link is not None,
+                    live,
+                    link.backlog if live and link is not None else None,
+                    self._lag_seconds(name, now) if live else None,
+                    self._errors.get(name, ""),
+                )
+            )
+        return found

@@ -1,0 +1,541 @@
+"""One node of a broker set: what it is now - follower, candidate, leader - and what makes it something else.
+
+Reactor thread; ZooKeeper and files are used in worker threads. `_decide` looks at the last view of ZooKeeper and at
+what is under way, and begins the one thing that is due; whatever ends calls it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.broker_set import BrokerSet, SetNode, SetState, SetView
+from metaq.coordination.records import parse_broker_url
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import (
+    CoordinationError,
+    CoordinationUnavailable,
+    MetaqError,
+    NotLeader,
+    ReplicaDiverged,
+    SessionLost,
+)
+from metaq.protocol.frames import Frame
+from metaq.protocol.stream import Kind, encode_json, parse_json
+from metaq.protocol.text import TransactionCommand
+
+from ..broker import Broker
+from ..registration import Registration
+from ..requests.gate import Verb
+from . import tuning
+from .connections import StreamProtocol
+from .follower import Follower, LeaderGone
+from .history import NodeFile, machine_start
+from .leader import Leader
+from .leading import Leading
+from .rules import common_epoch, elected, in_time, may_stand, promised_until
+
+__all__ = ["SetMember"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SetMember:
+    """This broker's node of the set `broker.config.broker_id`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        zone: str,
+        session: ZkSession,
+        registration: Registration,
+        on_role: Callable[[], None] = lambda: None,
+    ) -> None:
+        """session: started by `start` and closed by `close`. registration: on that session. on_role: called when
+        `refusal` may have another answer. Reads the node's file: raises StoreError."""
+        self.name = name
+        self.zone = zone
+        self.leader: Leader | None = None
+        """While this node leads."""
+        self.failure: MetaqError | None = None
+        """Why it does not take part: only an operator can change that."""
+        self._broker = broker
+        self._reactor: Any = broker.reactor
+        self._session = session
+        self._registration = registration
+        self._on_role = on_role
+        self._file = NodeFile(broker.store.files, broker.store.data_paths[0])
+        self._file.read()
+        self._boot = machine_start()
+        self._set: BrokerSet | None = None
+        self._view: SetView | None = None
+        self._follower: Follower | None = None
+        self._following: tuple[int, str] | None = None  # (epoch, leader) that is followed, or tried
+        self._urls: dict[str, str] = {}  # where nodes were last seen
+        self._gone: tuple[int, str] | None = None  # the leader whose process has ended
+        self._granted_until = promised_until(self._reactor.seconds())  # nobody knows what it granted before
+        self._busy = False
+        self._stopping = False
+        self._gone_for_good = True  # else it has handed over, and follows
+        self._established = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, connect_seconds: float) -> None:
+        """Connect to ZooKeeper and appear in the set. Raises CoordinationError, ConfigError."""
+        for log in self._broker.store.logs():
+            log.limit_visibility()
+        self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
+        if not self._file.history.epochs:
+            await self._in_thread(partial(self._file.write, self._file.epoch, self._file.history))
+        start = partial(self._session.start, connect_seconds, wait_for_servers=True, create_chroot=True)
+        await self._in_thread(start)
+        forgetful = bool(self._file.history.epochs) and self._file.boot != self._boot
+        if forgetful:
+            _log.warning("the machine has restarted: the node stands back until it is known to have everything")
+        self._set = BrokerSet(self._session, self._broker.config.broker_id, self._node(forgetful), self._seen)
+        await self._in_thread(self._set.start)
+
+    def _node(self, forgetful: bool) -> SetNode:
+        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful)
+
+    def _caught_up(self) -> None:
+        """The leader says that we have everything."""
+        if self._file.boot != self._boot:
+            ensureDeferred(self._remember()).addErrback(
+                lambda failure: _log.error("the node still stands back: %s", failure.getErrorMessage())
+            )
+
+    async def _remember(self) -> None:
+        file = self._file
+        await self._broker.in_thread(partial(file.write, file.epoch, file.history, self._boot))
+        assert self._set is not None
+        self._set.declare(self._node(forgetful=False))
+
+    async def stop(self) -> None:
+        """Hand the leadership over, or leave the in-sync set, and disappear. Takes some seconds at most."""
+        self._stopping = True
+        try:
+            if self.leader is not None:
+                await self._hand_over(None, leaving=True)
+            elif self._follower is not None:
+                self._follower.leave("it stops")
+                await self._until(lambda: not self._is_in_sync(), tuning.LEAVE_SECONDS)
+        except MetaqError as error:
+            _log.warning("the node %s leaves its set without a hand-over: %s", self.name, error)
+        self._stop_following()
+        self._step_down("it stops")
+        if self._set is not None:
+            await self._in_thread(self._set.close)
+
+    async def close(self) -> None:
+        """End the ZooKeeper session."""
+        await self._in_thread(self._session.close)
+
+    def _in_thread(self, function: Callable[[], T]) -> Deferred[T]:
+        """In a thread of its own: ZooKeeper may take long, and the others wait for the disk."""
+        deferred: Deferred[T] = Deferred()
+
+        def run() -> None:
+            try:
+                result = function()
+            except BaseException:
+                self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
+            else:
+                self._reactor.callFromThread(deferred.callback, result)
+
+        threading.Thread(target=run, name="broker set", daemon=True).start()
+        return deferred
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = self._reactor.seconds() + seconds
+        while not condition():
+            if self._reactor.seconds() >= deadline:
+                return False
+            await deferLater(self._reactor, tuning.LOOK_SECONDS)
+        return True
+
+    # --- what clients are told ----------------------------------------------------------------------------------------
+
+    def refusal(self) -> NotLeader | None:
+        """Why clients are not served now; None if they are."""
+        if self.leader is not None and self._established and not self.leader.draining:
+            return None
+        return NotLeader(self._broker.config.broker_id, self._leader_url())
+
+    def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
+        """For the gate, while `refusal` is not None: raises NotLeader for everything that is about messages."""
+        if topic is not None or type(request) is TransactionCommand or verb.stores:
+            raise self.refusal() or NotLeader(self._broker.config.broker_id)
+
+    def _leader_url(self) -> str:
+        state = None if self._view is None else self._view.state
+        if state is None or state.leader in ("", self.name):
+            return ""
+        return self._urls.get(state.leader, "")
+
+    # --- ZooKeeper ----------------------------------------------------------------------------------------------------
+
+    def _seen(self, view: SetView) -> None:
+        """Event thread."""
+        self._reactor.callFromThread(self._see, view)
+
+    def _see(self, view: SetView) -> None:
+        if self._view is not None and view.zxid < self._view.zxid:
+            return
+        self._view = view
+        self._urls |= {node.name: node.url for node in view.nodes.values()}
+        self._decide()
+
+    def _is_in_sync(self) -> bool:
+        state = None if self._view is None else self._view.state
+        return state is not None and self.name in state.in_sync
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Begin what is due."""
+        view = self._view
+        if self._busy or view is None or self.failure is not None:
+            return
+        state = view.state
+        if self.leader is not None:
+            if state is None or (state.epoch, state.leader) != (self.leader.core.epoch, self.name):
+                self._step_down(f"epoch {state.epoch if state else '?'} has begun")
+            elif view.master is None or not self._owns(view):
+                self._step_down("its ZooKeeper session has ended")
+            else:
+                return
+        if self._stopping:
+            return
+        if state is None:
+            self._run(self._create())
+        elif self._may_stand(view, state):
+            self._run(self._stand(view, state))
+        else:
+            self._follow(state)
+
+    def _owns(self, view: SetView) -> bool:
+        return view.master is not None and self._set is not None and view.master.owner == self._set.session_id
+
+    def _run(self, work: Any) -> None:
+        self._busy = True
+
+        def done(result: object) -> None:
+            self._busy = False
+            if isinstance(result, Failure):
+                error = result.value
+                if not isinstance(error, MetaqError):
+                    _log.error("the node %s: %s", self.name, result.getTraceback())
+                else:
+                    _log.warning("the node %s: %s", self.name, error)
+                self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
+            else:
+                self._decide()
+
+        ensureDeferred(work).addBoth(done)
+
+    def _may_stand(self, view: SetView, state: SetState) -> bool:
+        assert self._set is not None
+        now = self._reactor.seconds()
+        gone = self._gone == (state.epoch, state.leader) or state.leader in ("", self.name)
+        if not (self._set.present and self.name in state.in_sync and (view.master is None or gone)):
+            return False
+        if in_time(now, self._granted_until):
+            self._reactor.callLater(self._granted_until - now + 0.001, self._decide)
+        # alone it has granted nothing, unless the epoch is one that a forgotten election of its own has made
+        alone = state.in_sync == (self.name,) and self._file.epoch == state.epoch
+        run_out = alone or not in_time(now, self._granted_until)
+        return may_stand(
+            self.name,
+            state.in_sync,
+            forgetful={node.name for node in view.nodes.values() if node.forgetful},
+            master_present=view.master is not None,
+            leader_gone=gone,
+            promises_run_out=run_out,
+        )
+
+    # --- candidate ----------------------------------------------------------------------------------------------------
+
+    async def _create(self) -> None:
+        assert self._set is not None
+        await self._in_thread(partial(self._set.create, SetState(0, "", (self.name,))))
+        await self._look()
+
+    async def _look(self) -> SetView:
+        """Read ZooKeeper until it answers."""
+        assert self._set is not None
+        pauses = Backoff(0.05, tuning.CHANGE_PAUSE_SECONDS)
+        while True:
+            try:
+                view = await self._in_thread(self._set.read)
+            except (CoordinationUnavailable, SessionLost):
+                await deferLater(self._reactor, pauses.next())
+                continue
+            self._see(view)
+            return view
+
+    async def _write(self, version: int, write: Callable[[], int | None]) -> SetView:
+        """Replace the state of this version. What the set is like once it is known whether that was done: while nobody
+        knows, the request may still arrive, so the same is written again (rules.counted)."""
+        while True:
+            try:
+                await self._in_thread(write)
+                return await self._look()
+            except (CoordinationUnavailable, SessionLost) as error:
+                _log.warning("nobody knows whether the broker set was changed, trying again: %s", error)
+            found = await self._look()
+            if found.version != version:
+                return found
+            await deferLater(self._reactor, tuning.LOOK_SECONDS)
+
+    async def _stand(self, view: SetView, state: SetState) -> None:
+        assert self._set is not None
+        self._stop_following()
+        gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
+        epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
+        new = SetState(epoch, self.name, in_sync, state.preferred)
+        found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master))
+        if found.state != new or not self._owns(found):
+            return
+        await self._lead(new)
+
+    # --- leader -------------------------------------------------------------------------------------------------------
+
+    async def _lead(self, state: SetState) -> None:
+        broker, store = self._broker, self._broker.store
+        ends = {name: end for name, (_, end, _) in store.ends().items()}
+        history = self._file.history.begin(state.epoch, ends)
+        await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
+        assert self._set is not None
+        self._set.declare(self._node(forgetful=False))
+        broker.message_ids.begin_above(store.max_message_id)
+        store.retention_enabled = True
+        leader = Leader(
+            broker,
+            Leading(self.name, state.epoch, state.in_sync),
+            self._change_in_sync,
+            on_established=self._now_established,
+            on_failure=self._disk_failed,
+        )
+        self.leader = leader
+        self._established = False
+        broker.writing.copies = leader
+        leader.start()
+        _log.warning("leads epoch %d; in sync: %s", state.epoch, ", ".join(state.in_sync))
+        self._registration.come_back(broker.port, broker.partitions.served_topics()).addErrback(self._not_registered)
+
+    def _now_established(self) -> None:
+        self._established = True
+        self._on_role()
+
+    def _not_registered(self, failure: Failure) -> None:
+        _log.error("the leader's topics are not registered in ZooKeeper: %s", failure.getErrorMessage())
+
+    def _step_down(self, why: str) -> None:
+        leader, self.leader = self.leader, None
+        if leader is None:
+            return
+        _log.warning("leads no longer: %s", why)
+        self._established = False
+        self._on_role()
+        self._broker.store.retention_enabled = False
+        leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
+        self._registration.withdraw().addErrback(self._not_registered)
+
+    def _disk_failed(self, failure: MetaqError) -> None:
+        """Nothing of this node can be believed before it is started again: another one is to lead."""
+        leader = self.leader
+        if self.failure is None and leader is not None:
+            self.failure = failure
+            _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
+            others = leader.core.in_sync - {self.name}
+            self._step_down("its disk has failed")
+            if others:
+                ensureDeferred(self._resign(leader.core.epoch, others)).addErrback(
+                    lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
+                )
+
+    async def _resign(self, epoch: int, others: frozenset[str]) -> None:
+        view = self._view
+        assert self._set is not None
+        while (
+            view is not None and view.state is not None and (view.state.epoch, view.state.leader) == (epoch, self.name)
+        ):
+            state = SetState(epoch, "", tuple(others), view.state.preferred)
+            view = await self._write(view.version, partial(self._set.release, state, view.version))
+
+    def _change_in_sync(self, wanted: frozenset[str]) -> Deferred[bool]:
+        return ensureDeferred(self._write_in_sync(wanted))
+
+    async def _write_in_sync(self, wanted: frozenset[str]) -> bool:
+        view, leader = self._view, self.leader
+        assert self._set is not None
+        if view is None or view.state is None or leader is None:
+            return False
+        epoch = leader.core.epoch
+        state = SetState(epoch, self.name, tuple(wanted), view.state.preferred)
+        if (view.state.epoch, view.state.leader) != (epoch, self.name):
+            return False
+        version = view.version
+        found = (await self._write(version, partial(self._set.change, state, version))).state
+        return found is not None and (found.epoch, frozenset(found.in_sync)) == (epoch, wanted)
+
+    # --- hand-over ----------------------------------------------------------------------------------------------------
+
+    async def hand_over(self, target: str | None) -> str:
+        """Have another node lead; the one that does. Raises NotLeader, CoordinationError."""
+        return await self._hand_over(target, leaving=False)
+
+    async def _hand_over(self, target: str | None, *, leaving: bool) -> str:
+        leader = self.leader
+        if leader is None:
+            raise NotLeader(self._broker.config.broker_id, self._leader_url())
+        choice = [each.name for each in leader.status() if each.in_sync and each.live]
+        if target is not None and target not in choice:
+            raise CoordinationError(
+                f"{target} cannot take over: in sync and connected are {', '.join(choice) or 'none'}"
+            )
+        if not choice:
+            raise CoordinationError("no other node is in sync")
+        chosen = target or choice[0]
+        self._on_role()
+        try:
+            drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
+        except defer.TimeoutError:
+            drained = False
+        if drained and self.leader is leader:
+            leader.tell(chosen, Kind.HAND_OVER, {"leaving": leaving, "from": self.name})
+            await self._until(lambda: self.leader is not leader, tuning.HAND_OVER_SECONDS)
+        if self.leader is leader:
+            leader.draining = False
+            self._on_role()
+            raise CoordinationError(f"{chosen} has not taken over within its time")
+        return chosen
+
+    def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
+        """The leader has stopped acknowledging, and has nothing that we do not have."""
+        if self._following is None:
+            return
+        self._granted_until = 0.0
+        self._gone = self._following
+        self._gone_for_good = bool(words.get("leaving"))
+        self._decide()
+
+    # --- follower -----------------------------------------------------------------------------------------------------
+
+    def _grants(self) -> bool:
+        """Whether the leader may count on us: not if ZooKeeper says that it has lost its place."""
+        view = self._view
+        if self._gone is not None and self._gone == self._following:
+            return False
+        if self._session.connected and (view is None or view.master is None):
+            return False
+        self._granted_until = promised_until(self._reactor.seconds())
+        return True
+
+    def _follow(self, state: SetState) -> None:
+        wanted = state.epoch, state.leader
+        if self._following == wanted or state.leader in ("", self.name):
+            return
+        self._stop_following()
+        self._following = wanted
+        ensureDeferred(self._keep_following(wanted)).addErrback(
+            lambda failure: _log.error("following has ended: %s", failure.getTraceback())
+        )
+
+    async def _keep_following(self, wanted: tuple[int, str]) -> None:
+        pauses = Backoff(*tuning.RECONNECT_SECONDS)
+        told = ""
+        while self._following == wanted and not self._stopping:
+            url = self._urls.get(wanted[1])
+            address = parse_broker_url(wanted[1], url.encode()) if url else None
+            if address is not None:
+                follower = self._follower = Follower(
+                    self._broker,
+                    self.name,
+                    self._file,
+                    grants=self._grants,
+                    on_hand_over=self._asked_to_lead,
+                    on_caught_up=self._caught_up,
+                )
+                try:
+                    await follower.run(*address, wanted[0])
+                except LeaderGone:
+                    if self._following == wanted:
+                        self._gone, self._gone_for_good = wanted, True
+                        self._decide()
+                except ReplicaDiverged as error:
+                    self.failure = error
+                    _log.error("%s", error)
+                    return
+                except MetaqError as error:
+                    if str(error) != told and self._following == wanted:
+                        told = str(error)
+                        _log.warning("does not follow %s now: %s", wanted[1], error)
+                if follower.failure is not None:
+                    self.failure = follower.failure
+                    _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)
+                    return
+                if follower.live:
+                    pauses.reset()
+                    continue
+            if self._following == wanted:
+                await deferLater(self._reactor, pauses.next())
+
+    def _stop_following(self) -> None:
+        self._following = None
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.stop()
+
+    # --- followers of ours --------------------------------------------------------------------------------------------
+
+    def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
+        """FOLLOW: the connection becomes a stream. become: gives it to the protocol."""
+        words = parse_json(frame.body)
+        name = str(words.get("node"))
+        connection = StreamProtocol(name, lambda messages: self._from_follower(name, connection, messages))
+        become(connection)
+        why, welcome = self._welcome(words)
+        if welcome is None:
+            connection.send([encode_json(Kind.REFUSED, {"why": why})])
+            cast(Any, connection.transport).loseConnection()
+            return
+        connection.send([encode_json(Kind.WELCOME, welcome)])
+        assert self.leader is not None
+        self.leader.serve(name, connection)
+
+    def _welcome(self, words: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+        leader = self.leader
+        if leader is None:
+            return f"{self.name} does not lead the set now", None
+        if words.get("set") != self._broker.config.broker_id:
+            return f"this is broker set {self._broker.config.broker_id}, not {words.get('set')}", None
+        if int(words.get("epoch", 0)) > leader.core.epoch:
+            self._reactor.callLater(0, ensureDeferred, self._look())
+            return f"epoch {leader.core.epoch} of {self.name} is over", None
+        history = self._file.history
+        common = common_epoch(history.epochs, words.get("epochs", ()))
+        ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
+        return "", {
+            "epoch": leader.core.epoch,
+            "history": history.to_json(),
+            "ends": {} if common is None else dict(history.ends_of(common, ends)),
+        }
+
+    def _from_follower(self, name: str, connection: StreamProtocol, messages: Sequence[Any]) -> None:
+        if self.leader is not None:
+            self.leader.received(name, connection, messages)

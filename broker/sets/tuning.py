@@ -1,0 +1,51 @@
+"""Times and sizes of a broker set. Seconds and bytes."""
+
+PING_SECONDS = 0.2
+"""Between two pings of the leader; each answer grants it rules.GRANT_SECONDS."""
+
+LOST_SECONDS = 0.5
+"""How long a lost connection of an in-sync follower may be renewed before the leader drops the node."""
+
+DROP_SECONDS = 2.0
+"""How long an in-sync follower may be silent before the leader drops it: nothing is acknowledged meanwhile."""
+
+LAG_SECONDS = 10.0
+"""How long an in-sync follower may take to acknowledge a block before the leader drops it."""
+
+JOIN_LAG_SECONDS = 0.5
+"""How far behind a follower may be when commits begin to wait for it, so that it can join the in-sync set."""
+
+CHANGE_PAUSE_SECONDS = 1.0
+"""Between two tries to change the in-sync set when ZooKeeper refuses or does not answer."""
+
+LIVE_BYTES = 4 << 20
+"""A copy goes over to the live stream when no more than this is missing."""
+
+PIECE_BYTES = 1 << 20
+"""Of one partition that a copy reads and sends at once."""
+
+MAX_BACKLOG_BYTES = 256 << 20
+"""Blocks that a follower has not acknowledged, above which its connection is cut: it copies from the files then."""
+
+HELD_BACKLOG_BYTES = 32 << 20
+"""The same, above which producers that wait for nobody (`ack=leader`) wait, too."""
+
+CONNECT_SECONDS = 2.0
+"""For a connection to the leader, and for the answer to FOLLOW."""
+
+RECONNECT_SECONDS = (0.05, 1.0)
+"""The pause after a refused connection grows between these."""
+
+DRAIN_SECONDS = 5.0
+"""How long a hand-over waits until the next leader has everything."""
+
+HAND_OVER_SECONDS = 5.0
+"""How long it waits until that one has been elected."""
+
+LEAVE_SECONDS = 3.0
+"""How long a follower that stops waits to be taken out of the in-sync set."""
+
+LOOK_SECONDS = 0.01
+
+SILENT_SECONDS = 3.0
+"""Without a ping for so long, a follower takes the connection for dead and makes a new one."""

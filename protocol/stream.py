@@ -1,0 +1,288 @@
+"""The replication stream between the nodes of a broker set: bytes and values, without I/O.
+
+A follower opens a connection to its leader's port and sends the frame FOLLOW; everything behind it, in both directions,
+is this. Little-endian:
+
+    message   bytes of the rest u32 | kind u8 | the rest
+    BLOCK     CRC-32 of what follows u32 | number u64 | committed in memory u64 | committed on the disk u64 |
+              entries u32 | bytes of all names u32 | a row per entry | names | index units | data
+    row       offset of the entry's data in its partition i64 | where the segment begins that has it i64 |
+              data bytes u32 | index units u32 | bytes of the partition's name u16 | lane u8 | 0 u8
+    ACK       received u64 | safe u64 | number of the last ping u64
+    PING      number u64 | committed in memory u64 | committed on the disk u64
+    others    JSON
+
+An entry is a run of whole records, all of one segment. Blocks of a leader have consecutive numbers; those of a copy
+have number 0 and are not acknowledged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejson
+from isal.isal_zlib import crc32
+
+from .errors import RemoteProtocolError
+from .record import Buffer
+
+__all__ = [
+    "COPY",
+    "UNIT_BYTES",
+    "Ack",
+    "Kind",
+    "Lane",
+    "Ping",
+    "StreamBlock",
+    "StreamEntry",
+    "StreamMessage",
+    "StreamReader",
+    "encode_ack",
+    "encode_block",
+    "encode_json",
+    "encode_ping",
+    "parse_ack",
+    "parse_block",
+    "parse_json",
+    "parse_ping",
+]
+
+COPY = 0
+"""The number of a block that is part of a copy."""
+
+UNIT_BYTES = 32
+"""Of an index unit (broker/store/index.py)."""
+
+_MAX_MESSAGE_BYTES = 1 << 28
+"""A block has at most what a reactor's turn appended, and a list of ten thousand partitions is a tenth of this."""
+
+_LENGTH = Struct("<I")
+_PREFIX = Struct("<IB")
+_CRC = Struct("<I")
+_HEAD = Struct("<QQQII")
+_ROW = np.dtype(
+    [
+        ("base", "<i8"),
+        ("segment", "<i8"),
+        ("bytes", "<u4"),
+        ("units", "<u4"),
+        ("name", "<u2"),
+        ("lane", "u1"),
+        ("zero", "u1"),
+    ]
+)
+_ACK = Struct("<QQQ")
+_PING = Struct("<QQQ")
+
+
+class Kind(IntEnum):
+    """Kinds of messages, and who sends them."""
+
+    BLOCK = 1
+    """Leader."""
+    ACK = 2
+    """Follower: how far it is, and by the number of a ping that it grants the leader its time."""
+    PING = 3
+    """Leader, several times a second."""
+    READY = 4
+    """Follower: it has cut; where its partitions begin and end."""
+    LIVE = 5
+    """Leader: the copy is complete up to this block; what follows is the live stream."""
+    DROP = 6
+    """Leader: where partitions begin now (retention)."""
+    BEGIN = 7
+    """Leader: partitions that begin anew, behind everything that the follower has."""
+    HAND_OVER = 8
+    """Leader: stand for election now, everything is there."""
+    LEAVE = 9
+    """Follower: it is about to stop, or its disk has failed: do not count on it any more."""
+    WELCOME = 10
+    """Leader, first: its epoch, its history, and where its partitions ended with the last epoch that both know."""
+    REFUSED = 11
+    """Leader, instead: why."""
+    CAUGHT_UP = 12
+    """Leader, once: the follower has everything that is committed."""
+
+
+class Lane(IntEnum):
+    """When an entry is committed: when all in-sync nodes have it in memory, or on the disk."""
+
+    MEMORY = 0
+    DISK = 1
+
+
+class StreamEntry(NamedTuple):
+    """name: `<topic>-<partition>` UTF-8. base: byte offset of the first record. segment: where the segment that has it
+    begins. units: packed index units, UNIT_BYTES each."""
+
+    name: bytes
+    base: int
+    segment: int
+    lane: int
+    units: Buffer
+    data: Sequence[Buffer]
+
+
+class StreamBlock(NamedTuple):
+    """committed: the last block that is so, by lane."""
+
+    number: int
+    committed: tuple[int, int]
+    entries: list[StreamEntry]
+
+
+class Ack(NamedTuple):
+    """Numbers of blocks, and of the last ping."""
+
+    received: int
+    safe: int
+    ping: int
+
+
+class Ping(NamedTuple):
+    number: int
+    committed: tuple[int, int]
+
+
+StreamMessage = tuple[Kind, memoryview]
+"""A message's kind, and what follows that byte."""
+
+
+def encode_block(number: int, committed: tuple[int, int], entries: Sequence[StreamEntry]) -> list[Buffer]:
+    """The message in buffers; the entries' own data is not copied."""
+    rows = np.zeros(len(entries), _ROW)
+    names, bases, segments, lanes, units, data = zip(*entries, strict=True) if entries else ((),) * 6
+    rows["base"], rows["segment"], rows["lane"] = bases, segments, lanes
+    rows["bytes"] = [sum(map(len, buffers)) for buffers in data]
+    rows["units"] = [len(each) // UNIT_BYTES for each in units]
+    rows["name"] = list(map(len, names))
+    joined = b"".join(names)
+    head = b"".join((_HEAD.pack(number, *committed, len(entries), len(joined)), rows.tobytes(), joined, *units))
+    checksum = crc32(head)
+    size = 1 + _CRC.size + len(head)
+    buffers = [buffer for each in data for buffer in each]
+    for buffer in buffers:
+        checksum = crc32(buffer, checksum)
+        size += len(buffer)
+    return [_PREFIX.pack(size, Kind.BLOCK) + _CRC.pack(checksum) + head, *buffers]
+
+
+def parse_block(payload: memoryview) -> StreamBlock:
+    """The entries' units and data are views of the payload. Raises RemoteProtocolError."""
+    try:
+        (checksum,) = _CRC.unpack_from(payload)
+        number, memory, disk, count, names_bytes = _HEAD.unpack_from(payload, _CRC.size)
+        at = _CRC.size + _HEAD.size
+        rows = np.frombuffer(payload, _ROW, count, at).tolist()
+    except (struct.error, ValueError) as error:
+        raise RemoteProtocolError(f"a block of {len(payload)} bytes is cut: {error}") from error
+    if crc32(payload[_CRC.size :]) != checksum:
+        raise RemoteProtocolError(f"block {number} does not have its checksum")
+    name_at = at + count * _ROW.itemsize
+    unit_at = name_at + names_bytes
+    data_at = unit_at + UNIT_BYTES * sum(row[3] for row in rows)
+    entries = []
+    for base, segment, size, units, name_bytes, lane, _ in rows:
+        entries.append(
+            StreamEntry(
+                bytes(payload[name_at : name_at + name_bytes]),
+                base,
+                segment,
+                lane,
+                payload[unit_at : unit_at + UNIT_BYTES * units],
+                (payload[data_at : data_at + size],),
+            )
+        )
+        name_at += name_bytes
+        unit_at += UNIT_BYTES * units
+        data_at += size
+    if data_at != len(payload):
+        raise RemoteProtocolError(f"block {number} has {len(payload)} bytes, its entries {data_at}")
+    return StreamBlock(number, (memory, disk), entries)
+
+
+def encode_ack(ack: Ack) -> bytes:
+    return _PREFIX.pack(1 + _ACK.size, Kind.ACK) + _ACK.pack(*ack)
+
+
+def parse_ack(payload: memoryview) -> Ack:
+    """Raises RemoteProtocolError."""
+    return Ack(*_unpack(_ACK, payload, "acknowledgement"))
+
+
+def encode_ping(ping: Ping) -> bytes:
+    return _PREFIX.pack(1 + _PING.size, Kind.PING) + _PING.pack(ping.number, *ping.committed)
+
+
+def parse_ping(payload: memoryview) -> Ping:
+    """Raises RemoteProtocolError."""
+    number, memory, disk = _unpack(_PING, payload, "ping")
+    return Ping(number, (memory, disk))
+
+
+def encode_json(kind: Kind, value: Mapping[str, Any]) -> bytes:
+    body = simplejson.dumps(value, separators=(",", ":")).encode()
+    return _PREFIX.pack(1 + len(body), kind) + body
+
+
+def parse_json(payload: memoryview) -> dict[str, Any]:
+    """Raises RemoteProtocolError."""
+    try:
+        value = simplejson.loads(bytes(payload))
+    except ValueError as error:
+        raise RemoteProtocolError(f"a message of {len(payload)} bytes is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"a message is {type(value).__name__}, not an object")
+    return value
+
+
+def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
+    if len(payload) != layout.size:
+        raise RemoteProtocolError(f"an {what} has {len(payload)} bytes, not {layout.size}")
+    return layout.unpack(payload)
+
+
+class StreamReader:
+    """Cuts received bytes into messages. Each message is in a buffer of its own, so that its parts can be kept."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._body: bytearray | None = None
+        self._filled = 0
+
+    def receive(self, data: Buffer) -> list[StreamMessage]:
+        """What is complete now. Raises RemoteProtocolError."""
+        found: list[StreamMessage] = []
+        rest = memoryview(data)
+        while len(rest):
+            if self._body is None:
+                missing = _LENGTH.size - len(self._head)
+                self._head += bytes(rest[:missing])
+                rest = rest[missing:]
+                if len(self._head) < _LENGTH.size:
+                    break
+                (size,) = _LENGTH.unpack(self._head)
+                if not 0 < size <= _MAX_MESSAGE_BYTES:
+                    raise RemoteProtocolError(f"a message of {size} bytes is outside the limits")
+                self._body, self._filled, self._head = bytearray(size), 0, b""
+            body = self._body
+            taken = min(len(rest), len(body) - self._filled)
+            body[self._filled : self._filled + taken] = rest[:taken]
+            self._filled += taken
+            rest = rest[taken:]
+            if self._filled == len(body):
+                found.append(self._message(memoryview(body)))
+                self._body = None
+        return found
+
+    def _message(self, body: memoryview) -> StreamMessage:
+        try:
+            kind = Kind(body[0])
+        except ValueError:
+            raise RemoteProtocolError(f"no message is of kind {body[0]}") from None
+        return kind, body[1:]

@@ -1,0 +1,109 @@
+"""A broker set of real processes, for tests: nodes to start, kill and compare."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import SetView, read_set
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.client_cluster import SHORT_SESSION_SECONDS
+from tests.waiting import eventually
+
+__all__ = ["SetNodes", "set_nodes"]
+
+
+class SetNodes:
+    """Nodes of one broker set by name. A node that is started again has its former port."""
+
+    def __init__(self, directory: Path, connect: str, topics: Mapping[str, str], **settings: object) -> None:
+        """topics: name -> lines of its section. settings: of server_ini()."""
+        self.connect = connect
+        self.nodes: dict[str, RunningBroker] = {}
+        self._directory = directory
+        self._topics = topics
+        self._settings = settings
+        self._ports: dict[str, int] = {}
+
+    def start(self, *names: str, options: tuple[str, ...] = ()) -> None:
+        """Start nodes, one after the other."""
+        for name in names:
+            directory = self._directory / name
+            directory.mkdir(exist_ok=True)
+            session = int(SHORT_SESSION_SECONDS * 1000)
+            ini = server_ini(
+                directory / "data",
+                self._topics,
+                zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={session}\nzk.zkSyncTimeMs=100",
+                **self._settings,  # type: ignore[arg-type]
+            ).replace("serverPort=0", f"serverPort={self._ports.get(name, 0)}")
+            self.nodes[name] = RunningBroker(
+                directory, ini, module=("-m", "metaq", "broker", "--node", name, *options, "-f")
+            )
+            self._ports[name] = self.nodes[name].port
+
+    def data(self, name: str) -> Path:
+        return self._directory / name / "data"
+
+    def view(self) -> SetView:
+        with ZkSession(self.connect) as session:
+            return read_set(session, 0)
+
+    @property
+    def leader(self) -> str:
+        state = self.view().state
+        return state.leader if state else ""
+
+    def wait_for_leader(self, *names: str) -> None:
+        """Until one of these leads."""
+        eventually(lambda: self.leader in names, what=f"one of {names} to lead")
+
+    def wait_in_sync(self, *names: str) -> None:
+        """Until exactly these are in the in-sync set, and one of them leads and offers the topics."""
+        with ZkSession(self.connect) as session:
+
+            def settled() -> bool:
+                view = read_set(session, 0)
+                return bool(
+                    view.state
+                    and view.state.in_sync == tuple(sorted(names))
+                    and view.master is not None
+                    and view.state.leader in names
+                    and all(session.nodes.children(session.paths.topic_pub(topic)) for topic in self._topics)
+                )
+
+            eventually(settled, what=f"the nodes {names} to be in sync")
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.nodes[name].process.send_signal(number)
+
+    def kill(self, name: str) -> None:
+        self.nodes[name].kill()
+
+    def segments(self, name: str) -> dict[str, bytes]:
+        """The partition files of a node by their path in its directory; a follower has no empty ones."""
+        data = self.data(name)
+        found = {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.glob("*/*.meta"))}
+        return {path: content for path, content in found.items() if content}
+
+    def kept(self, name: str) -> list[Path]:
+        """What the node has cut off and kept."""
+        return sorted(self.data(name).glob("*/*.damaged-*"))
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGCONT)
+                node.kill()
+
+
+@contextmanager
+def set_nodes(directory: Path, connect: str, topics: Mapping[str, str], **settings: object) -> Iterator[SetNodes]:
+    nodes = SetNodes(directory, connect, topics, **settings)
+    try:
+        yield nodes
+    finally:
+        nodes.stop()

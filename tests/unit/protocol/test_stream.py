@@ -1,0 +1,107 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.broker.store.index import UNIT_BYTES as STORED_UNIT_BYTES
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.stream import (
+    UNIT_BYTES,
+    Ack,
+    Kind,
+    Lane,
+    Ping,
+    StreamEntry,
+    StreamReader,
+    encode_ack,
+    encode_block,
+    encode_json,
+    encode_ping,
+    parse_ack,
+    parse_block,
+    parse_json,
+    parse_ping,
+)
+
+ENTRIES = st.lists(
+    st.builds(
+        lambda name, base, lane, units, data: StreamEntry(name, base, base // 2, lane, bytes(UNIT_BYTES * units), data),
+        st.text(min_size=1, max_size=9).map(str.encode),
+        st.integers(0, 1 << 60),
+        st.sampled_from(Lane),
+        st.integers(0, 3),
+        st.lists(st.binary(max_size=40), max_size=3),
+    ),
+    max_size=5,
+)
+
+
+def test_a_unit_is_what_the_store_writes() -> None:
+    assert UNIT_BYTES == STORED_UNIT_BYTES
+
+
+@given(ENTRIES, st.integers(1, 50))
+def test_a_block_comes_as_it_was_sent_however_its_bytes_are_cut(entries: list[StreamEntry], step: int) -> None:
+    sent = b"".join(map(bytes, encode_block(7, (5, 3), entries)))
+    reader = StreamReader()
+    found = [message for start in range(0, len(sent), step) for message in reader.receive(sent[start : start + step])]
+    ((kind, payload),) = found
+    assert kind is Kind.BLOCK
+    block = parse_block(payload)
+    assert (block.number, block.committed) == (7, (5, 3))
+    assert [
+        (each.name, each.base, each.segment, each.lane, bytes(each.units), b"".join(map(bytes, each.data)))
+        for each in block.entries
+    ] == [
+        (each.name, each.base, each.segment, each.lane, each.units, b"".join(map(bytes, each.data))) for each in entries
+    ]
+
+
+@given(ENTRIES, st.data())
+def test_a_changed_byte_is_noticed(entries: list[StreamEntry], data: st.DataObject) -> None:
+    sent = bytearray(b"".join(map(bytes, encode_block(7, (5, 3), entries))))
+    position = data.draw(st.integers(5, len(sent) - 1))
+    sent[position] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(RemoteProtocolError):
+        parse_block(memoryview(sent)[5:])
+
+
+def test_small_messages_come_as_they_were_sent() -> None:
+    sent = encode_ack(Ack(1, 2, 3)) + encode_ping(Ping(4, (5, 6))) + encode_json(Kind.LIVE, {"number": 7})
+    (ack, ping, live) = StreamReader().receive(sent)
+    assert (ack[0], parse_ack(ack[1])) == (Kind.ACK, Ack(1, 2, 3))
+    assert (ping[0], parse_ping(ping[1])) == (Kind.PING, Ping(4, (5, 6)))
+    assert (live[0], parse_json(live[1])) == (Kind.LIVE, {"number": 7})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0\0\0\0",  # no message has no bytes
+        b"\xff\xff\xff\xff",  # more than any message has: another protocol's bytes
+        b"\1\0\0\0\x7f",  # no kind
+    ],
+)
+def test_what_is_no_message_is_refused(sent: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        StreamReader().receive(sent)
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"nonsense", b'"text"'])
+def test_what_is_no_object_is_refused(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parse_json(memoryview(payload))
+
+
+@pytest.mark.parametrize("size", [0, 23, 25])
+def test_an_acknowledgement_and_a_ping_have_their_sizes(size: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parse_ack(memoryview(bytes(size)))
+    with pytest.raises(RemoteProtocolError):
+        parse_ping(memoryview(bytes(size)))
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 30, 47])
+def test_a_block_that_is_cut_is_refused(size: int) -> None:
+    sent = b"".join(map(bytes, encode_block(7, (5, 3), [StreamEntry(b"t-0", 0, 0, 0, b"", [b"data"])])))
+    with pytest.raises(RemoteProtocolError):
+        parse_block(memoryview(sent)[5 : 5 + size])
