@@ -93,6 +93,7 @@ class Follower:
         self._grants = grants
         self._on_hand_over = on_hand_over
         self._on_caught_up = on_caught_up
+        self._connecting: Deferred[Any] | None = None
         self._stopped = False
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
@@ -138,8 +139,10 @@ class Follower:
             self.connection.close(PeerLost(silent))
 
     def stop(self) -> None:
-        """Lose the connection."""
+        """Lose the connection, or do not wait for it any more."""
         self._stopped = True
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self.connection is not None:
             self.connection.close(PeerLost("the node follows no longer"))
 
@@ -154,7 +157,8 @@ class Follower:
         factory.noisy = False
         try:
             endpoint = HostnameEndpoint(self._reactor, host, port, tuning.CONNECT_SECONDS)
-            return cast(StreamProtocol, await endpoint.connect(cast(Any, factory)))
+            self._connecting = endpoint.connect(cast(Any, factory))
+            return cast(StreamProtocol, await self._connecting)
         except error.ConnectionRefusedError as refused:
             raise LeaderGone(f"no process of {name} listens there") from refused
         except Exception as failed:

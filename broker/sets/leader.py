@@ -183,7 +183,7 @@ class Leader:
         return NotEnoughReplicas(write.log.topic, count, least, stored=True) if count < least else None
 
     def _may_answer(self) -> bool:
-        return self.core.may_acknowledge(self._reactor.seconds())
+        return not self.draining and self.core.may_acknowledge(self._reactor.seconds())
 
     @property
     def copies(self) -> int:
@@ -316,7 +316,8 @@ class Leader:
         if not link.caught_up and self.core.followers[link.name].live and self._has_everything(link.name):
             link.caught_up = True
             link.protocol.send([encode_json(Kind.CAUGHT_UP, {})])
-        self._consider()
+        if self.core.changing_to is not None:
+            self._consider()
         for settled in list(self._settled):
             settled()
 
@@ -459,11 +460,14 @@ class Leader:
         look()
         return deferred
 
-    def tell(self, name: str, kind: Kind, words: Mapping[str, Any]) -> None:
-        """Send one follower a message, if it is connected."""
+    def hand_over_to(self, name: str, *, leaving: bool) -> None:
+        """Tell the follower that it may stand at once: from here on its grants do not count. leaving: this node stops,
+        so the next leader need not wait for it."""
         link = self._links.get(name)
         if link is not None:
-            link.protocol.send([encode_json(kind, words)])
+            self.core.revoke(name)
+            link.pings.clear()
+            link.protocol.send([encode_json(Kind.HAND_OVER, {"leaving": leaving})])
 
     def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Retention has moved the beginning of these: followers drop the same segments."""

@@ -103,6 +103,10 @@ class Leading:
         state = self.followers[name]
         state.granted_until = max(state.granted_until, until)
 
+    def revoke(self, name: str) -> None:
+        """A follower may stand for election from now on."""
+        self.followers[name].granted_until = float("-inf")
+
     def connected(self, name: str) -> None:
         """It is about to copy what it lacks."""
         self.followers[name] = FollowerState()

@@ -83,6 +83,7 @@ class SetMember:
         self._view: SetView | None = None
         self._follower: Follower | None = None
         self._following: tuple[int, str] | None = None  # (epoch, leader) that is followed, or tried
+        self._ended: list[Deferred[None]] | None = None  # while something is followed: who waits for its end
         self._urls: dict[str, str] = {}  # where nodes were last seen
         self._gone: tuple[int, str] | None = None  # the leader whose process has ended
         self._granted_until = promised_until(self._reactor.seconds())  # nobody knows what it granted before
@@ -171,7 +172,7 @@ class SetMember:
 
     def refusal(self) -> NotLeader | None:
         """Why clients are not served now; None if they are."""
-        if self.leader is not None and self._established and not self.leader.draining:
+        if self.leader is not None and self._established:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
@@ -304,6 +305,7 @@ class SetMember:
     async def _stand(self, view: SetView, state: SetState) -> None:
         assert self._set is not None
         self._stop_following()
+        await self._nothing_followed()
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
         new = SetState(epoch, self.name, in_sync, state.preferred)
@@ -411,17 +413,15 @@ class SetMember:
         if not choice:
             raise CoordinationError("no other node is in sync")
         chosen = target or choice[0]
-        self._on_role()
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
         except defer.TimeoutError:
             drained = False
         if drained and self.leader is leader:
-            leader.tell(chosen, Kind.HAND_OVER, {"leaving": leaving, "from": self.name})
+            leader.hand_over_to(chosen, leaving=leaving)
             await self._until(lambda: self.leader is not leader, tuning.HAND_OVER_SECONDS)
         if self.leader is leader:
             leader.draining = False
-            self._on_role()
             raise CoordinationError(f"{chosen} has not taken over within its time")
         return chosen
 
@@ -452,9 +452,28 @@ class SetMember:
             return
         self._stop_following()
         self._following = wanted
-        ensureDeferred(self._keep_following(wanted)).addErrback(
+        ensureDeferred(self._begin_following(wanted)).addErrback(
             lambda failure: _log.error("following has ended: %s", failure.getTraceback())
         )
+
+    async def _begin_following(self, wanted: tuple[int, str]) -> None:
+        await self._nothing_followed()
+        if self._following != wanted or self._ended is not None:
+            return
+        self._ended = []
+        try:
+            await self._keep_following(wanted)
+        finally:
+            ended, self._ended = self._ended, None
+            for deferred in ended:
+                deferred.callback(None)
+
+    async def _nothing_followed(self) -> None:
+        """Until what was followed has ended: it may be cutting logs, or writing the node's file."""
+        while self._ended is not None:
+            deferred: Deferred[None] = Deferred()
+            self._ended.append(deferred)
+            await deferred
 
     async def _keep_following(self, wanted: tuple[int, str]) -> None:
         pauses = Backoff(*tuning.RECONNECT_SECONDS)
