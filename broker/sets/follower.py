@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import simplejson
-from twisted.internet import error
+from twisted.internet import defer, error
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory
@@ -113,8 +113,9 @@ class Follower:
         decide."""
         connection = await self._connect(host, port)
         self.connection = connection
-        if self._stopped:
-            self.stop()
+        if self._stopped or connection.lost is not None:
+            connection.close()
+            raise PeerLost(f"the connection to {connection.name} was given up")
         lost: Deferred[None] = Deferred()
         connection.on_lost = lambda why: self._lost(lost, why)
         watch = repeat(tuning.SILENT_SECONDS / 4, self._look, self._reactor, "the wait for a leader's pings")
@@ -181,7 +182,10 @@ class Follower:
         welcome: Deferred[Mapping[str, Any]] = Deferred()
         self._welcome = welcome
         connection.send([encode_frame(RequestCode.FOLLOW, 1, {}, len(body)), body])
-        told = await welcome.addTimeout(tuning.CONNECT_SECONDS, self._reactor)
+        try:
+            told = await welcome.addTimeout(tuning.CONNECT_SECONDS, self._reactor)
+        except defer.TimeoutError as late:
+            raise PeerLost(f"{connection.name} does not answer within {tuning.CONNECT_SECONDS:g} s") from late
         self._heard_at = self._reactor.seconds()
         self.epoch = int(told["epoch"])
         if not accepts(max(file.epoch, epoch), self.epoch):

@@ -504,6 +504,8 @@ class SetMember:
                     if str(error) != told and self._following == wanted:
                         told = str(error)
                         _log.warning("does not follow %s now: %s", wanted[1], error)
+                except Exception:  # a bug must not end the following for good
+                    _log.exception("following %s has failed", wanted[1])
                 if follower.failure is not None:
                     self.failure = follower.failure
                     _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)
