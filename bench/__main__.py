@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from .compare import HIDDEN, Plan
 from .environment import environment
 from .javapeer import JavaUnavailable
 from .measured import OtherMachine, Results
-from .names import SYSTEMS
+from .names import OURS, OURS_SET_OF_ONE, REPLICATED, SYSTEMS, two_replicas
 from .processes import ProcessFailed
 from .report import failed, missed
-from .scenarios import SCENARIOS
+from .scenarios import REPLICA_SCENARIOS, SCENARIOS, Scenario
 from .session import Session, touch_free_memory
 from .special import SPECIALS, SpecialFailed, run_special
 
@@ -32,6 +33,19 @@ def _require_extra() -> None:
     missing = [name for name in ("aiokafka", "confluent_kafka", "kafka", "matplotlib") if find_spec(name) is None]
     if missing:
         sys.exit(f"bench: {', '.join(missing)} missing: pip install -e '.[bench]'")
+
+
+def chosen(
+    names: Collection[str], systems: Sequence[str], replicas: Collection[str], node: bool
+) -> tuple[list[Scenario], list[str]]:
+    """The scenarios and systems to measure. On one node each they are what they always were."""
+    if {*replicas} == {"1"} and not node:
+        return [each for each in SCENARIOS if each.name in names], [*systems]
+    able = [each for each in systems if each in REPLICATED]
+    taking_part = [two_replicas(each) for each in able] if "2" in replicas else []
+    taking_part += [OURS_SET_OF_ONE] if node and OURS in able else []
+    taking_part += able if "1" in replicas else []
+    return [each for name, each in REPLICA_SCENARIOS.items() if name in names], taking_part
 
 
 @click.command()
@@ -71,6 +85,15 @@ def _require_extra() -> None:
     "--system", "systems", type=click.Choice(list(SYSTEMS)), multiple=True, help="Only this one; may be repeated."
 )
 @click.option(
+    "--replicas",
+    type=click.Choice(["1", "2"]),
+    multiple=True,
+    default=["1"],
+    show_default=True,
+    help="Nodes that have each message; 1 and 2 may both be given, and take turns then. 2: only ours and Kafka's.",
+)
+@click.option("--node", is_flag=True, help="Measure ours also as a broker set of one node.")
+@click.option(
     "--merge", is_flag=True, help="Keep the other scenarios of results.json, of the same machine and versions."
 )
 @click.option("--cold-memory", is_flag=True, help="Do not touch free memory first.")
@@ -89,6 +112,8 @@ def main(
     latency_seconds: float,
     names: tuple[str, ...],
     systems: tuple[str, ...],
+    replicas: tuple[str, ...],
+    node: bool,
     merge: bool,
     cold_memory: bool,
     zk: str | None,
@@ -97,17 +122,19 @@ def main(
 ) -> None:
     """Compare metaq with Java metaq 1.4.6.2, Kafka and RocketMQ on this machine. Exit code 1 when a bar is missed.
 
+    With --replicas 2 or --node only ours and Kafka take part, in scenarios named `replicas-…` in the results.
     Results are written after each scenario. With --merge they are added to those that are there.
     """
     _require_extra()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
     plan = Plan(rounds, seconds, warm_up, backlog, latency_seconds)
     wanted = names or tuple(scenario.name for scenario in SCENARIOS)
+    scenarios, taking_part = chosen(wanted, [SYSTEMS[key] for key in systems or SYSTEMS], {*replicas}, node)
     try:
         results = Results.read(output / "results.json", environment()) if merge else Results(environment())
         session = Session(
-            scenarios=[scenario for scenario in SCENARIOS if scenario.name in wanted],
-            systems=[SYSTEMS[key] for key in systems or SYSTEMS],
+            scenarios=scenarios,
+            systems=taking_part,
             plan=plan,
             results=results,
             output=output,

@@ -93,7 +93,8 @@ class Comparison:
         """Run one scenario. A system that fails is left out from then on; why is among the failures."""
         measured = Measured(scenario.name)
         for broker in self._brokers(scenario):
-            reset_peak(self._running.brokers[broker].pid)
+            for pid in self._running.brokers[broker].pids:
+                reset_peak(pid)
         sizes: dict[str, int] = {}
         for label, run in scenario.runs.items():
             if run.system in self._running.failures:
@@ -106,7 +107,10 @@ class Comparison:
             self._round(scenario, number, sizes, measured)
         for broker in self._brokers(scenario):
             there = self._running.brokers[broker]
-            measured.memory[broker] = {"rest_mb": there.rest_mb, "peak_mb": resident_mb(there.pid)[1]}
+            measured.memory[broker] = {
+                "rest_mb": there.rest_mb,
+                "peak_mb": max(resident_mb(pid)[1] for pid in there.pids),
+            }
         measured.at = time.strftime("%Y-%m-%d %H:%M")
         return measured
 

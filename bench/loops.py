@@ -109,6 +109,7 @@ def percentiles(nanoseconds: Sequence[int]) -> Answer:
         "count": count,
         "p50_ms": ordered[count // 2] / 1e6,
         "p99_ms": ordered[count * 99 // 100] / 1e6,
+        "p99.9_ms": ordered[count * 999 // 1000] / 1e6,
         "max_ms": ordered[-1] / 1e6,
     }
 

@@ -1,9 +1,10 @@
-"""Names of the systems under measurement, and which of them share a broker."""
+"""Names of the systems under measurement, which of them share a broker, and which of those are sets of nodes."""
 
 from __future__ import annotations
 
 __all__ = [
     "AIOKAFKA",
+    "BASE_OF",
     "BROKER_OF",
     "CONFLUENT",
     "CONFLUENT_BATCH",
@@ -11,11 +12,16 @@ __all__ = [
     "KAFKA",
     "KAFKA_PYTHON",
     "MIXED",
+    "NODES_OF",
     "OURS",
     "OURS_ONE_CORE",
+    "OURS_SET_OF_ONE",
     "OUR_BROKER",
+    "OUR_BROKERS",
+    "REPLICATED",
     "ROCKETMQ",
     "SYSTEMS",
+    "two_replicas",
 ]
 
 JAVA = "java"
@@ -47,3 +53,20 @@ BROKER_OF = {
 SHORT_NAMES = {OURS_ONE_CORE: "ours-one-core", MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
 SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
 """What `--system` takes -> name of the system."""
+
+
+def two_replicas(system: str) -> str:
+    """The name of a system whose messages are on two nodes."""
+    return f"{system}, 2 replicas"
+
+
+OURS_SET_OF_ONE = "ours, a set of one"
+REPLICATED = (OURS, KAFKA, CONFLUENT, CONFLUENT_BATCH)
+"""The systems that are also measured with two replicas."""
+
+BASE_OF = {two_replicas(name): name for name in REPLICATED} | {OURS_SET_OF_ONE: OURS}
+"""Name of a system of several nodes -> the system whose load generator it uses."""
+BROKER_OF |= {two_replicas(name): f"{BROKER_OF[name]}-2" for name in REPLICATED} | {OURS_SET_OF_ONE: "ours-set"}
+NODES_OF = {"ours-2": ("a", "b"), "ours-set": ("a",)}
+"""Name of a broker of ours that is a set -> its nodes."""
+OUR_BROKERS = (OUR_BROKER, *NODES_OF)

@@ -1,4 +1,4 @@
-"""Apache Kafka (one KRaft node) and RocketMQ (name server and broker), with their Java clients, as processes.
+"""Apache Kafka (KRaft, one node or two) and RocketMQ (name server and broker), with their Java clients, as processes.
 
 Maven builds bench/java once; servers run straight from its class paths, with asynchronous flush, their default, unless
 synchronous flush is asked for, and the heap that Kafka's own start script gives a broker.
@@ -53,24 +53,31 @@ def _properties(pairs: Mapping[str, object]) -> str:
 # --- Kafka ----------------------------------------------------------------------------------------------------------
 
 
-def kafka_properties(port: int, controller_port: int, data: Path) -> str:
-    """server.properties of one node that is broker and controller; what is not named has Kafka's default."""
+def kafka_properties(port: int, controller_port: int, data: Path, *, node: int = 1, replicas: int = 1) -> str:
+    """server.properties of one node; what is not named has Kafka's default.
+
+    node: 1 is broker and controller, others are brokers only; replicas: of every topic, all in sync for each
+    acknowledgement.
+    """
+    controller = f",CONTROLLER://127.0.0.1:{controller_port}" if node == 1 else ""
     return _properties(
         {
-            "process.roles": "broker,controller",
-            "node.id": 1,
+            "process.roles": "broker,controller" if node == 1 else "broker",
+            "node.id": node,
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port}{controller}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": data,
-            # there is one node for them
-            "offsets.topic.replication.factor": 1,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
+            "default.replication.factor": replicas,
+            "min.insync.replicas": replicas,
+            # the defaults need three nodes
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": replicas,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": replicas,
             # a group of one member need not wait 3 s for others
             "group.initial.rebalance.delay.ms": 0,
             "auto.create.topics.enable": "false",
@@ -79,29 +86,40 @@ def kafka_properties(port: int, controller_port: int, data: Path) -> str:
 
 
 def start_kafka(
-    directory: Path, topics: Mapping[str, int], flushed: Collection[str], stack: ExitStack
-) -> tuple[str, Server]:
-    """Format the storage, start the node, create the topics; the bootstrap address and the node.
+    directory: Path, topics: Mapping[str, int], flushed: Collection[str], stack: ExitStack, replicas: int = 1
+) -> tuple[str, list[Server]]:
+    """Format the storage, start the nodes, create the topics; the bootstrap addresses and the nodes.
 
-    topics: name -> partitions; flushed: those of them that are flushed before each acknowledgement.
+    topics: name -> partitions; flushed: those of them that every node flushes before each acknowledgement; replicas:
+    how many nodes there are; each of them has every message.
     """
-    port, config = free_port(), directory / "server.properties"
-    config.write_text(kafka_properties(port, free_port(), directory / "data"))
-    cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-    log = directory / "format.log"
+    controller_port, cluster = free_port(), urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    addresses, nodes = [], []
+    for number in range(1, replicas + 1):
+        home = directory / f"node-{number}"
+        home.mkdir()
+        port, config = free_port(), home / "server.properties"
+        config.write_text(
+            kafka_properties(port, controller_port, home / "data", node=number, replicas=replicas), "utf-8"
+        )
+        _format_kafka(config, cluster, home / "format.log")
+        server = _java("kafka", "kafka.Kafka", str(config), options=HEAP)
+        nodes.append(stack.enter_context(Server(server, home / "broker.log", "Kafka Server started", home)))
+        addresses.append(f"127.0.0.1:{port}")
+    address = ",".join(addresses)
+    with kafka_client(address, directory / "topics.log") as client:
+        _create_topics(client, {name: number for name, number in topics.items() if name not in flushed})
+        _create_topics(client, {name: number for name, number in topics.items() if name in flushed}, FLUSHED)
+    return address, nodes
+
+
+def _format_kafka(config: Path, cluster: str, log: Path) -> None:
     # a leading dash would be taken for an option
     command = _java("kafka", "kafka.tools.StorageTool", "format", f"--cluster-id=A{cluster[1:]}", "-c", str(config))
     with log.open("wb") as output:
         formatted = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     if formatted.returncode:
         raise ProcessFailed("formatting Kafka's storage failed", log)
-    server = _java("kafka", "kafka.Kafka", str(config), options=HEAP)
-    node = stack.enter_context(Server(server, directory / "broker.log", "Kafka Server started", directory))
-    address = f"127.0.0.1:{port}"
-    with kafka_client(address, directory / "topics.log") as client:
-        _create_topics(client, {name: number for name, number in topics.items() if name not in flushed})
-        _create_topics(client, {name: number for name, number in topics.items() if name in flushed}, FLUSHED)
-    return address, node
 
 
 def kafka_client(address: str, log: Path) -> Worker:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from .measured import Measured, Results
-from .names import BROKER_OF, OUR_BROKER, OURS
-from .scenarios import SCENARIOS, Scenario
+from .names import BASE_OF, BROKER_OF, OUR_BROKERS, OURS
+from .scenarios import REPLICA_SCENARIOS, SCENARIOS, Scenario
 
 __all__ = ["write_plots"]
 
@@ -21,7 +21,7 @@ def write_plots(results: Results, directory: Path) -> dict[str, Path]:
     """Write `<scenario>.png` for each scenario that has runs into `directory`, which is created; scenario -> file."""
     directory.mkdir(exist_ok=True)
     written = {}
-    for scenario in SCENARIOS:
+    for scenario in (*SCENARIOS, *REPLICA_SCENARIOS.values()):
         measured = results.scenarios.get(scenario.name)
         if measured is not None and measured.runs:
             written[scenario.name] = _write(scenario, measured, directory / f"{scenario.name}.png")
@@ -61,8 +61,8 @@ def _draw(axes: Any, place: int, scenario: Scenario, measured: Measured, label: 
     middle = measured.median(label, figure) or 0.0
     errors = [[middle - min(values)], [max(values) - middle]]
     system = scenario.runs[label].system
-    ours = OURS_COLOR if system == OURS else OUR_BROKER_COLOR
-    color = ours if BROKER_OF[system] == OUR_BROKER else OTHER_COLOR
+    ours = OURS_COLOR if BASE_OF.get(system, system) == OURS else OUR_BROKER_COLOR
+    color = ours if BROKER_OF[system] in OUR_BROKERS else OTHER_COLOR
     axes.barh(place, middle, xerr=errors, color=color, ecolor="#444444", error_kw={"elinewidth": 1, "capsize": 2})
     text = f" {middle:,.2f}" if scenario.has_latency else f" {middle:,.0f}"
     axes.annotate(text, (max(values), place), xytext=(3, 0), textcoords="offset points", va="center", fontsize="small")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from .bars import Verdict, judge, judge_memory
 from .measured import Measured, Results
-from .names import BROKER_OF, OUR_BROKER, OURS
-from .scenarios import SCENARIOS, Scenario
+from .names import BROKER_OF, OUR_BROKERS, OURS
+from .scenarios import REPLICA_SCENARIOS, SCENARIOS, Scenario
 from .special import SPECIALS, Special
 
 __all__ = ["failed", "markdown", "missed", "verdicts"]
@@ -21,14 +21,17 @@ in 10⁶ bytes with mapped files, at rest before its first command and at its hi
 same broker share it. Kafka and RocketMQ have a heap of 1 GiB, as Kafka's own script gives it, Java metaq the JVM's
 default."""
 
+_ALL = (*SCENARIOS, *REPLICA_SCENARIOS.values())
+
 
 def verdicts(results: Results) -> list[Verdict]:
     """Of every bar that could be judged, in the order of the scenarios."""
     found = []
-    bars = {each.name: each.bars for each in SCENARIOS} | {each.name: each.bars for each in SPECIALS.values()}
+    bars = {each.name: each.bars for each in _ALL} | {each.name: each.bars for each in SPECIALS.values()}
     for name in bars:
         if measured := results.scenarios.get(name):
-            found += [*judge(measured, bars[name]), *judge_memory(measured, OUR_BROKER)]
+            found += judge(measured, bars[name])
+            found += [verdict for broker in OUR_BROKERS for verdict in judge_memory(measured, broker)]
     return found
 
 
@@ -55,7 +58,7 @@ def markdown(results: Results, plots: Mapping[str, str]) -> str:
     lines = ["# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ", "", INTRODUCTION, ""]
     lines += [*(f"- {name}: {value}" for name, value in results.environment.items()), ""]
     lines += _bar_table(verdicts(results))
-    for scenario in SCENARIOS:
+    for scenario in _ALL:
         if measured := results.scenarios.get(scenario.name):
             lines += _section(scenario, measured, plots.get(scenario.name))
     for special in SPECIALS.values():
@@ -111,13 +114,13 @@ def _heads(scenario: Scenario) -> list[str]:
 
 def _row(scenario: Scenario, measured: Measured, label: str) -> list[str]:
     figure = scenario.figures[0]
-    middles = [measured.median(label, each) or 0.0 for each in scenario.figures]
+    middles = [measured.median(label, each) for each in scenario.figures]
     if scenario.has_latency:
-        cells = [f"{middle:,.2f}" for middle in middles]
+        cells = ["–" if middle is None else f"{middle:,.2f}" for middle in middles]
     else:
         rates = [run[figure] for run in measured.runs[label]]
-        cells = [f"{middles[0]:,.0f}", f"{min(rates):,.0f}–{max(rates):,.0f}"]
-    ours = next(iter(each for each, run in scenario.runs.items() if BROKER_OF[run.system] == OUR_BROKER), None)
+        cells = [f"{middles[0] or 0.0:,.0f}", f"{min(rates):,.0f}–{max(rates):,.0f}"]
+    ours = next((each for each in scenario.of_our_brokers if each in measured.runs), None)
     ratio = measured.ratio(ours, label, figure) if ours is not None and ours != label else None
     memory = measured.memory.get(BROKER_OF[scenario.runs[label].system], {})
     held = [f"{memory[name]:,.0f}" if name in memory else "–" for name in ("rest_mb", "peak_mb")]

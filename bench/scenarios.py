@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from .bars import Bar
-from .names import AIOKAFKA, CONFLUENT, CONFLUENT_BATCH, JAVA, KAFKA, KAFKA_PYTHON, MIXED, OURS, OURS_ONE_CORE, ROCKETMQ
+from .names import (
+    AIOKAFKA,
+    BROKER_OF,
+    CONFLUENT,
+    CONFLUENT_BATCH,
+    JAVA,
+    KAFKA,
+    KAFKA_PYTHON,
+    MIXED,
+    OUR_BROKERS,
+    OURS,
+    OURS_ONE_CORE,
+    OURS_SET_OF_ONE,
+    REPLICATED,
+    ROCKETMQ,
+    two_replicas,
+)
 
 __all__ = [
     "LATENCY_PER_SECOND",
+    "REPLICA_SCENARIOS",
     "SCENARIOS",
     "STAGES",
     "Run",
@@ -92,6 +109,11 @@ class Scenario:
     @property
     def has_latency(self) -> bool:
         return "p50_ms" in self.figures
+
+    @property
+    def of_our_brokers(self) -> list[str]:
+        """The labels whose messages one of our brokers has; what others have is compared to the first."""
+        return [label for label, run in self.runs.items() if BROKER_OF[run.system] in OUR_BROKERS]
 
 
 STAGES = (
@@ -291,7 +313,7 @@ SCENARIOS = (
         "one",
         _same(LATENCY, JAVA, OURS, MIXED, KAFKA, CONFLUENT, ROCKETMQ),
         (Bar(OURS, most=1.0, figure="p50_ms"), Bar(OURS, most=4.0, figure="p99_ms")),
-        figures=("p50_ms", "p99_ms", "max_ms"),
+        figures=("p50_ms", "p99_ms", "p99.9_ms", "max_ms"),
     ),
     Scenario(
         "sync-256",
@@ -320,10 +342,58 @@ SCENARIOS = (
         "one-sync",
         _same(LATENCY, JAVA, OURS, CONFLUENT, ROCKETMQ),
         (Bar(OURS, most=8.0, figure="p99_ms"),),
-        figures=("p50_ms", "p99_ms", "max_ms"),
+        figures=("p50_ms", "p99_ms", "p99.9_ms", "max_ms"),
     ),
     *_many(1024, 128, False, (Bar(OURS, least=53_000),)),
     *_many(1024, 128, True, (Bar(OURS, least=39_000), Bar(OURS, least=4.0, of=JAVA))),
     *_many(10_240, 512, False, (Bar(OURS, least=36_000),)),
     *_many(10_240, 512, True, (Bar(OURS, least=28_000),)),
 )
+
+
+# --- with replicas --------------------------------------------------------------------------------------------------
+
+
+def _with_replicas(scenario: Scenario) -> Scenario:
+    """The scenario with each of its systems that can have replicas: on two nodes, on one node, ours as a set of one.
+
+    What is selected of them takes turns, so the cost of the second node is a ratio within rounds, too.
+    """
+    runs = {label: run for label, run in scenario.runs.items() if run.system in REPLICATED}
+    if scenario.name == "latency-sync":
+        runs[KAFKA] = Run(KAFKA, LATENCY)
+    if scenario.name.startswith("partitions"):
+        runs[OURS_ONE_PARTITION] = Run(OURS, pipelined_command("one", WIDE_WINDOW))
+    two = {two_replicas(label): Run(two_replicas(run.system), run.command) for label, run in runs.items()}
+    one = {OURS_SET_OF_ONE: Run(OURS_SET_OF_ONE, runs[OURS].command)}
+    if OURS_ONE_PARTITION in runs:
+        one["ours, a set of one, one partition"] = Run(OURS_SET_OF_ONE, runs[OURS_ONE_PARTITION].command)
+    return Scenario(
+        f"replicas-{scenario.name}",
+        f"{scenario.title}, replicas",
+        f"{scenario.about} Acknowledged by every replica.",
+        scenario.stage,
+        {**two, **one, **runs},
+        tuple(_replica_bars(scenario, two)),
+        scenario.size,
+        scenario.figures,
+        scenario.touches,
+    )
+
+
+def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
+    ours = two_replicas(OURS)
+    peers = [peer for peer in map(two_replicas, (KAFKA, CONFLUENT)) if peer in labels]
+    if scenario.has_latency:
+        yield from (Bar(ours, most=1.0, of=peer, figure="p99_ms") for peer in peers)
+    elif scenario.name.startswith("batch") and two_replicas(OURS_ONE_PARTITION) in labels:
+        # not of single sends: the client gathers those to one partition into batches, on one node as on two
+        yield Bar(ours, least=0.8, of=two_replicas(OURS_ONE_PARTITION))
+    elif scenario.name in ("pipelined", "pipelined-128", "batch", "batch-128"):
+        yield from (Bar(ours, least=1.3, of=peer) for peer in peers)
+
+
+REPLICA_SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: _with_replicas(scenario) for scenario in SCENARIOS if OURS in scenario.runs
+}
+"""Name of a scenario -> what `--replicas` makes of it."""

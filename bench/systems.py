@@ -14,12 +14,14 @@ from .javapeer import JavaBroker, JavaClient
 from .memory import resident_mb
 from .names import (
     AIOKAFKA,
+    BASE_OF,
     BROKER_OF,
     CONFLUENT,
     CONFLUENT_BATCH,
     KAFKA,
     KAFKA_PYTHON,
-    OUR_BROKER,
+    NODES_OF,
+    OUR_BROKERS,
     OURS,
     OURS_ONE_CORE,
     ROCKETMQ,
@@ -28,6 +30,7 @@ from .peers import kafka_client, rocketmq_client, start_kafka, start_rocketmq
 from .processes import ProcessFailed, Server, Worker, free_port
 from .scenarios import Stage, Topic
 from .server_ini import server_ini
+from .sets import METAQ, node_set
 
 __all__ = ["FLUSH", "Broker", "Running", "System", "start_stage", "zookeeper"]
 
@@ -41,6 +44,8 @@ PYTHON_CLIENTS = {
     CONFLUENT_BATCH: ["bench.kafka_workers", "confluent-kafka-batch"],
 }
 """System -> module and first words of its load generator."""
+
+KAFKA_REPLICAS = {"kafka": 1, "kafka-2": 2}
 
 # 1.x's keys: fsync after 1,000 messages or 10 s, nobody waits for it; or before the answer, shared by all that wait
 FLUSH: Mapping[bool, Mapping[str, object]] = {
@@ -62,10 +67,12 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A running broker: what its clients connect to, its process, and its resident memory before any command."""
+    """A running broker: what its clients connect to, the processes of its nodes, and the resident memory of the largest
+    before any command.
+    """
 
     address: str
-    pid: int
+    pids: tuple[int, ...]
     rest_mb: float
 
 
@@ -92,9 +99,10 @@ def start_stage(
     with ExitStack() as stack:
         brokers = {BROKER_OF[name] for name in names}
         address = ""
-        if brokers & {"java", OUR_BROKER}:
+        coordinated = sorted(brokers & {"java", *OUR_BROKERS})
+        if coordinated:
             address = zk or stack.enter_context(zookeeper(directory))
-            _create_chroots(address, [_chroot(stage, broker) for broker in sorted(brokers & {"java", OUR_BROKER})])
+            _create_chroots(address, [_chroot(stage, broker) for broker in coordinated])
         for broker in sorted(brokers):
             try:
                 where = f"{address}{_chroot(stage, broker)}"
@@ -124,22 +132,29 @@ def _start_broker(
     """zk_connect: used by metaq's brokers; the stack ends what was started."""
     home = directory / name
     home.mkdir()
-    if name == "kafka":
-        address, server = start_kafka(home, _partitions(topics), _flushed(stage, topics), stack)
+    address = zk_connect
+    if name in KAFKA_REPLICAS:
+        replicas = KAFKA_REPLICAS[name]
+        address, servers = start_kafka(home, _partitions(topics), _flushed(stage, topics), stack, replicas)
     elif name == "rocketmq":
         address, server = start_rocketmq(home, _partitions(topics), stage.synchronous, stack)
+        servers = [server]
     elif name == "java":
         limited = {
             topic: Topic(min(each.partitions, stage.java_partitions), each.synchronous)
             for topic, each in topics.items()
         }
         sections = _sections(stage, limited)
-        server = stack.enter_context(JavaBroker(home, zk_connect, sections, FLUSH[stage.synchronous]))
-        address = zk_connect
+        servers = [stack.enter_context(JavaBroker(home, zk_connect, sections, FLUSH[stage.synchronous]))]
+    elif name in NODES_OF:
+        nodes = NODES_OF[name]
+        sections = _promised(_sections(stage, topics), _flushed(stage, topics), len(nodes))
+        settings = FLUSH[stage.synchronous]
+        servers = list(stack.enter_context(node_set(home, zk_connect, sections, settings, nodes)).nodes.values())
     else:
-        server = stack.enter_context(_our_broker(home, zk_connect, stage, topics))
-        address = zk_connect
-    return Broker(address, server.pid, resident_mb(server.pid)[0])
+        servers = [stack.enter_context(_our_broker(home, zk_connect, stage, topics))]
+    pids = tuple(server.pid for server in servers)
+    return Broker(address, pids, max(resident_mb(pid)[0] for pid in pids))
 
 
 def _partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
@@ -161,11 +176,21 @@ def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[st
     return {name: {"numPartitions": topic.partitions, **FLUSH[name in flushed]} for name, topic in topics.items()}
 
 
+def _promised(
+    sections: Mapping[str, Mapping[str, object]], flushed: set[str], replicas: int
+) -> dict[str, Mapping[str, object]]:
+    """The sections with what an acknowledgement promises: that every node has the message."""
+    return {
+        name: {**keys, "ack": "disk" if name in flushed else "in-sync", "minInSync": replicas}
+        for name, keys in sections.items()
+    }
+
+
 @contextmanager
 def zookeeper(directory: Path) -> Iterator[str]:
     """A ZooKeeper of ours with its data below `directory`; where it listens, host:port."""
     port = free_port()
-    command = [*_metaq(), "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
+    command = [*METAQ, "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
     with Server(command, directory / "zookeeper.log", "zookeeper serves at"):
         yield f"127.0.0.1:{port}"
 
@@ -185,19 +210,16 @@ def _our_broker(directory: Path, zk_connect: str, stage: Stage, topics: Mapping[
     config = directory / "server.ini"
     settings = {"dataPath": directory / "data", **FLUSH[stage.synchronous]}
     config.write_text(server_ini(free_port(), zk_connect, _sections(stage, topics), settings))
-    return Server([*_metaq(), "broker", "-f", str(config)], directory / "broker.log", "metaq broker 0 serving")
+    return Server([*METAQ, "broker", "-f", str(config)], directory / "broker.log", "metaq broker 0 serving")
 
 
 def _generator(name: str, address: str, directory: Path) -> Worker:
     log = directory / f"{name.replace(' ', '-').replace(',', '')}-client.log"
-    if name in PYTHON_CLIENTS:
-        return Worker([sys.executable, "-m", *PYTHON_CLIENTS[name], address], log, ROOT)
-    if name == KAFKA:
+    base = BASE_OF.get(name, name)
+    if base in PYTHON_CLIENTS:
+        return Worker([sys.executable, "-m", *PYTHON_CLIENTS[base], address], log, ROOT)
+    if base == KAFKA:
         return kafka_client(address, log)
-    if name == ROCKETMQ:
+    if base == ROCKETMQ:
         return rocketmq_client(address, log)
     return JavaClient(address, log)
-
-
-def _metaq() -> list[str]:
-    return [sys.executable, "-m", "metaq"]

@@ -306,6 +306,7 @@ class SetMember:
         assert self._set is not None
         self._stop_following()
         await self._nothing_followed()
+        _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
         new = SetState(epoch, self.name, in_sync, state.preferred)

@@ -26,7 +26,11 @@ class Generator:
         if len(self.commands) == self.fails:
             raise ProcessFailed("it is gone", Path("/nowhere.log"))
         self.commands.append(" ".join(map(str, words)))
-        return {"rate": self.rate} if words[0] != "latency" else {"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0}
+        return (
+            {"rate": self.rate}
+            if words[0] != "latency"
+            else {"p50_ms": 1.0, "p99_ms": 2.0, "p99.9_ms": 2.5, "max_ms": 3.0}
+        )
 
 
 def scenario(name: str) -> Scenario:
@@ -41,7 +45,7 @@ def compare(name: str, plan: Plan, failures: dict[str, str] | None = None, **gen
     """Measure a scenario with generators, by their short names, of brokers that are this process."""
     names = {"java": JAVA, "ours": OURS, "mixed": MIXED}
     systems = {names[key]: System(names[key], BROKER_OF[names[key]], generators[key]) for key in generators}  # type: ignore[arg-type]
-    brokers = {system.broker: Broker("", os.getpid(), 12.0) for system in systems.values()}
+    brokers = {system.broker: Broker("", (os.getpid(),), 12.0) for system in systems.values()}
     running = Running(systems, brokers, failures or {})
     comparison = Comparison(stage(name), running, plan, log=lambda line: None, settle=lambda: None)
     return comparison.measure(scenario(name))

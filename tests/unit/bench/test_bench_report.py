@@ -127,7 +127,7 @@ def test_page_has_a_section_for_each_scenario_with_medians_ratios_memory_and_plo
     assert "| ours | 1,600 | 1,500–1,700 | – | 55 | 66 |" in page
     assert "2 rounds, 2026-11-21 17:00." in page
     assert "![consume](plots/consume.png)" in page
-    assert "| ours | 1.00 | 2.00 | 99.00 | – | – | – |" in page
+    assert "| ours | 1.00 | 2.00 | – | 99.00 | – | – | – |" in page
 
 
 def test_page_begins_with_every_bar_and_marks_what_was_missed():

@@ -118,6 +118,7 @@ final class Latency {
             fields.put("count", sorted.length);
             fields.put("p50_ms", sorted[sorted.length / 2] / 1e6);
             fields.put("p99_ms", sorted[sorted.length * 99 / 100] / 1e6);
+            fields.put("p99.9_ms", sorted[(int) (sorted.length * 999L / 1000)] / 1e6);
             fields.put("max_ms", sorted[sorted.length - 1] / 1e6);
             return fields;
         }

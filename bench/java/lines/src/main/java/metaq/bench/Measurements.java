@@ -138,6 +138,7 @@ final class Measurements {
         fields.put("count", count);
         fields.put("p50_ms", sorted[count / 2] / 1e6);
         fields.put("p99_ms", sorted[count * 99 / 100] / 1e6);
+        fields.put("p99.9_ms", sorted[(int) (count * 999L / 1000)] / 1e6);
         fields.put("max_ms", sorted[count - 1] / 1e6);
         return fields;
     }

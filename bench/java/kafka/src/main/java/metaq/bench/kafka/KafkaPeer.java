@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicReference;
 
@@ -60,7 +61,9 @@ public final class KafkaPeer implements Client {
     public void createTopics(final Map<String, Integer> partitions, final boolean flushed) throws Exception {
         final Map<String, String> settings = flushed ? Map.of("flush.messages", "1") : Map.of();
         final List<NewTopic> topics = new ArrayList<>();
-        partitions.forEach((name, number) -> topics.add(new NewTopic(name, number, (short) 1).configs(settings)));
+        // as many replicas as the broker's default.replication.factor says
+        partitions.forEach((name, number) -> topics.add(
+            new NewTopic(name, Optional.of(number), Optional.empty()).configs(settings)));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", this.bootstrap))) {
             admin.createTopics(topics).all().get();
         }

@@ -1,0 +1,199 @@
+"""`python -m bench.failover`: how long a producer gets no acknowledgement when the leader goes; one JSON document.
+
+Each round ends the leader in one way under a pipelined producer, waits until all nodes are in sync again, and goes on.
+The nodes' logs say what part of the time was detection (from the last acknowledgement to a node that stands for
+election), election (until that node leads) and first acknowledgement (until the producer has one).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .load import Gap, History, load
+from .processes import ProcessFailed
+from .sets import METAQ, NodeSet, logged_at, node_set
+from .systems import FLUSH, zookeeper
+
+__all__ = ["HOWS", "distribution", "measure_failovers"]
+
+TOPIC = "failover"
+HOWS = ("kill", "term", "hand-over", "stop")
+_STEADY_SECONDS = 1.0
+"""The producer's time before each round."""
+_REJOIN_SECONDS = 60.0
+_ELECTION_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """begun: when the leader was ended; ended: when the producer had gone on; successor: the node that leads then."""
+
+    begun: float
+    ended: float
+    successor: str
+
+
+def measure_failovers(
+    directory: Path, how: str, rounds: int, *, nodes: int, partitions: int, window: int, size: int, synchronous: bool
+) -> dict[str, Any]:
+    """Everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS."""
+    names = "abc"[:nodes]
+    settings = {"ack": "disk" if synchronous else "in-sync", "numPartitions": partitions, **FLUSH[synchronous]}
+    with (
+        zookeeper(directory) as connect,
+        node_set(directory, connect, {TOPIC: settings}, FLUSH[synchronous], names) as node_processes,
+        load(connect, directory / "load.log") as producer,
+    ):
+        producer.start(TOPIC, window, size)
+        done = []
+        for number in range(rounds):
+            time.sleep(_STEADY_SECONDS)
+            done.append(_fail_over(node_processes, how, names, connect))
+            click.echo(f"round {number + 1} of {rounds}: {done[-1].successor} leads", err=True)
+        time.sleep(_STEADY_SECONDS)
+        history = producer.stop()
+        logs = {name: node_processes.lines(name) for name in names}
+    return _result(how, done, history, logs)
+
+
+def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> Round:
+    """One round: the leader goes, another one leads, all are in sync again."""
+    leader = nodes.leader
+    process = nodes.nodes[leader]
+    begun = time.monotonic()
+    if how == "kill":
+        process.kill()
+    elif how == "term":
+        process.close()
+    elif how == "stop":
+        process.process.send_signal(signal.SIGSTOP)
+    else:
+        hand_over(connect)
+    try:
+        successor = _another_leader(nodes, leader)
+        time.sleep(_STEADY_SECONDS)
+    finally:
+        if how == "stop":
+            process.process.send_signal(signal.SIGCONT)
+    ended = time.monotonic()
+    if how in ("kill", "term"):
+        nodes.start(leader)
+    nodes.await_in_sync(names, _REJOIN_SECONDS)
+    return Round(begun, ended, successor)
+
+
+def hand_over(connect: str) -> None:
+    """As an operator does it. Raises RuntimeError."""
+    done = subprocess.run(
+        [*METAQ, "brokers", "hand-over", "0", "--zk", connect], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"`metaq brokers hand-over 0` ended with code {done.returncode}: {done.stderr.strip()}")
+
+
+def _another_leader(nodes: NodeSet, former: str) -> str:
+    deadline = time.monotonic() + _ELECTION_SECONDS
+    while (leader := nodes.leader) in ("", former):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no node has followed {former} after {_ELECTION_SECONDS:.0f} s")
+        time.sleep(_LOOK_SECONDS)
+    return leader
+
+
+# --- what it was made of ----------------------------------------------------------------------------------------------
+
+
+def _result(how: str, done: Sequence[Round], history: History, logs: dict[str, list[str]]) -> dict[str, Any]:
+    parts: dict[str, list[float]] = {"gap": [], "detection": [], "election": [], "first_acknowledgement": []}
+    for each in done:
+        gap = history.longest_gap(each.begun, each.ended)
+        for name, seconds in _parts(gap, logs[each.successor]).items():
+            parts[name].append(seconds)
+    return {
+        "how": how,
+        "rounds": len(done),
+        **{f"{name}_ms": distribution(seconds) for name, seconds in parts.items()},
+        "rounds_without_parts": len(done) - len(parts["election"]),
+        "errors": len(history.errors),
+        "first_errors": history.errors[:3],
+    }
+
+
+def _parts(gap: Gap, lines: Sequence[str]) -> dict[str, float]:
+    """Seconds; only the gap if the log's times do not lie in it (the longest gap was another one)."""
+    stands = logged_at(lines, "stands for election", gap.begin)
+    leads = logged_at(lines, "leads epoch", gap.begin)
+    if stands is None or leads is None or not gap.begin <= stands <= leads <= gap.end:
+        return {"gap": gap.seconds}
+    return {
+        "gap": gap.seconds,
+        "detection": stands - gap.begin,
+        "election": leads - stands,
+        "first_acknowledgement": gap.end - leads,
+    }
+
+
+def distribution(seconds: Sequence[float]) -> dict[str, float]:
+    """Milliseconds: p50, p99 (the maximum of fewer than 100 values), max; empty without values."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    at_99 = ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
+    return {"p50": statistics.median(ordered) * 1e3, "p99": at_99 * 1e3, "max": ordered[-1] * 1e3}
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--how", type=click.Choice(HOWS), default="kill", show_default=True, help="What happens to the leader.")
+@click.option("--nodes", type=click.IntRange(2, 3), default=2, show_default=True)
+@click.option("--partitions", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--window", type=click.IntRange(1), default=256, show_default=True, help="Messages under way.")
+@click.option("--size", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a message.")
+@click.option("--synchronous", is_flag=True, help="Acknowledged on the disks of all nodes (ack=disk).")
+@click.option(
+    "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
+)
+def main(
+    rounds: int,
+    how: str,
+    nodes: int,
+    partitions: int,
+    window: int,
+    size: int,
+    synchronous: bool,
+    directory: Path | None,
+) -> None:
+    """Measure the time without an acknowledgement when the leader of a set goes; one JSON object is printed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
+    with tempfile.TemporaryDirectory(prefix="metaq-failover-", dir=directory) as name:
+        try:
+            result = measure_failovers(
+                Path(name),
+                how,
+                rounds,
+                nodes=nodes,
+                partitions=partitions,
+                window=window,
+                size=size,
+                synchronous=synchronous,
+            )
+        except (ProcessFailed, RuntimeError) as error:
+            sys.exit(f"bench: {error}")
+    click.echo(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

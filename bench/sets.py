@@ -1,0 +1,126 @@
+"""A broker set of ours: its nodes as processes, and what ZooKeeper and their logs say of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import SetView, read_set
+
+from .processes import ProcessFailed, Server, free_port
+from .server_ini import Topics, server_ini
+
+__all__ = ["METAQ", "NodeSet", "logged_at", "node_set"]
+
+METAQ = (sys.executable, "-m", "metaq")
+IN_SYNC_SECONDS = 120.0
+"""In which nodes that have nothing to copy must be in sync."""
+_LOOK_SECONDS = 0.02
+_TIME = "%Y-%m-%d %H:%M:%S,%f"
+_TIME_LENGTH = len("2026-01-01 00:00:00,000")
+
+
+class NodeSet:
+    """The nodes of broker 0. Each has a port and a directory that it keeps when it is started again."""
+
+    def __init__(
+        self, directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], session: ZkSession
+    ) -> None:
+        """directory: gets a folder for each node; settings: more keys of [system]; session: a started one."""
+        self.nodes: dict[str, Server] = {}
+        """The last process of each node, whether it runs or not."""
+        self._directory = directory
+        self._zk_connect = zk_connect
+        self._topics = topics
+        self._settings = settings
+        self._session = session
+        self._logs: dict[str, list[Path]] = {}
+
+    def start(self, name: str) -> Server:
+        """Start a node, which must not be running; it may take part in the set later. Raises ProcessFailed."""
+        home = self._directory / name
+        config = home / "server.ini"
+        if not home.exists():
+            home.mkdir(parents=True)
+            settings = {"dataPath": home / "data", **self._settings}
+            config.write_text(server_ini(free_port(), self._zk_connect, self._topics, settings), "utf-8")
+        logs = self._logs.setdefault(name, [])
+        logs.append(home / f"broker-{len(logs)}.log")
+        command = [*METAQ, "broker", "--node", name, "-f", str(config)]
+        node = self.nodes[name] = Server(command, logs[-1], "metaq broker 0 serving")
+        return node
+
+    def view(self) -> SetView:
+        """The set in ZooKeeper. Raises CoordinationError."""
+        return read_set(self._session, 0)
+
+    @property
+    def leader(self) -> str:
+        """The name of the node that leads; "" if none does."""
+        state = self.view().state
+        return "" if state is None else state.leader
+
+    def await_in_sync(self, names: Collection[str], seconds: float = IN_SYNC_SECONDS) -> SetView:
+        """Wait until exactly these nodes are in sync, and one of them leads. Raises ProcessFailed."""
+        return self._await(
+            lambda view: (
+                view.state is not None
+                and view.master is not None
+                and view.state.leader in names
+                and {*view.state.in_sync} == {*names}
+            ),
+            f"in sync are not {', '.join(names)}",
+            seconds,
+        )
+
+    def _await(self, reached: Callable[[SetView], bool], what: str, seconds: float) -> SetView:
+        deadline = time.monotonic() + seconds
+        while not reached(view := self.view()):
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"after {seconds:.0f} s {what}: {view}", self._logs[next(iter(self._logs))][-1])
+            time.sleep(_LOOK_SECONDS)
+        return view
+
+    def lines(self, name: str) -> list[str]:
+        """What a node has logged, in all its processes."""
+        return [line for log in self._logs.get(name, []) for line in log.read_text("utf-8", "replace").splitlines()]
+
+    def close(self) -> None:
+        """End all nodes, followers first, so that no leader hands over to a node that ends, too."""
+        leader = self.leader
+        for name in sorted(self.nodes, key=lambda each: each == leader):
+            self.nodes[name].close()
+
+
+def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float | None:
+    """When the first line that has the pattern was logged, `time.monotonic()` here; None if none was since then."""
+    wall = time.time() - time.monotonic()
+    for line in lines:
+        if re.search(pattern, line):
+            try:
+                at = datetime.strptime(line[:_TIME_LENGTH], _TIME).timestamp() - wall
+            except ValueError:  # a line of a traceback
+                continue
+            if at >= since:
+                return at
+    return None
+
+
+@contextmanager
+def node_set(
+    directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], names: Sequence[str]
+) -> Iterator[NodeSet]:
+    """A set whose nodes are in sync. The first one leads. Raises ProcessFailed."""
+    with ZkSession(zk_connect) as session, ExitStack() as stack:
+        nodes = NodeSet(directory, zk_connect, topics, settings, session)
+        stack.callback(nodes.close)
+        for number, name in enumerate(names, 1):
+            nodes.start(name)
+            nodes.await_in_sync(names[:number])
+        yield nodes
