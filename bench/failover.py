@@ -120,7 +120,7 @@ def _result(how: str, done: Sequence[Round], history: History, logs: dict[str, l
     parts: dict[str, list[float]] = {"gap": [], "detection": [], "election": [], "first_acknowledgement": []}
     for each in done:
         gap = history.longest_gap(each.begun, each.ended)
-        for name, seconds in _parts(gap, logs[each.successor]).items():
+        for name, seconds in _parts(gap, each.begun, logs[each.successor]).items():
             parts[name].append(seconds)
     return {
         "how": how,
@@ -132,12 +132,13 @@ def _result(how: str, done: Sequence[Round], history: History, logs: dict[str, l
     }
 
 
-def _parts(gap: Gap, lines: Sequence[str]) -> dict[str, float]:
-    """Seconds; only the gap if the log's times do not lie in it (the longest gap was another one)."""
-    stands = logged_at(lines, "stands for election", gap.begin)
-    leads = logged_at(lines, "leads epoch", gap.begin)
-    if stands is None or leads is None or not gap.begin <= stands <= leads <= gap.end:
+def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
+    """Seconds; only the gap if the election since `begun` does not lie in it (the longest gap was another one)."""
+    stands = logged_at(lines, "stands for election", begun)
+    leads = None if stands is None else logged_at(lines, "leads epoch", stands)
+    if stands is None or leads is None or not gap.begin <= leads <= gap.end:
         return {"gap": gap.seconds}
+    stands = max(stands, gap.begin)  # at a hand-over the last acknowledgements may still be on their way
     return {
         "gap": gap.seconds,
         "detection": stands - gap.begin,

@@ -164,11 +164,13 @@ def test_a_failovers_parts_come_from_the_successors_log():
         line(100.7, "leads epoch 2; in sync: b"),
         "Traceback (most recent call last):",
     ]
-    parts = _parts(Gap(100.0, 101.0), lines)
+    parts = _parts(Gap(100.0, 101.0), 99.9, lines)
     assert parts == pytest.approx(
         {"gap": 1.0, "detection": 0.5, "election": 0.2, "first_acknowledgement": 0.3}, abs=0.01
     )
-    assert _parts(Gap(100.6, 101.0), lines) == pytest.approx({"gap": 0.4})  # nobody stood in this gap
+    assert _parts(Gap(100.6, 101.0), 99.9, lines)["detection"] == 0.0  # an acknowledgement came late
+    assert _parts(Gap(100.8, 101.0), 99.9, lines) == pytest.approx({"gap": 0.2})  # nobody was elected in this gap
+    assert _parts(Gap(100.6, 101.0), 100.6, lines) == pytest.approx({"gap": 0.4})  # nobody stood in this round
     assert logged_at(lines, "Traceback") is None
 
 
