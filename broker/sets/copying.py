@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError, ReplicaDiverged
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError
 from metaq.protocol.stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
 
 from ..broker import Broker
-from ..store.copying import CopyReader
+from ..store.copying import CopiedPiece, CopyReader
 from ..store.partition_log import PartitionLog
 from . import tuning
 from .connections import StreamProtocol
@@ -94,24 +96,31 @@ class Copying:
     async def _copy(self, log: PartitionLog, target: int) -> None:
         name = log.journal_name.decode()
         first, end = self._places[name]
-        if end < target:
-            reader = CopyReader(log.segments, end, tuning.PIECE_BYTES)
-            reader.end = target  # what has come since is in blocks
-        while end < target and not self._stopped:
-            await self._connection.drained()
+        if end >= target:
+            return
+        reader = CopyReader(log.segments, end, tuning.PIECE_BYTES)
+        reader.end = target  # what has come since is in blocks
+        reading = self._read(reader, end, target)
+        while reading is not None and not self._stopped:
             try:
-                piece = await self._broker.in_thread(partial(reader.read, end))
+                piece = await reading
             except OffsetOutOfRange:  # retention was faster: it begins anew
                 self._connection.send([encode_json(Kind.BEGIN, {name: log.first_offset})])
                 first = end = log.first_offset
+                reading = self._read(reader, end, target)
                 continue
-            if not piece.units:
-                raise ReplicaDiverged(f"{log.directory} is damaged in [{piece.base}, {piece.end}): it cannot be copied")
+            end = piece.end
+            reading = self._read(reader, end, target)  # meanwhile
+            await self._connection.drained()
             entry = StreamEntry(log.journal_name, piece.base, piece.segment, Lane.MEMORY, piece.units, (piece.data,))
             self._connection.send(encode_block(COPY, (0, 0), [entry]))
             self.sent_bytes += len(piece.data)
-            end = piece.end
+        if reading is not None:
+            reading.addErrback(lambda _: None)  # nobody wants it any more
         self._places[name] = _Place(first, end)
+
+    def _read(self, reader: CopyReader, offset: int, target: int) -> Deferred[CopiedPiece] | None:
+        return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
         """Have the follower begin its partitions where ours begin."""

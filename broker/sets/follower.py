@@ -36,6 +36,7 @@ from metaq.protocol.stream import (
     Kind,
     Lane,
     StreamBlock,
+    StreamEntry,
     StreamMessage,
     encode_ack,
     encode_json,
@@ -275,7 +276,10 @@ class Follower:
         self._acknowledge()
 
     def _block(self, block: StreamBlock) -> None:
-        if block.number != COPY and block.number != self._received + 1:
+        if block.number == COPY:
+            self._copied(block.entries)
+            return
+        if block.number != self._received + 1:
             raise RemoteProtocolError(f"block {block.number} follows block {self._received}")
         appends = []
         ends: dict[PartitionLog, int] = {}
@@ -292,8 +296,6 @@ class Follower:
                 if isinstance(taken.error, LogReadOnly):
                     self._failed(taken.error)
                 raise taken.error
-        if block.number == COPY:
-            return
         self._received = block.number
         lanes: tuple[dict[PartitionLog, Mark], dict[PartitionLog, Mark]] = ({}, {})
         for append, entry in zip(appends, block.entries, strict=True):
@@ -305,6 +307,23 @@ class Follower:
         self._safe.add(block.number, [(mark.log, mark.end) for mark in lanes[Lane.DISK].values()])
         self._committed(block.committed)
         self._ack_due = True
+
+    def _copied(self, entries: Sequence[StreamEntry]) -> None:
+        """A part of a copy: it is not journaled, because the whole is synced when it is complete."""
+        for entry in entries:
+            log = self._log(entry.name, entry.base)
+            if entry.base != log.end_offset:
+                raise RemoteProtocolError(
+                    f"{log.directory} ends at {log.end_offset}, its leader's part at {entry.base}"
+                )
+            try:
+                if entry.units:
+                    log.append(entry.data, entry.units, entry.segment, journaled=False)
+                else:
+                    log.append_damaged(entry.data, entry.segment)
+            except LogReadOnly as error:
+                self._failed(error)
+                raise
 
     def _log(self, name: bytes, base: int) -> PartitionLog:
         log = self._logs.get(name)
@@ -349,7 +368,11 @@ class Follower:
             lanes[Lane.DISK if log.waits else Lane.MEMORY].append(Mark(log, log.end_offset, log.durability.count))
         for marks, found in zip(self._marks, lanes, strict=True):
             marks.append((number, found))
-        self._safe.add(number, [(log, log.end_offset) for log in logs if log.waits])
+        waiting = [log for log in logs if log.waits]
+        for log in waiting:
+            if log.durability.safe_end < log.end_offset:
+                log.flush()
+        self._safe.add(number, [(log, log.end_offset) for log in waiting])
         self._ack_due = True
         _log.info("follows the stream of %s, epoch %d", self.connection and self.connection.name, self.epoch)
 

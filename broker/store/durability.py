@@ -214,12 +214,14 @@ class Durability:
             actions |= MARK_DIRTY
         return actions
 
-    def appended_unreplayable(self, end: int) -> int:
-        """The log ends at `end` now, with bytes that a start would not find good: only a checkpoint makes them safe."""
+    def appended_unreplayable(self, end: int, records: int = 0) -> int:
+        """The log ends at `end` now, with so many records more, and the journal does not get what was appended: only a
+        sync makes it safe, or a checkpoint if a start would not find it good."""
         self.end = end
+        self.count += records
         self._journal_end = _NOWHERE
         if self.mode is _SHOWING:
-            self.safe_end, actions = end, self._next(_APPENDED)
+            self.safe_end, self.safe_count, actions = end, self.count, self._next(_APPENDED)
         else:
             actions = self._next(DurabilityEvent.BEHIND_GAP)
         if not self.dirty:

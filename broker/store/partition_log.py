@@ -148,7 +148,9 @@ class PartitionLog:
 
     # --- appending ----------------------------------------------------------------------------------------------------
 
-    def append(self, data: Sequence[Buffer], units: Buffer, segment: int | None = None) -> int:
+    def append(
+        self, data: Sequence[Buffer], units: Buffer, segment: int | None = None, *, journaled: bool = True
+    ) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
@@ -161,7 +163,8 @@ class PartitionLog:
         segment: where the segment of these records begins in the log that this one copies, as `Store.on_append` told
         there: they go into that segment, which is begun if it begins at `end_offset`, and this log does not roll by
         size. Raises ValueError if that is neither the last segment nor can be; StoreError if the segment's index must
-        be made again first.
+        be made again first. journaled: False for a large copy, of which nobody waits for a part: with group commit it
+        is safe after the next sync of this log, which the caller has to ask for.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -179,7 +182,11 @@ class PartitionLog:
             self._turn_read_only(error.cause)
             raise
         end = segments.end_offset
-        actions = durability.appended(end, len(units) // UNIT_BYTES)
+        records = len(units) // UNIT_BYTES
+        if journaled:
+            actions = durability.appended(end, records)
+        else:
+            actions = durability.appended_unreplayable(end, records) & ~SYNC
         if actions & MARK_DIRTY:
             shared.syncs.mark_dirty(self)
         if shared.on_append is not None:
