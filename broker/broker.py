@@ -137,7 +137,7 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
-        self._run_in_thread = threads.disk
+        self.run_in_thread = threads.disk
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
 
     def _watch(self, log: PartitionLog) -> None:
@@ -176,7 +176,7 @@ class Broker:
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
         """The result of a function that may wait for the disk."""
-        return _deferred(self._run_in_thread, function)
+        return _deferred(self.run_in_thread, function)
 
 
 def _deferred(run: RunInThread, function: Callable[[], T]) -> Deferred[T]:

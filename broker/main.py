@@ -162,7 +162,8 @@ class BrokerProcess:
                 options=self._options,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
-            self.broker.transactions.open()
+            if self._options.node is None:  # else it is opened when the node leads
+                self.broker.transactions.open()
             for kept in self.broker.partitions.kept():
                 _log.warning("%s", kept)
             try:

@@ -21,6 +21,7 @@ from ..store.copying import CopiedPiece, CopyReader
 from ..store.partition_log import PartitionLog
 from . import tuning
 from .connections import StreamProtocol
+from .transaction_copy import send_copy
 
 __all__ = ["Copying"]
 
@@ -65,6 +66,8 @@ class Copying:
             return
         live = self._go_live()
         await self._round()
+        if not self._stopped:
+            self.sent_bytes += await send_copy(self._broker, self._connection, lambda: self._stopped)
         if not self._stopped:
             self._drop()
             live()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -56,6 +56,7 @@ from .history import EpochHistory, NodeFile
 from .leading import Mark
 from .rules import accepts, common_epoch, cut_end
 from .safe_blocks import SafeBlocks
+from .transaction_mirror import TransactionMirror
 
 __all__ = ["Follower", "LeaderGone"]
 
@@ -74,12 +75,14 @@ class Follower:
         broker: Broker,
         me: str,
         file: NodeFile,
+        ready_mirror: Callable[[], Awaitable[TransactionMirror]],
         *,
         grants: Callable[[], bool],
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """grants: whether a ping is answered with a grant now (noted by the caller for as long as a grant lasts)."""
+        """ready_mirror: of the transaction log, once nothing else uses it. grants: whether a ping is answered with a
+        grant now (noted by the caller for as long as a grant lasts)."""
         self.connection: StreamProtocol | None = None
         self.live = False
         """Whether it has everything that the leader had when it went over to the stream."""
@@ -91,6 +94,8 @@ class Follower:
         self._reactor: Any = broker.reactor
         self._me = me
         self._file = file
+        self._ready_mirror = ready_mirror
+        self._mirror: TransactionMirror | None = None
         self._grants = grants
         self._on_hand_over = on_hand_over
         self._on_caught_up = on_caught_up
@@ -194,6 +199,10 @@ class Follower:
         history = EpochHistory.from_json(told["history"])
         await self._cut(file.history, history, told["ends"], ends, connection.name)
         await self._broker.in_thread(partial(file.write, self.epoch, history))
+        mirror = await self._ready_mirror()
+        if connection.lost is not None:
+            raise connection.lost
+        self._mirror = mirror
         partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
         connection.send([encode_json(Kind.READY, {"partitions": partitions})])
 
@@ -283,7 +292,13 @@ class Follower:
             raise RemoteProtocolError(f"block {block.number} follows block {self._received}")
         appends = []
         ends: dict[PartitionLog, int] = {}
+        mirrored: int | None = None  # the highest lane
         for entry in block.entries:
+            if entry.segment < 0:  # of the transaction log: a record is written before the messages behind it
+                assert self._mirror is not None
+                self._mirror.take(entry)
+                mirrored = max(entry.lane, mirrored or Lane.MEMORY)
+                continue
             log = self._log(entry.name, entry.base)
             if entry.base != ends.get(log, log.end_offset):
                 raise RemoteProtocolError(
@@ -298,19 +313,26 @@ class Follower:
                 raise taken.error
         self._received = block.number
         lanes: tuple[dict[PartitionLog, Mark], dict[PartitionLog, Mark]] = ({}, {})
-        for append, entry in zip(appends, block.entries, strict=True):
+        entries = block.entries if mirrored is None else [each for each in block.entries if each.segment >= 0]
+        for append, entry in zip(appends, entries, strict=True):
             log = append.log
             lanes[entry.lane][log] = Mark(log, append.end, log.durability.count)
         for marks, found in zip(self._marks, lanes, strict=True):
             if found:
                 marks.append((block.number, list(found.values())))
-        self._safe.add(block.number, [(mark.log, mark.end) for mark in lanes[Lane.DISK].values()])
+        on_disk = [(mark.log, mark.end) for mark in lanes[Lane.DISK].values()]
+        mirror = self._mirror if mirrored == Lane.DISK else None
+        self._safe.add(block.number, on_disk, None if mirror is None else mirror.when_safe)
         self._committed(block.committed)
         self._ack_due = True
 
     def _copied(self, entries: Sequence[StreamEntry]) -> None:
         """A part of a copy: it is not journaled, because the whole is synced when it is complete."""
         for entry in entries:
+            if entry.segment < 0:
+                assert self._mirror is not None
+                self._mirror.take(entry)
+                continue
             log = self._log(entry.name, entry.base)
             if entry.base != log.end_offset:
                 raise RemoteProtocolError(
@@ -360,7 +382,6 @@ class Follower:
     def _go_live(self, words: Mapping[str, Any]) -> None:
         number = int(words["number"])
         self._received = number
-        self.live = True
         logs = list(self._store.logs())
         lanes: tuple[list[Mark], list[Mark]] = ([], [])
         for log in logs:
@@ -373,8 +394,20 @@ class Follower:
             if log.durability.safe_end < log.end_offset:
                 log.flush()
         self._safe.add(number, [(log, log.end_offset) for log in waiting])
+        assert self._mirror is not None
+        self._mirror.when_safe(self._now_live)
+
+    def _now_live(self, error: MetaqError | None) -> None:
+        """The copy of the transaction log is in its place: what was received counts from now on."""
+        if self.connection is None or self._stopped or self.connection.lost is not None:
+            return
+        if error is not None:
+            self.connection.close(error)
+            return
+        self.live = True
         self._ack_due = True
-        _log.info("follows the stream of %s, epoch %d", self.connection and self.connection.name, self.epoch)
+        self._acknowledge()
+        _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
         """Partitions begin anew; what follows waits until they do."""

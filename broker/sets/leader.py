@@ -102,6 +102,7 @@ class Leader:
         self._own = SafeBlocks(self._store, self._advance, on_failure)
         self._gathered: dict[PartitionLog, list[StreamEntry]] = {}
         self._gathered_marks: dict[PartitionLog, Mark] = {}
+        self._others: list[StreamEntry] = []  # of the transaction log, in front of the block's messages
         self._flush_due = False
         self._lost_at: dict[str, float] = {}
         self._errors: dict[str, str] = {}
@@ -206,6 +207,19 @@ class Leader:
         """Topics may have other promises from now on."""
         self._promises.clear()
 
+    def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
+        """Have entries that belong to no partition in the next block, in front of its messages; `done` is called when
+        that is committed, or with why nobody knows."""
+        if self._ended:
+            done(NotLeader(self._broker.config.broker_id))
+            return
+        self._others += entries
+        if not self._flush_due:
+            self._flush_due = True
+            self._reactor.callLater(0, self._flush)
+        if not self.core.wait(lane, self.core.number + 1, done):
+            done(None)
+
     # --- blocks -------------------------------------------------------------------------------------------------------
 
     def _appended(
@@ -230,12 +244,13 @@ class Leader:
 
     def _flush(self) -> None:
         self._flush_due = False
-        if self._gathered_marks and not self._ended:
+        if (self._gathered_marks or self._others) and not self._ended:
             self._make_block()
 
     def _make_block(self) -> None:
         gathered, self._gathered = self._gathered, {}
         marks, self._gathered_marks = self._gathered_marks, {}
+        others, self._others = self._others, []
         lanes: tuple[list[Mark], list[Mark]] = ([], [])
         for log, mark in marks.items():
             lanes[self._promise(log)[0]].append(mark)
@@ -243,7 +258,7 @@ class Leader:
         self._own.add(number, [(mark.log, mark.end) for mark in lanes[Lane.DISK]])
         links = [link for link in self._links.values() if link.counting]
         if links:
-            entries = [entry for each in gathered.values() for entry in each]
+            entries = others + [entry for each in gathered.values() for entry in each]
             block = encode_block(number, self.core.committed, entries)
             size = sum(map(len, block))
             for link in links:

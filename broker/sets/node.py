@@ -43,6 +43,7 @@ from .history import NodeFile, machine_start
 from .leader import Leader
 from .leading import Leading
 from .rules import common_epoch, elected, in_time, may_stand, promised_until
+from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
 
@@ -79,6 +80,7 @@ class SetMember:
         self._file = NodeFile(broker.store.files, broker.store.data_paths[0])
         self._file.read()
         self._boot = machine_start()
+        self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
         self._follower: Follower | None = None
@@ -319,6 +321,7 @@ class SetMember:
 
     async def _lead(self, state: SetState) -> None:
         broker, store = self._broker, self._broker.store
+        await self._transactions.prepare()
         ends = {name: end for name, (_, end, _) in store.ends().items()}
         history = self._file.history.begin(state.epoch, ends)
         await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
@@ -336,6 +339,11 @@ class SetMember:
         self.leader = leader
         self._established = False
         broker.writing.copies = leader
+        try:
+            self._transactions.open(leader)
+        except MetaqError as error:
+            self._disk_failed(error)
+            return
         leader.start()
         _log.warning("leads epoch %d; in sync: %s", state.epoch, ", ".join(state.in_sync))
         self._registration.come_back(broker.port, broker.partitions.served_topics()).addErrback(self._not_registered)
@@ -355,6 +363,7 @@ class SetMember:
         self._established = False
         self._on_role()
         self._broker.store.retention_enabled = False
+        self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._registration.withdraw().addErrback(self._not_registered)
 
@@ -487,6 +496,7 @@ class SetMember:
                     self._broker,
                     self.name,
                     self._file,
+                    self._transactions.mirror,
                     grants=self._grants,
                     on_hand_over=self._asked_to_lead,
                     on_caught_up=self._caught_up,

@@ -12,13 +12,16 @@ from ..store.store import Store
 
 __all__ = ["SafeBlocks"]
 
+WhenSafe = Callable[[Callable[[MetaqError | None], None]], None]
+"""when_safe(done): calls done(None), or done(why not)."""
+
 
 class _Waiting:
-    __slots__ = ("number", "safe")
+    __slots__ = ("missing", "number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, missing: int) -> None:
         self.number = number
-        self.safe = False
+        self.missing = missing
 
 
 class SafeBlocks:
@@ -36,12 +39,12 @@ class SafeBlocks:
         self._on_failure = on_failure
         self._waiting: deque[_Waiting] = deque()
 
-    def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]]) -> None:
-        """The next block is safe when each of these logs is so up to its `end`."""
-        if not ends and not self._waiting:
+    def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]], when_others: WhenSafe | None = None) -> None:
+        """The next block is safe when each of these logs is so up to its `end`, and when_others has called back."""
+        if not ends and when_others is None and not self._waiting:
             self.number = number
             return
-        waiting = _Waiting(number)
+        waiting = _Waiting(number, 1 if when_others is None else 2)
         self._waiting.append(waiting)
         adding = True
 
@@ -50,12 +53,14 @@ class SafeBlocks:
             if failure is not None:
                 self._on_failure(failure)
                 return
-            waiting.safe = True
+            waiting.missing -= 1
             before = self.number
-            while self._waiting and self._waiting[0].safe:
+            while self._waiting and not self._waiting[0].missing:
                 self.number = self._waiting.popleft().number
             if self.number != before and not adding:
                 self._on_safe()
 
+        if when_others is not None:
+            when_others(lambda error: settled([error]))
         self._store.when_all_safe(ends, settled)
         adding = False

@@ -179,6 +179,10 @@ class Files:
     def make_directory(self, path: str) -> None:
         os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
 
+    def remove_directory(self, path: str) -> None:
+        """An empty one."""
+        os.rmdir(path)
+
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
 

@@ -12,7 +12,8 @@ the parts, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -404,6 +405,20 @@ class PartitionLog:
         self.bound = None
         if self.segments.visible_end < self.durability.safe_end:
             self._act(SHOW)
+
+    @contextmanager
+    def all_visible(self) -> Iterator[None]:
+        """In this block everything that is safe can be read, and `on_visible` is not called: for the owner, who must
+        not give the thread away meanwhile."""
+        bound, on_visible = self.bound, self.on_visible
+        self.bound = self.on_visible = None
+        self.segments.show(self.durability.safe_end, self.durability.safe_count)
+        try:
+            yield
+        finally:
+            self.bound, self.on_visible = bound, on_visible
+            if bound is not None:
+                self._show_within(bound)
 
     def _show_within(self, bound: tuple[int, int]) -> bool:
         """Let readers see what is safe as far as the bound allows; whether that is more than before."""

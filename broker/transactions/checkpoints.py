@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import simplejson
@@ -22,7 +21,8 @@ from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.record import checksum
 from metaq.protocol.transactions import is_xa, parse_key
 
-from ..store.files import Files, replace_file
+from ..store.files import Files
+from .changes import REMOVED, REPLACED, Change, make_change
 from .directory import CHECKPOINT_PREFIX, RedoPosition, numbered_files, read_file
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "SavedState",
     "parse_checkpoint",
     "read_state",
+    "state_change",
     "write_state",
 ]
 
@@ -87,11 +88,16 @@ def read_state(files: Files, directory: str) -> SavedState:
 
 def write_state(files: Files, directory: str, state: SavedState) -> None:
     """Blocks until it is on the disk. Raises OSError."""
+    make_change(files, directory, state_change(state))
+
+
+def state_change(state: SavedState) -> Change:
+    """The change that makes metaq.json say this."""
     position = state.replay_from or RedoPosition(0, 0)
     saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
     saved[_CHECKSUM] = _checksum(saved)
     text = simplejson.dumps(saved, indent=1, sort_keys=True)
-    replace_file(files, os.path.join(directory, STATE_NAME), text.encode() + b"\n")
+    return Change(STATE_NAME, REPLACED, [text.encode() + b"\n"])
 
 
 def _checksum(saved: Mapping[str, object]) -> int:
@@ -132,8 +138,8 @@ class Checkpoints:
         for path in found.values():
             self.last = self._parse(path)
 
-    def next(self, position: RedoPosition) -> Callable[[], None]:
-        """What a worker is to do so that `position` is the newest checkpoint; it blocks and may raise OSError."""
+    def next(self, position: RedoPosition) -> list[Change]:
+        """What a worker is to change so that `position` is the newest checkpoint."""
         if self._numbers and self.last is None:
             number = self._numbers[-1]  # Java leaves its first one empty
         else:
@@ -141,16 +147,9 @@ class Checkpoints:
             self._numbers.append(number)
         surplus, self._numbers = self._numbers[: -self._max_files], self._numbers[-self._max_files :]
         self.last = position
-        return partial(self._write, number, position, surplus)
-
-    def _write(self, number: int, position: RedoPosition, surplus: Sequence[int]) -> None:
         text = simplejson.dumps(position._asdict(), separators=(",", ":"))
-        replace_file(self._files, self._path(number), text.encode())
-        for old in surplus:
-            self._files.unlink(self._path(old))
-
-    def _path(self, number: int) -> str:
-        return os.path.join(self._directory, f"{CHECKPOINT_PREFIX}{number}")
+        new = Change(f"{CHECKPOINT_PREFIX}{number}", REPLACED, [text.encode()])
+        return [new, *(Change(f"{CHECKPOINT_PREFIX}{old}", REMOVED) for old in surplus)]
 
     def _parse(self, path: str) -> RedoPosition | None:
         data = read_file(self._files, path)

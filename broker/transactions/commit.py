@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import MetaqError, NotEnoughReplicas
 
 from ..store.batch import encode_puts
 from ..store.index import UNIT_DTYPE
@@ -152,4 +152,6 @@ def _placed(parts: list[EncodedBlock]) -> Iterator[EncodedBlock]:
 
 
 def _failure(parts: list[EncodedBlock]) -> MetaqError | None:
-    return next((part.error for part in parts if part.error is not None), None)
+    """That too few nodes of a set are in sync by now is none: a decided commit cannot be taken back, and is whole."""
+    errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
+    return next((error for error in errors if error is not None), None)

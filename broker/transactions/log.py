@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import ConfigError, StoreError
+from metaq.protocol.errors import ConfigError, LogReadOnly, StoreError
 
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
+from ..store.partition_log import PartitionLog
 from ..store.threads import RunInThread
 from ..writing import Writing
-from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, write_state
+from .changes import LogCopies
+from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, state_change, write_state
 from .commands import Operation, StoredPut
 from .commit import Committer, Settled
 from .config import FlushTxLog, TransactionConfig
@@ -69,21 +71,25 @@ class TransactionLog:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def open(self, logs: Logs) -> Replayed:
-        """Lock, read and replay what is there; see recovery.replay. Raises StoreError, ConfigError, DirectoryInUse."""
-        self._lock_directory()
+    def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
+        """Lock, read and replay what is there; see recovery.replay. copies: the other nodes of a broker set.
+
+        Raises StoreError, ConfigError, DirectoryInUse; it is locked then only if it was before.
+        """
+        was_locked = self._lock is not None
+        self.lock()
         try:
-            state = self._read(logs)
-        except OSError as error:
-            self._unlock()
-            raise StoreError(f"the transaction log {self.directory} cannot be read: {error}") from error
-        except BaseException:
-            self._unlock()
+            state = self._read(logs, copies)
+        except BaseException as error:
+            if not was_locked:
+                self.unlock()
+            if isinstance(error, OSError):
+                raise StoreError(f"the transaction log {self.directory} cannot be read: {error}") from error
             raise
         self._ticked = self._checkpointed = self._seconds()
         return state
 
-    def _read(self, logs: Logs) -> Replayed:
+    def _read(self, logs: Logs, copies: LogCopies | None) -> Replayed:
         files = self._files
         exists = files.is_directory(self.directory)
         state = read_state(files, self.directory) if exists else SavedState()
@@ -107,6 +113,7 @@ class TransactionLog:
             redo_files=replayed.files,
             # Java ignores files below its last checkpoint's
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
+            copies=copies,
         )
         self._committer = Committer(self._writer, self._writing, self._now_ms, self.settle)
         for transaction, ends in replayed.committed.items():
@@ -140,21 +147,42 @@ class TransactionLog:
         self._committer.finish()
         self._checkpoint()
         self._writer.close()
-        self._unlock()
+        self.unlock()
 
-    def _lock_directory(self) -> None:
+    def abandon(self, why: str) -> Deferred[None]:
+        """Write nothing any more, as if the broker had died; it stays locked. Who waits is told `why`, which is no
+        answer to whether it has happened. Fires when no worker uses the files any more: it may be opened again then."""
+        deferred: Deferred[None] = Deferred()
+        self._writer.abandon(why, lambda: deferred.callback(None))
+        return deferred
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """Call back when the files have whatever was sent to `copies` before. While it is open."""
+        self._writer.when_idle(done)
+
+    def lock(self) -> None:
+        """Lock the directory, unless that was done. Raises ConfigError, DirectoryInUse."""
         path = os.path.realpath(self._config.log_path)
-        if path in self._data_paths:
+        if self._lock is not None or path in self._data_paths:
             return  # the store has it
         try:
             self._lock = lock_data_path(self._files, path)
         except ConfigError as error:
             raise ConfigError("dataLogPath", path, str(error)) from error
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Nothing happens if it is not locked."""
         if self._lock is not None:
             self._files.close(self._lock)
             self._lock = None
+
+    def check(self, log: PartitionLog) -> None:
+        """Raise why a commit that has messages for this partition cannot be taken now: LogReadOnly, and in a broker set
+        NotLeader, NotEnoughReplicas."""
+        if log.read_only is not None:
+            raise LogReadOnly(log.directory, log.read_only)
+        if self._writing.copies is not None:
+            self._writing.copies.check(log)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -240,9 +268,9 @@ class TransactionLog:
             self._save_state(position)
         last = self._checkpoints.last
         if position != last and (last is not None or self._writer.has_unsettled):
-            self._writer.also(self._checkpoints.next(position))
+            self._writer.also(*self._checkpoints.next(position))
 
     def _save_state(self, position: RedoPosition) -> None:
         self._saved = position
         state = SavedState(position, dict(self._heuristics))
-        self._writer.also(partial(write_state, self._files, self.directory, state))
+        self._writer.also(state_change(state))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 
 from metaq.protocol.errors import ChecksumMismatch, LogReadOnly, MetaqError, TransactionRefused, XaRefused
 from metaq.protocol.message_id import message_id_list
@@ -24,6 +25,7 @@ from ..metrics import Metrics
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY, Partitions
 from ..runtime.reactor import ReactorTime
+from .changes import LogCopies
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
@@ -74,17 +76,32 @@ class Transactions:
         self._message_ids = message_ids
         self._metrics = metrics
         self._now_ms = now_ms
-        self._open = Registry(config, reactor, self._expired)
+        self.refusal: Callable[[], MetaqError | None] = lambda: None
+        """Why clients are not served now; None if they are. Of a broker set's node, which may not lead."""
+        self._new_registry = partial(Registry, config, reactor, self._expired)
+        self._open = self._new_registry()
+        self._is_open = False
         self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition keeps from ending
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    @property
+    def directory(self) -> str:
+        """Of the log's files."""
+        return self._log.directory
+
+    def lock(self) -> None:
+        """Lock the log's directory before it is opened. Raises ConfigError, DirectoryInUse."""
+        self._log.lock()
+
+    def open(self, copies: LogCopies | None = None) -> None:
         """Replay the log: repair the partitions, roll back what was not prepared, keep what was. Blocks.
 
-        Raises StoreError, ConfigError, DirectoryInUse.
+        copies: the other nodes of a broker set. Raises StoreError, ConfigError, DirectoryInUse.
         """
-        recovered = self._log.open(self._partitions)
+        self._unfinished.clear()
+        recovered = self._log.open(self._partitions, copies)
+        self._is_open = True
         self._message_ids.begin_above(recovered.max_message_id)
         for transaction in recovered.transactions.values():
             if transaction.state is not TransactionState.PREPARED:
@@ -102,16 +119,37 @@ class Transactions:
     def close(self) -> None:
         """Write everything to the disk, waiting for it. Nothing may follow."""
         self._open.close()
-        self._log.close()
+        if self._is_open:
+            self._log.close()
+        else:
+            self._log.unlock()
+
+    def abandon(self, why: str) -> Deferred[None]:
+        """Forget everything, as if the broker had died: another node has the log now. Who waits is told `why`.
+
+        Fires when the log may be opened again, and its files may be changed.
+        """
+        if not self._is_open:
+            return succeed(None)
+        self._is_open = False
+        self._open.close()
+        self._open = self._new_registry()
+        return self._log.abandon(why)
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """Call back when the log's files have whatever was sent to other nodes before. While it is open."""
+        self._log.when_idle(done)
 
     def tick(self) -> None:
         """What is due by the clock. To be called about four times a second."""
-        self._log.tick()
+        if self._is_open:
+            self._log.tick()
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def begin(self, connection: object, key: str | None, timeout_seconds: int) -> None:
         """timeout_seconds: 0 and less = none. Beginning again changes nothing."""
+        self._check_served()
         if key is None:
             raise TransactionRefused("BEGIN needs the key of a transaction: null is for RECOVER only")
         self._metrics.tx_begin += 1
@@ -192,11 +230,13 @@ class Transactions:
 
     def recover(self, qualifier: str | None) -> list[str]:
         """Keys of the prepared transactions with this qualifier (None = all), also of those an operator has decided."""
+        self._check_served()
         noted = [key for key in self._log.heuristics if qualifier is None or qualifier_of(key) == qualifier]
         return [transaction.key for transaction in self._open.prepared(qualifier)] + noted
 
     def forget(self, key: str | None) -> Deferred[None] | None:
         """Drop the note of an operator's decision; None for a transaction without one, too."""
+        self._check_served()
         if key is None or not is_xa(key):
             raise XaRefused(XaCode.XAER_NOTA, f"{key or NULL_KEY} is not a valid xid")
         return self._log.set_heuristic(key, None) if key in self._log.heuristics else None
@@ -211,6 +251,7 @@ class Transactions:
 
     def prepared(self) -> list[PreparedTransaction]:
         """Everything that RECOVER would list, with figures."""
+        self._check_served()
         found = [
             PreparedTransaction(
                 each.key,
@@ -229,6 +270,7 @@ class Transactions:
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
         """An operator's decision on a prepared XA transaction, or `forget` (remoting.CompleteTransactionRequest)."""
+        self._check_served()
         if action == "forget":
             if key not in self._log.heuristics:
                 raise XaRefused(XaCode.XAER_NOTA, f"there is no decision about '{key}' to forget")
@@ -239,7 +281,7 @@ class Transactions:
             raise XaRefused(XaCode.XAER_PROTO, reason)
         self._check_log(key)
         if action == "commit":
-            _check_partitions(transaction)
+            self._check_partitions(transaction)
         self._open.remove(transaction)  # nobody else may decide it any more
         return self._log.set_heuristic(key, action).addCallback(lambda _: self._execute(transaction, action))
 
@@ -248,7 +290,13 @@ class Transactions:
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
+    def _check_served(self) -> None:
+        error = self.refusal()
+        if error is not None:
+            raise error
+
     def _find(self, connection: object, key: str | None) -> OpenTransaction:
+        self._check_served()
         if key is not None and is_xa(key):
             self._check_decided(key)
         return self._open.find(connection, key)
@@ -285,7 +333,7 @@ class Transactions:
             return None
         self._check_log(transaction.key)
         try:
-            _check_partitions(transaction)
+            self._check_partitions(transaction)
         except XaRefused:
             if transaction.state is TransactionState.PREPARED:
                 raise  # its coordinator may try again after a restart
@@ -293,6 +341,13 @@ class Transactions:
             raise XaRefused(XaCode.XA_RBOTHER, "STORE COMMIT FAILED: Transaction rolled back.") from None
         self._open.remove(transaction)
         return self._log_commit(transaction)
+
+    def _check_partitions(self, transaction: OpenTransaction) -> None:
+        for log in transaction.blocks:
+            try:
+                self._log.check(log)
+            except LogReadOnly as error:
+                raise XaRefused(XaCode.XAER_RMFAIL, f"{log.directory} takes no writes: {error.cause}") from None
 
     def _log_commit(self, transaction: OpenTransaction) -> Deferred[None]:
         deferred: Deferred[None] = Deferred()
@@ -334,9 +389,3 @@ def _checked(flag: int, announced: int, body: Buffer) -> tuple[int, int, int, Bu
     if announced not in (NO_CHECKSUM, found):
         raise ChecksumMismatch
     return flag, announced, found, body
-
-
-def _check_partitions(transaction: OpenTransaction) -> None:
-    for log in transaction.blocks:
-        if log.read_only is not None:
-            raise XaRefused(XaCode.XAER_RMFAIL, f"{log.directory} takes no writes: {log.read_only}")

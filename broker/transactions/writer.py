@@ -3,6 +3,9 @@
 One job is under way at a time; whatever is asked for meanwhile shares the next one (group commit). A record has its
 place in its file as soon as it is queued. A failed write or sync ends the writing for good: nobody can know what of it
 is on the disk until the log is read again at the next start.
+
+In a broker set each job is sent to the other nodes when it is made, so their disks wait at the same time. Whoever waits
+for a job is told when it is done here and there; the next one does not wait for the other nodes.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from functools import partial
 
 from metaq.protocol.record import Buffer
 
 from ..store.files import Files, write_all
 from ..store.threads import RunInThread, call_safely
+from .changes import REMOVED, Change, LogCopies, make_change
 from .directory import REDO_PREFIX, RedoPosition
 
 __all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
@@ -39,6 +44,7 @@ class RedoFile:
     def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
         self.number = number
         self.path = path
+        self.name = f"{REDO_PREFIX}{number}"
         self.size = size
         """Bytes, with those that are still queued."""
         self.unsettled: dict[Hashable, None] = {}
@@ -74,7 +80,11 @@ class _Job:
     def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
         self.to_sync = to_sync
         self.waiters: list[OnWritten] = []
-        self.works: list[Callable[[], None]] = []
+        self.works: list[tuple[Change, RedoFile | None]] = []
+        """What follows the writes and syncs, with the file that it removes."""
+        self.ended: list[Callable[[], None]] = []
+        self.missing = 1
+        """Of what those who wait are waiting for: it is done here, and in a broker set on the other nodes."""
         self._files = files
         self._directory = directory
         self._parts = parts
@@ -106,8 +116,22 @@ class _Job:
         if any(file.new for file in self.to_sync):
             self._files.fsync_directory(self._directory)
             self._files.fsync_directory(os.path.dirname(self._directory))
-        for work in self.works:
-            work()
+        for change, removed in self.works:
+            if removed is not None and removed.fd is not None:
+                self._files.close(removed.fd)
+                removed.fd = None
+            make_change(self._files, self._directory, change)
+
+    def changes(self) -> list[Change]:
+        """All that it does; the name of a file that is only synced is there without bytes."""
+        found = []
+        for part in self._parts:
+            if part.data:
+                found.append(Change(part.file.name, part.position, part.data))
+            found += [Change(part.file.name, position, [data]) for position, data in part.patches]
+        written = {part.file for part in self._parts}
+        found += [Change(file.name, file.size, ()) for file in self.to_sync if file not in written]
+        return found + [change for change, _ in self.works]
 
     def _open(self, file: RedoFile) -> int:
         if file.fd is None:
@@ -128,10 +152,11 @@ class RedoWriter:
         sync: bool,
         redo_files: Sequence[RedoFile] = (),
         next_number: int = 1,
+        copies: LogCopies | None = None,
     ) -> None:
         """sync: whether `when_written` waits for the disk (flushTxLogAtCommit=1). redo_files: existing ones by number.
 
-        next_number: of the next file.
+        next_number: of the next file. copies: the other nodes of a broker set, which `when_written` waits for, too.
         """
         self.directory = directory
         self.failure: str | None = None
@@ -143,9 +168,12 @@ class RedoWriter:
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
         self._waiters: list[OnWritten] = []
-        self._works: list[Callable[[], None]] = []
+        self._works: list[tuple[Change, RedoFile | None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
+        self._copies = copies
+        self._uncopied: deque[_Job] = deque()  # in a broker set: jobs whose waiters are not told, in order
+        self._abandoned: Callable[[], None] | None = None
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -180,10 +208,17 @@ class RedoWriter:
         self._sync_wanted |= self._sync
         self._start()
 
-    def also(self, work: Callable[[], None]) -> None:
-        """Have a worker do something behind what is queued so far; an OSError of it counts as a failed write."""
-        self._works.append(work)
+    def also(self, *changes: Change) -> None:
+        """Have files replaced or removed behind what is queued so far; an OSError of it counts as a failed write."""
+        self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """Call back when the job under way has ended, at once if there is none: what it writes is in the files then."""
+        if self._running is None:
+            done()
+        else:
+            self._running.ended.append(done)
 
     def flush(self, *, sync: bool = False) -> None:
         """Start writing what is queued, without anybody waiting for it."""
@@ -228,6 +263,27 @@ class RedoWriter:
                 self._files.close(file.fd)
                 file.fd = None
 
+    def abandon(self, why: str, idle: Callable[[], None]) -> None:
+        """Write nothing any more, and tell those who wait `why`. idle: called when no worker uses the files any more;
+        they are closed then. Nothing may follow."""
+        self.failure = why
+        self._abandoned = idle
+        waiters = [done for job in self._uncopied for done in job.waiters] + self._waiters
+        self._uncopied.clear()
+        self._waiters = []
+        for done in waiters:
+            call_safely(done, why)
+        self.when_idle(self._forget)
+
+    def _forget(self) -> None:
+        for file in self._redo.values():
+            if file.fd is not None:
+                self._files.close(file.fd)
+                file.fd = None
+        idle, self._abandoned = self._abandoned, None
+        if idle is not None:
+            idle()
+
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def _run_here(self, job: _Job) -> None:
@@ -253,14 +309,40 @@ class RedoWriter:
         job.works, self._works = self._works, []
         self._queued_bytes = 0
         self._sync_wanted = False
+        if self._copies is not None:
+            self._uncopied.append(job)
+            job.missing += 1
+            disk = bool(job.to_sync or job.works)
+            self._copies.replicate(job.changes(), disk=disk, done=partial(self._copied, job))
         return job
+
+    def _copied(self, job: _Job, why: str | None) -> None:
+        if self._abandoned is not None or self.failure is not None:
+            return
+        if why is not None:
+            self._failed(job, why)
+            return
+        job.missing -= 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell those who wait for jobs that are done everywhere, in order."""
+        while self._uncopied and not self._uncopied[0].missing:
+            for done in self._uncopied.popleft().waiters:
+                call_safely(done, None)
 
     def _ended(self, job: _Job, result: object) -> None:
         if self._running is not job:
             return  # close() has settled it
         self._running = None
+        for ended in job.ended:
+            call_safely(ended)
+        if self.failure is not None:  # abandoned
+            return
         if isinstance(result, BaseException):
             self._failed(job, str(result))
+            if self._copies is not None and self.failure is not None:
+                self._copies.failed(self.failure)
         else:
             self._succeeded(job)
             if self._waiters or self._works or self._sync_wanted or self._queued_bytes > _MAX_QUEUED_BYTES:
@@ -269,13 +351,19 @@ class RedoWriter:
     def _succeeded(self, job: _Job) -> None:
         for file in job.to_sync:
             file.dirty = file.new = False
+        if self._copies is not None:
+            job.missing -= 1
+            self._tell()
+            return
         for done in job.waiters:
             call_safely(done, None)
 
     def _failed(self, job: _Job, cause: str) -> None:
         self.failure = f"the transaction log {self.directory} cannot be written: {cause}"
         _log.critical("%s; transactions are refused until the broker is restarted", self.failure)
-        waiters = [*job.waiters, *self._waiters]
+        jobs = list(self._uncopied) or [job]
+        self._uncopied.clear()
+        waiters = [done for each in jobs for done in each.waiters] + self._waiters
         self._waiters = []
         for done in waiters:
             call_safely(done, self.failure)
@@ -292,16 +380,8 @@ class RedoWriter:
         for file in list(self._redo.values()):
             if file is not self._current and not file.unsettled:
                 del self._redo[file.number]
-                self.also(lambda file=file: self._delete(file))  # type: ignore[misc]
-
-    def _delete(self, file: RedoFile) -> None:
-        """Worker thread."""
-        if file.fd is not None:
-            self._files.close(file.fd)
-            file.fd = None
-        with suppress(FileNotFoundError):  # it was never written
-            self._files.unlink(file.path)
-            self._files.fsync_directory(self.directory)
+                self._works.append((Change(file.name, REMOVED), file))
+                self.flush(sync=self._sync)
 
 
 def _has_work(file: RedoFile, sync: bool) -> bool:

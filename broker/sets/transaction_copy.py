@@ -1,0 +1,63 @@
+"""Bringing a follower's transaction log up to date: the files are read and sent as blocks of a copy (copying.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.stream import COPY, Lane, StreamEntry, encode_block
+
+from ..broker import Broker
+from ..store.files import Files, opened, read_exactly
+from . import tuning
+from .connections import StreamProtocol
+from .transaction_mirror import BEGIN, END, NAME_PREFIX, WRITTEN, is_mirrored
+
+__all__ = ["send_copy"]
+
+
+async def send_copy(broker: Broker, connection: StreamProtocol, stopped: Callable[[], bool]) -> int:
+    """Send a follower, for which new blocks are held, the whole log as it is, in blocks of a copy; bytes sent.
+
+    What is written meanwhile may be in it or not: the blocks behind it write the same bytes again. Raises OSError.
+    """
+    written: Deferred[None] = Deferred()
+    broker.transactions.when_idle(lambda: written.callback(None))
+    await written
+    files, directory = broker.store.files, broker.transactions.directory
+    sent = 0
+
+    def send(entry: StreamEntry) -> None:
+        connection.send(encode_block(COPY, (0, 0), [entry]))
+
+    send(StreamEntry(NAME_PREFIX, 0, BEGIN, Lane.MEMORY, b"", ()))
+    for name in await broker.in_thread(partial(_names, files, directory)):
+        position = 0
+        while not stopped():
+            await connection.drained()
+            data = await broker.in_thread(partial(_read, files, os.path.join(directory, name), position))
+            if data is None:
+                break
+            send(StreamEntry(NAME_PREFIX + name.encode(), position, WRITTEN, Lane.MEMORY, b"", (data,)))
+            position += len(data)
+            if len(data) < tuning.PIECE_BYTES:
+                break
+        sent += position
+    send(StreamEntry(NAME_PREFIX, 0, END, Lane.MEMORY, b"", ()))
+    return sent
+
+
+def _names(files: Files, directory: str) -> list[str]:
+    return sorted(filter(is_mirrored, files.list_directory(directory))) if files.is_directory(directory) else []
+
+
+def _read(files: Files, path: str, position: int) -> bytes | None:
+    """A piece of a file; None if that was removed meanwhile, which a held block says, too."""
+    try:
+        with opened(files, path) as fd:
+            return read_exactly(files, fd, tuning.PIECE_BYTES, position)
+    except FileNotFoundError:
+        return None

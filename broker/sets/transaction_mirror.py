@@ -1,0 +1,335 @@
+"""A follower's copy of the transaction log: the leader's files, byte for byte.
+
+Bytes are written at once on the reactor thread, as those of partitions are, so that a record is there before the
+messages that follow it. Syncs, and whatever goes by a file's name, are done by a worker, one job at a time, in order.
+
+A copy of the whole folder is made beside the old one, which has everything that was committed while this node was in
+sync. It takes the old one's place when it is on the disk: `.transactions.new` is complete, and whoever finds it goes on
+with the exchange. What the old folder has and the new one has not is kept as `damaged-…` files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, RemoteProtocolError, StoreError
+from metaq.protocol.stream import StreamEntry
+
+from ..store.file_systems import FileSystems
+from ..store.files import Files, opened, read_exactly, write_all
+from ..store.threads import RunInThread, call_safely
+from ..transactions.changes import REMOVED, REPLACED, Change, make_change
+from ..transactions.checkpoints import STATE_NAME
+from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, keep_copy
+
+__all__ = ["BEGIN", "END", "NAME_PREFIX", "WRITTEN", "TransactionMirror", "is_mirrored"]
+
+NAME_PREFIX = b"\0transactions/"
+"""Of the entries' names in the stream: no partition's begins so."""
+
+WRITTEN = -1
+"""In place of an entry's segment: its data lies at `base` of the file. REPLACED and REMOVED, one less, are the others
+that a leader makes."""
+BEGIN, END = -4, -5
+"""The same, without a name, around the files of a copy."""
+
+_MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
+_CHUNK_BYTES = 1 << 20
+
+
+def is_mirrored(name: str) -> bool:
+    """Whether a file of the folder belongs to the log; the others are this node's own."""
+    return _MIRRORED.fullmatch(name) is not None
+
+
+class TransactionMirror:
+    """Lives on the reactor thread. Nothing may use the folder beside it but between `ready` and the next entry."""
+
+    def __init__(
+        self, files: Files, directory: str, data_paths: Callable[[], Sequence[str]], run_in_thread: RunInThread
+    ) -> None:
+        """directory: the folder `transactions`. data_paths: where the partitions are."""
+        self._files = files
+        self._run_in_thread = run_in_thread
+        self._folder = _Folder(files, directory)
+        self._file_systems = FileSystems(files)
+        self._data_paths = data_paths
+        self._place = directory
+        self._descriptors: dict[str, int] = {}
+        self._dirty: dict[int, None] = {}
+        self._made = False  # files whose names may not be on the disk
+        self._works: list[Callable[[], None]] = []
+        self._held: list[StreamEntry] | None = None  # what comes while a copy takes the old folder's place
+        self._waiting: list[Callable[[MetaqError | None], None]] = []
+        self._running = False
+        self._failure: MetaqError | None = None
+
+    def ready(self) -> Deferred[None]:
+        """Fires when no worker uses the files and no copy is half made: they can be copied into, or opened as a log.
+
+        Fails with StoreError if the disk does.
+        """
+        deferred: Deferred[None] = Deferred()
+
+        def settled(result: object) -> None:
+            self.release()
+            if isinstance(result, OSError):
+                deferred.errback(StoreError(f"the transaction log {self._folder.path} cannot be used: {result}"))
+            elif isinstance(result, BaseException):
+                deferred.errback(result)
+            else:
+                deferred.callback(None)
+
+        def idle(_: MetaqError | None) -> None:
+            if self._running:  # somebody else was told first
+                self._waiting.append(idle)
+                return
+            self._failure = None
+            self._place, self._held = self._folder.path, None
+            descriptors, self._descriptors = self._descriptors, {}
+            self._dirty.clear()
+            for fd in descriptors.values():
+                self._files.close(fd)
+            self.hold()
+            self._run_in_thread(self._folder.settle, settled)
+
+        if self._running or self._works or self._dirty:
+            self._waiting.append(idle)
+            self._start()
+        else:
+            idle(None)
+        return deferred
+
+    def hold(self) -> None:
+        """Something else uses the files until `release`; not between `ready` and the end of a stream."""
+        self._running = True
+
+    def release(self) -> None:
+        self._running = False
+        self._start()
+
+    # --- what the leader sends ----------------------------------------------------------------------------------------
+
+    def take(self, entry: StreamEntry) -> None:
+        """Make a change, or have it made. Raises RemoteProtocolError, StoreError."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if entry.segment == BEGIN:
+                self._begin()
+            elif entry.segment == END:
+                self._end()
+            elif self._held is not None:
+                self._held.append(entry)
+            else:
+                self._take(entry)
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def when_safe(self, done: Callable[[MetaqError | None], None]) -> None:
+        """Call back when everything taken so far is on the disk, or with why it is not."""
+        if self._failure is not None:
+            done(self._failure)
+            return
+        self._waiting.append(done)
+        self._start()
+
+    def _take(self, entry: StreamEntry) -> None:
+        name = entry.name[len(NAME_PREFIX) :].decode("ascii", "replace")
+        if not is_mirrored(name):
+            raise RemoteProtocolError(f"no file of the transaction log is called {name!r}")
+        if entry.segment == WRITTEN:
+            fd = self._descriptor(name)
+            if any(map(len, entry.data)):
+                write_all(self._files, fd, entry.data, entry.base)
+                self._dirty[fd] = None
+        elif entry.segment in (REPLACED - 1, REMOVED - 1):
+            fd = self._descriptors.pop(name, -1)
+            self._dirty.pop(fd, None)
+            change = Change(name, entry.segment + 1, [bytes(each) for each in entry.data])
+            self._works.append(partial(self._change, fd, change))
+        else:
+            raise RemoteProtocolError(f"the transaction log has no change of kind {entry.segment}")
+
+    def _descriptor(self, name: str) -> int:
+        fd = self._descriptors.get(name)
+        if fd is None:
+            self._files.make_directory(self._place)
+            fd = self._descriptors[name] = self._files.open(os.path.join(self._place, name), os.O_RDWR | os.O_CREAT)
+            self._made = True
+        return fd
+
+    def _begin(self) -> None:
+        if self._descriptors or self._running or self._held is not None:
+            raise RemoteProtocolError("a copy of the transaction log in the middle of the stream")
+        self._place = self._folder.copy
+        self._files.make_directory(self._place)
+
+    def _end(self) -> None:
+        if self._place != self._folder.copy:
+            raise RemoteProtocolError("the end of a copy that has not begun")
+        descriptors, self._descriptors = self._descriptors, {}
+        self._dirty.clear()
+        self._made = False
+        self._held = []
+        self._works.append(partial(self._exchange, list(descriptors.values())))
+        self._start()
+
+    # --- worker threads -----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._running or not (self._waiting or self._works):
+            return
+        self._running = True
+        works, self._works = self._works, []
+        waiting, self._waiting = self._waiting, []
+        dirty, self._dirty = list(self._dirty), {}
+        made, self._made = self._made, False
+        self._run_in_thread(partial(self._run, dirty, made, works), partial(self._ended, waiting))
+
+    def _run(self, dirty: Iterable[int], made: bool, works: Sequence[Callable[[], None]]) -> None:
+        for fd in dirty:
+            self._files.fdatasync(fd)
+        if made:
+            self._files.fsync_directory(self._folder.path)
+            self._files.fsync_directory(self._folder.parent)
+        for work in works:
+            work()
+
+    def _ended(self, waiting: Sequence[Callable[[MetaqError | None], None]], result: object) -> None:
+        self._running = False
+        error: MetaqError | None = self._failure
+        if isinstance(result, BaseException):
+            error = self._fail(result)
+        elif self._held is not None:
+            held, self._held, self._place = self._held, None, self._folder.path
+            try:
+                for entry in held:
+                    self._take(entry)
+            except (OSError, MetaqError) as failed:
+                error = self._fail(failed)
+        for done in waiting:
+            call_safely(done, error)
+        self._start()
+
+    def _fail(self, error: BaseException) -> MetaqError:
+        """Nothing is believed of the files until the next copy."""
+        self._failure = StoreError(f"the transaction log {self._folder.path} cannot be written: {error}")
+        waiting, self._waiting = self._waiting, []
+        self._works, self._dirty = [], {}
+        for done in waiting:
+            call_safely(done, self._failure)
+        return self._failure
+
+    def _change(self, fd: int, change: Change) -> None:
+        """Replace or remove a file. Either says that a replay need not see what the partitions have on the disk: the
+        leader's have it there, ours may not yet."""
+        if fd >= 0:
+            self._files.close(fd)
+        self._file_systems.sync(self._data_paths())
+        self._files.make_directory(self._folder.path)
+        make_change(self._files, self._folder.path, change)
+
+    def _exchange(self, descriptors: Iterable[int]) -> None:
+        self._file_systems.sync(self._data_paths())
+        for fd in descriptors:
+            self._files.fdatasync(fd)
+            self._files.close(fd)
+        self._folder.exchange()
+
+
+class _Folder:
+    """The folder and what may lie beside it. Worker threads, one at a time; every method blocks and raises OSError."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.path = path
+        self.parent, name = os.path.split(path)
+        self.copy = os.path.join(self.parent, f".{name}.copy")
+        self._new = os.path.join(self.parent, f".{name}.new")
+        self._old = os.path.join(self.parent, f".{name}.old")
+        self._files = files
+
+    def settle(self) -> None:
+        """Finish an exchange that was interrupted; forget a copy that was."""
+        files = self._files
+        self._drop_old()
+        if files.is_directory(self._new):
+            if files.is_directory(self.path):
+                files.rename(self.path, self._old)
+            files.rename(self._new, self.path)
+            files.fsync_directory(self.parent)
+            self._drop_old()
+        self._remove(self.copy)
+
+    def exchange(self) -> None:
+        """Have the copy, whose files are on the disk, take the old folder's place."""
+        if self._files.is_directory(self.path):
+            self._keep_different()
+        self._files.fsync_directory(self.copy)
+        self._files.rename(self.copy, self._new)
+        self._files.fsync_directory(self.parent)
+        self.settle()
+
+    def _keep_different(self) -> None:
+        for name in self._files.list_directory(self.path):
+            if name.startswith(REDO_PREFIX) and is_mirrored(name):
+                found = self._different(name)
+                if found is not None:
+                    start, data = found
+                    keep_copy(self._files, self.copy, f"{DAMAGED_PREFIX}{name}-{start}", data)
+
+    def _different(self, name: str) -> tuple[int, bytes] | None:
+        """What the old file has behind the first byte that the new one does not have there, and where that is.
+
+        None if there is nothing, or no new one: the leader has removed it.
+        """
+        files = self._files
+        old_path, new_path = os.path.join(self.path, name), os.path.join(self.copy, name)
+        try:
+            new_size = files.status(new_path).size
+        except FileNotFoundError:
+            return None
+        size = files.status(old_path).size
+        with opened(files, old_path) as old, opened(files, new_path) as new:
+            for start in range(0, size, _CHUNK_BYTES):
+                ours = read_exactly(files, old, _CHUNK_BYTES, start)
+                theirs = read_exactly(files, new, _CHUNK_BYTES, start) if start < new_size else b""
+                if not theirs.startswith(ours):
+                    same = _same_bytes(ours, theirs)
+                    return start + same, read_exactly(files, old, size, start + same)
+        return None
+
+    def _drop_old(self) -> None:
+        """Remove the old folder; what is this node's own moves to the new one."""
+        files = self._files
+        if not files.is_directory(self._old) or not files.is_directory(self.path):
+            return
+        for name in files.list_directory(self._old):
+            target = os.path.join(self.path, name)
+            if not is_mirrored(name) and not name.startswith(".") and name not in files.list_directory(self.path):
+                files.rename(os.path.join(self._old, name), target)
+        files.fsync_directory(self.path)
+        self._remove(self._old)
+
+    def _remove(self, directory: str) -> None:
+        if self._files.is_directory(directory):
+            for name in self._files.list_directory(directory):
+                self._files.unlink(os.path.join(directory, name))
+            self._files.remove_directory(directory)
+
+
+def _same_bytes(first: bytes, second: bytes) -> int:
+    """How many bytes both begin with."""
+    same, end = 0, min(len(first), len(second))
+    while same < end:
+        middle = (same + end + 1) // 2
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            end = middle - 1
+    return same

@@ -1,0 +1,90 @@
+"""The transactions of a broker set's node: open while it leads, mirrored while it follows (docs/transactions.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, StoreError
+from metaq.protocol.stream import Lane, StreamEntry
+
+from ..broker import Broker
+from ..transactions.changes import Change
+from .leader import Leader
+from .transaction_mirror import NAME_PREFIX, WRITTEN, TransactionMirror
+
+__all__ = ["SetTransactions"]
+
+
+class SetTransactions:
+    """Reactor thread."""
+
+    def __init__(
+        self, broker: Broker, refusal: Callable[[], MetaqError | None], on_failure: Callable[[MetaqError], None]
+    ) -> None:
+        """refusal: why clients are not served now. on_failure: called when this node cannot write its log while it
+        leads. Raises ConfigError, DirectoryInUse."""
+        store = broker.store
+        self._broker = broker
+        self._on_failure = on_failure
+        self._mirror = TransactionMirror(
+            store.files, broker.transactions.directory, lambda: store.data_paths, broker.run_in_thread
+        )
+        broker.transactions.refusal = refusal
+        broker.transactions.lock()
+
+    async def mirror(self) -> TransactionMirror:
+        """For a follower, once nothing else uses the files. Raises StoreError."""
+        await self._mirror.ready()
+        return self._mirror
+
+    async def prepare(self) -> None:
+        """Wait until the log can be opened: its files are whole, and what the partitions have is safe and so can be
+        found by a replay. Raises StoreError."""
+        await self.mirror()
+        safe: Deferred[None] = Deferred()
+        ends = [(log, log.end_offset) for log in self._broker.store.logs()]
+        self._broker.store.when_all_safe(ends, lambda errors: safe.callback(None))
+        await safe
+
+    def open(self, leader: Leader) -> None:
+        """Replay the log before `leader` starts: what that appends belongs to its first block. Blocks.
+
+        Raises StoreError, ConfigError.
+        """
+        logs = list(self._broker.store.logs())
+        with ExitStack() as visible:
+            for log in logs:
+                visible.enter_context(log.all_visible())
+            self._broker.transactions.open(_LeaderCopies(leader, self._on_failure))
+        for log in self._broker.store.logs():
+            log.limit_visibility()  # those that the replay has made
+
+    def close(self, why: str) -> None:
+        """The node leads no longer: nothing of the log is written any more."""
+        self._mirror.hold()  # a worker may still write
+        idle = self._broker.transactions.abandon(f"this node leads no longer: {why}")
+        idle.addCallback(lambda _: self._mirror.release())
+
+
+class _LeaderCopies:
+    """Changes of the log become entries of the leader's blocks."""
+
+    def __init__(self, leader: Leader, on_failure: Callable[[MetaqError], None]) -> None:
+        self._leader = leader
+        self._on_failure = on_failure
+
+    def replicate(self, changes: Sequence[Change], *, disk: bool, done: Callable[[str | None], None]) -> None:
+        lane = Lane.DISK if disk else Lane.MEMORY
+        entries = [_entry(change, lane) for change in changes]
+        self._leader.replicate(entries, lane, lambda error: done(None if error is None else str(error)))
+
+    def failed(self, why: str) -> None:
+        self._on_failure(StoreError(why))
+
+
+def _entry(change: Change, lane: Lane) -> StreamEntry:
+    kind = WRITTEN if change.position >= 0 else change.position - 1
+    return StreamEntry(NAME_PREFIX + change.name.encode(), max(change.position, 0), kind, lane, b"", change.data)

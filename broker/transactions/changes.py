@@ -1,0 +1,51 @@
+"""Changes of the files of the transaction log, as values: a worker makes them here, and a broker set sends them on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from metaq.protocol.record import Buffer
+
+from ..store.files import Files, replace_file
+
+__all__ = ["REMOVED", "REPLACED", "Change", "LogCopies", "make_change"]
+
+REPLACED = -1
+"""The position of a change that replaces a whole file."""
+REMOVED = -2
+"""The position of a change that removes a file."""
+
+
+class Change(NamedTuple):
+    """Of the file `name`: the bytes to write at `position`, or REPLACED with the new content, or REMOVED."""
+
+    name: str
+    position: int
+    data: Sequence[Buffer] = ()
+
+
+class LogCopies(Protocol):
+    """The other nodes of a broker set (sets/transactions.py)."""
+
+    def replicate(self, changes: Sequence[Change], *, disk: bool, done: Callable[[str | None], None]) -> None:
+        """Have every in-sync node make these changes, in this order and behind those before them.
+
+        done(None): all have, on the disk if `disk`, and with whatever was written before; done(why): nobody knows.
+        """
+
+    def failed(self, why: str) -> None:
+        """This node cannot write its own files any more."""
+
+
+def make_change(files: Files, directory: str, change: Change) -> None:
+    """Replace or remove a file. Blocks until that is on the disk. Raises OSError."""
+    path = os.path.join(directory, change.name)
+    if change.position == REPLACED:
+        replace_file(files, path, b"".join(change.data))
+    else:
+        with suppress(FileNotFoundError):  # it was never written
+            files.unlink(path)
+            files.fsync_directory(directory)
