@@ -209,15 +209,16 @@ class Leader:
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
         """Have entries that belong to no partition in the next block, in front of its messages; `done` is called when
-        that is committed, or with why nobody knows."""
+        that is committed, or with why nobody knows. Without entries it is called when those before are."""
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
             return
         self._others += entries
-        if not self._flush_due:
+        if entries and not self._flush_due:
             self._flush_due = True
             self._reactor.callLater(0, self._flush)
-        if not self.core.wait(lane, self.core.number + 1, done):
+        gathering = bool(self._gathered_marks or self._others)
+        if not self.core.wait(lane, self.core.number + gathering, done):
             done(None)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
