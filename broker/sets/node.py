@@ -308,6 +308,7 @@ class SetMember:
         assert self._set is not None
         self._stop_following()
         await self._nothing_followed()
+        await self._transactions.prepare()  # a node whose disk has failed does not stand
         _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
@@ -321,7 +322,6 @@ class SetMember:
 
     async def _lead(self, state: SetState) -> None:
         broker, store = self._broker, self._broker.store
-        await self._transactions.prepare()
         ends = {name: end for name, (_, end, _) in store.ends().items()}
         history = self._file.history.begin(state.epoch, ends)
         await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))

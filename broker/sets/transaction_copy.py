@@ -45,6 +45,8 @@ async def send_copy(broker: Broker, connection: StreamProtocol, stopped: Callabl
             position += len(data)
             if len(data) < tuning.PIECE_BYTES:
                 break
+        if stopped():
+            return sent  # without an end it is no copy
         sent += position
     send(StreamEntry(NAME_PREFIX, 0, END, Lane.MEMORY, b"", ()))
     return sent

@@ -235,11 +235,14 @@ class TransactionMirror:
         self._files.make_directory(self._folder.path)
         make_change(self._files, self._folder.path, change)
 
-    def _exchange(self, descriptors: Iterable[int]) -> None:
-        self._file_systems.sync(self._data_paths())
-        for fd in descriptors:
-            self._files.fdatasync(fd)
-            self._files.close(fd)
+    def _exchange(self, descriptors: Sequence[int]) -> None:
+        try:
+            self._file_systems.sync(self._data_paths())
+            for fd in descriptors:
+                self._files.fdatasync(fd)
+        finally:
+            for fd in descriptors:
+                self._files.close(fd)
         self._folder.exchange()
 
 

@@ -65,7 +65,7 @@ class FaultyFiles(Files):
     write then leaves half of its bytes behind. `fail(name)`: every call of that kind raises until `heal`.
     `kill()` forgets all descriptors, as the end of the process does. `lose_power()` does that and then puts every file
     back to its last successful sync; files in directories that were never synced since are gone, and those that were
-    removed or renamed since are back under their old names.
+    removed or renamed since are back under their old names. A renamed directory stays so.
     """
 
     def __init__(self, fail_at: int | None = None, error: OSError | None = None) -> None:
@@ -193,6 +193,9 @@ class FaultyFiles(Files):
     def rename(self, source: str, target: str) -> None:
         self._change("rename")
         os.rename(source, target)
+        if os.path.isdir(target):
+            self._moved_below(f"{source}/", f"{target}/")
+            return
         self._created.add(target)
         if source in self._synced:
             self._moved[target] = self._synced[source]
@@ -212,6 +215,17 @@ class FaultyFiles(Files):
         fd = super().lock(path)
         self._paths[fd] = path
         return fd
+
+    def _moved_below(self, source: str, target: str) -> None:
+        """A directory has another name; the files in it are as safe as before."""
+
+        def new(path: str) -> str:
+            return target + path.removeprefix(source) if path.startswith(source) else path
+
+        self._created = {new(path) for path in self._created}
+        self._entries = {new(path) for path in self._entries}
+        self._synced = {new(path): data for path, data in self._synced.items()}
+        self._paths = {fd: new(path) for fd, path in self._paths.items()}
 
     def _remember(self, path: str) -> None:
         self._entries.add(path)

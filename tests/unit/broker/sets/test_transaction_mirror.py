@@ -1,0 +1,246 @@
+"""A follower's copy of the transaction log: what it does with its leader's changes, with copies, and when it dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, WRITTEN, TransactionMirror
+from metaq.broker.store.files import REAL_FILES, Files
+from metaq.broker.transactions.changes import REMOVED, REPLACED
+from metaq.protocol.errors import MetaqError, RemoteProtocolError, StoreError
+from metaq.protocol.stream import Lane, StreamEntry
+from tests.doubles.store import FaultyFiles
+from tests.unit.broker.harness import Threads
+from tests.unit.broker.transactions.dying import Died, DyingFiles
+
+
+def entry(kind: int, name: str = "", data: bytes = b"", position: int = 0) -> StreamEntry:
+    return StreamEntry(NAME_PREFIX + name.encode(), position, kind, Lane.DISK, b"", [data])
+
+
+def written(name: str, data: bytes, position: int = 0) -> StreamEntry:
+    return entry(WRITTEN, name, data, position)
+
+
+def copy(**files: bytes) -> list[StreamEntry]:
+    """Of a folder with these files; redo_1 is redo.1."""
+    named = {name.replace("_", "."): data for name, data in files.items()}
+    return [entry(BEGIN), *(written(name, data) for name, data in named.items()), entry(END)]
+
+
+class Node:
+    def __init__(self, directory: Path, files: Files = REAL_FILES) -> None:
+        self.folder = directory / "transactions"
+        self.threads = Threads()
+        self.told: list[MetaqError | None] = []
+        directory.mkdir(exist_ok=True)
+        self.mirror = TransactionMirror(files, str(self.folder), lambda: [str(directory)], self.threads)
+
+    def ready(self) -> None:
+        ready = self.mirror.ready()
+        self.threads.run()
+        assert ready.called
+        assert ready.result is None
+
+    def take(self, entries: Sequence[StreamEntry]) -> None:
+        for each in entries:
+            self.mirror.take(each)
+
+    def safe(self) -> MetaqError | None:
+        """Wait until everything is on the disk, or what keeps it from there."""
+        self.mirror.when_safe(self.told.append)
+        self.threads.run()
+        return self.told[-1]
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
+
+    def follow(self, **files: bytes) -> None:
+        """Join a leader that has these."""
+        self.ready()
+        self.take(copy(**files))
+        assert self.safe() is None
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
+
+
+def test_bytes_are_in_the_file_at_once_and_safe_when_a_worker_has_synced_them(node: Node) -> None:
+    node.follow()
+    node.take([written("redo.1", b"first"), written("redo.1", b"second", 5), written("redo.1", b"F", 0)])
+    assert node.files() == {"redo.1": b"Firstsecond"}
+    node.mirror.when_safe(node.told.append)
+    assert node.told == [None]  # of the copy
+    node.threads.run()
+    assert node.told == [None, None]
+
+
+def test_files_are_replaced_and_removed_behind_what_came_before(node: Node) -> None:
+    node.follow()
+    node.take([written("redo.1", b"1"), entry(REPLACED - 1, "metaq.json", b"{}"), entry(REMOVED - 1, "redo.1")])
+    node.take([written("redo.2", b"2"), entry(REPLACED - 1, "metaq.json", b"{ }"), entry(REMOVED - 1, "checkpoint.1")])
+    assert node.safe() is None
+    assert node.files() == {"redo.2": b"2", "metaq.json": b"{ }"}
+
+
+@pytest.mark.parametrize("name", ["../x", "redo.1/x", "heuristic.log", "damaged-redo.1-5", "", "redo.", "redo.x"])
+def test_other_files_are_refused(node: Node, name: str) -> None:
+    node.follow()
+    with pytest.raises(RemoteProtocolError, match="no file of the transaction log"):
+        node.mirror.take(written(name, b"x"))
+
+
+def test_a_copy_takes_the_place_of_the_old_folder_when_it_is_complete(node: Node) -> None:
+    node.follow(redo_1=b"old", metaq_json=b"{}")
+    (node.folder / "heuristic.log").write_bytes(b"this node's own")
+    node.ready()
+    *begun, end = copy(redo_2=b"new", checkpoint_3=b"c")
+    node.take(begun)
+    assert node.files()["redo.1"] == b"old"
+    node.take([end])
+    node.take([written("redo.2", b"er", 3), written("redo.3", b"later")])  # while the old one still has its place
+    assert node.files()["redo.1"] == b"old"
+    assert node.safe() is None
+    assert node.files() == {
+        "redo.2": b"newer",
+        "redo.3": b"later",
+        "checkpoint.3": b"c",
+        "heuristic.log": b"this node's own",
+    }
+    assert [path.name for path in node.folder.parent.iterdir()] == ["transactions"]
+
+
+def test_what_follows_a_copy_is_safe_only_when_the_copy_is(node: Node) -> None:
+    node.follow(redo_1=b"old")
+    node.ready()
+    node.take(copy(redo_1=b"old"))
+    node.take([written("redo.1", b"+", 3)])
+    node.mirror.when_safe(node.told.append)
+    function, done = node.threads.waiting.pop(0)
+    done(function())  # the exchange
+    assert node.files() == {"redo.1": b"old+"}
+    assert node.told == [None]  # of the first copy
+    node.threads.run()
+    assert node.told == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kept"),
+    [
+        (b"common, and a tail", b"common", {"damaged-redo.1-6": b", and a tail"}),
+        (b"common, and ours", b"common, and theirs", {"damaged-redo.1-12": b"ours"}),
+        (b"common", b"common, and more", {}),
+        (b"same", b"same", {}),
+        (b"x" * (3 << 20) + b"a", b"x" * (3 << 20) + b"b", {f"damaged-redo.1-{3 << 20}": b"a"}),
+    ],
+)
+def test_what_the_leader_does_not_have_is_kept(node: Node, ours: bytes, theirs: bytes, kept: dict[str, bytes]) -> None:
+    node.follow(redo_1=ours, redo_2=b"gone")
+    node.follow(redo_1=theirs)
+    assert node.files() == {"redo.1": theirs, **kept}
+    node.follow(redo_1=theirs)
+    assert node.files() == {"redo.1": theirs, **kept}
+
+
+def test_a_copy_without_its_end_is_forgotten(node: Node) -> None:
+    node.follow(redo_1=b"old")
+    node.ready()
+    node.take(copy(redo_1=b"new", redo_2=b"new")[:-1])
+    node.ready()
+    assert node.files() == {"redo.1": b"old"}
+    node.follow(redo_1=b"newest")
+    assert node.files() == {"redo.1": b"newest", "damaged-redo.1-0": b"old"}
+
+
+def test_a_node_that_dies_at_any_change_has_the_old_log_or_the_new_one(tmp_path: Path) -> None:
+    """What it has acknowledged as safe is there in any case."""
+    old = {"redo.1": b"old, with a tail", "metaq.json": b"{}"}
+    new = {"redo.1": b"old", "redo.2": b"new", "checkpoint.1": b"c"}
+    seen = set()
+    for number in range(1, 100):
+        directory = tmp_path / str(number)
+        before = Node(directory)
+        before.follow(redo_1=old["redo.1"], metaq_json=old["metaq.json"])
+        (before.folder / "damaged-redo.0-0").write_bytes(b"own")
+        files = DyingFiles()
+        dying = Node(directory, files)
+        dying.ready()
+        files.fail_at = files.changes + number
+        try:
+            dying.take(copy(redo_1=new["redo.1"], redo_2=new["redo.2"], checkpoint_1=new["checkpoint.1"]))
+            dying.safe()
+        except Died:
+            pass
+        after = Node(directory)
+        after.ready()
+        found = after.files()
+        assert found.pop("damaged-redo.0-0") == b"own"
+        kept = found.pop("damaged-redo.1-3", None)
+        assert found in (old, new)
+        assert (kept is not None) == (found == new)
+        assert [path.name for path in directory.iterdir()] == ["transactions"]
+        seen.add(found == new)
+        if dying.told:
+            assert dying.told == [None]
+            assert found == new
+            break
+    else:
+        pytest.fail("it never ended")
+    assert seen == {False, True}
+
+
+def fail_sync(node: Node, files: FaultyFiles) -> None:
+    node.take([written("redo.1", b"x", 3)])
+    files.fail_at = files.changes + 1
+
+
+def fail_write(node: Node, files: FaultyFiles) -> None:
+    files.fail_at = files.changes + 1
+    with pytest.raises(StoreError, match="cannot be written"):
+        node.take([written("redo.1", b"x", 3)])
+
+
+def fail_exchange(node: Node, files: FaultyFiles) -> None:
+    node.ready()
+    node.take(copy(redo_1=b"new"))
+    files.fail_at = files.changes + 3
+
+
+@pytest.mark.parametrize("fail", [fail_sync, fail_write, fail_exchange])
+def test_a_failed_disk_is_told_and_only_a_new_copy_is_believed(
+    tmp_path: Path, fail: Callable[[Node, FaultyFiles], None]
+) -> None:
+    files = FaultyFiles()
+    node = Node(tmp_path / "node", files)
+    node.follow(redo_1=b"old")
+    fail(node, files)
+    assert isinstance(node.safe(), StoreError)
+    assert isinstance(node.safe(), StoreError)
+    with pytest.raises(StoreError):
+        node.take([written("redo.1", b"x", 9)])
+    files.fail_at = None
+    node.follow(redo_1=b"old and new")
+    assert node.files()["redo.1"] == b"old and new"
+
+
+def test_nobody_is_told_that_the_files_are_free_while_a_worker_uses_them(node: Node) -> None:
+    node.follow(redo_1=b"old")
+    node.take([written("redo.1", b"x", 3)])
+    node.mirror.when_safe(node.told.append)
+    first, second = node.mirror.ready(), node.mirror.ready()
+    assert not first.called
+    node.threads.run()
+    assert first.called
+    assert second.called
+    node.mirror.hold()  # the node leads
+    third = node.mirror.ready()
+    node.threads.run()
+    assert not third.called
+    node.mirror.release()
+    node.threads.run()
+    assert third.called
