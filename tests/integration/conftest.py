@@ -36,6 +36,7 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 
 
 LONGEST = (
+    "test_set_transactions",
     "test_spark_writes_killed",
     "test_readme",
     "test_power_cuts",

@@ -3,80 +3,119 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from metaq.broker.sets.transaction_mirror import is_mirrored
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import CompleteTransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import Connection, RunningBroker
 from tests.integration.load import Load, kill_under
-from tests.integration.set_helpers import NodeSet
+from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
 from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
 KILLS = 30
-XID = "XID:4660:0a0b:0c:host"
 
-Start = Callable[..., NodeSet]
+XID = "XID:4660:0a0b:0c:host"
 
 
 @pytest.fixture
-def start(chroot: str, tmp_path: Path) -> Iterator[Start]:
-    started: list[NodeSet] = []
-
-    def begin(**options: object) -> NodeSet:
-        started.append(NodeSet(tmp_path, chroot, TOPICS, **options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield begin
-    for nodes in started:
-        nodes.close()
+def nodes(chroot: str, tmp_path: Path) -> Iterator[SetNodes]:
+    with set_nodes(tmp_path, chroot, TOPICS) as nodes:
+        nodes.start("a", "b")
+        nodes.wait_in_sync("a", "b")
+        yield nodes
 
 
-def same_files(nodes: NodeSet) -> bool:
-    first, *others = (nodes.fingerprints(name) for name in nodes.nodes)
-    return all(other == first for other in others)
+def other(name: str) -> str:
+    return "b" if name == "a" else "a"
 
 
-def test_a_prepared_transaction_is_committed_on_the_next_leader(start: Start) -> None:
-    nodes = start()
-    nodes.wait_in_sync()
-    first = nodes.leader()
-    with nodes.connect() as connection:
+def leader(nodes: SetNodes, among: str = "ab") -> str:
+    """The node that leads and serves clients."""
+
+    def serves() -> str:
+        name = nodes.leader
+        if name not in among or not name:
+            return ""
+        with nodes.nodes[name].connect() as connection:
+            return name if connection.ask(tx("null", "RECOVER")).code == 200 else ""
+
+    return eventually(serves, what="a leader that serves")
+
+
+def same_files(nodes: SetNodes) -> bool:
+    """Segments and transaction logs."""
+    first, second = ({**nodes.segments(name), **log_files(nodes.data(name) / "transactions")} for name in "ab")
+    return first == second
+
+
+def log_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if is_mirrored(path.name)}
+
+
+def test_a_prepared_transaction_is_committed_on_the_next_leader(nodes: SetNodes) -> None:
+    first = leader(nodes)
+    with nodes.nodes[first].connect() as connection:
         ok(connection, tx(XID, "BEGIN", 60, "host"), tx_put(XID, "safe", 0, b"one"), tx_put(XID, "fast", 1, b"two"))
         ok(connection, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "safe", 0, b"never prepared"))
         assert ok(connection, tx(XID, "PREPARE", "host")) == "0"
         nodes.kill(first)
-    with nodes.connect() as connection:
-        assert nodes.state().leader != first
+    second = leader(nodes, other(first))
+    with nodes.nodes[second].connect() as connection:
         assert recover(connection) == [XID]
         assert bodies(connection, "safe", 0) == []
         assert connection.ask(tx("TX:s:1", "COMMIT_ONE_PHASE")).code != 200
         assert ok(connection, tx(XID, "COMMIT_TWO_PHASE", "host")) == ""
         assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
     nodes.start(first)
-    nodes.wait_in_sync()
-    nodes.kill(nodes.leader())
-    with nodes.connect() as connection:
-        assert nodes.state().leader == first
+    nodes.wait_in_sync("a", "b")
+    nodes.kill(second)
+    with nodes.nodes[leader(nodes, first)].connect() as connection:
         assert recover(connection) == []
         assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
-    nodes.start(next(name for name in nodes.nodes if name != first))
-    nodes.wait_in_sync()
+    nodes.start(second)
+    nodes.wait_in_sync("a", "b")
     eventually(lambda: same_files(nodes), what="the same files on both nodes")
 
 
-def test_the_decision_of_an_operator_survives_a_failover_until_the_coordinator_forgets_it(start: Start) -> None:
-    nodes = start()
-    nodes.wait_in_sync()
+def test_a_leader_that_is_deposed_forgets_what_was_under_way_and_leads_again_later(nodes: SetNodes) -> None:
+    """In one life of its process, and with the same connections of clients."""
+    first = leader(nodes)
+    with nodes.nodes[first].connect() as old:
+        ok(old, tx(XID, "BEGIN", 60, "host"), tx_put(XID, "safe", 0, b"prepared"), tx(XID, "PREPARE", "host"))
+        ok(old, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "safe", 0, b"open"))
+        nodes.signal(first, signal.SIGSTOP)
+        second = leader(nodes, other(first))
+        with nodes.nodes[second].connect() as connection:
+            assert recover(connection) == [XID]
+            ok(connection, tx(XID, "COMMIT_TWO_PHASE", "host"))
+            ok(connection, tx("TX:s:2", "BEGIN"), tx_put("TX:s:2", "fast", 0, b"2"), tx("TX:s:2", "COMMIT_ONE_PHASE"))
+            nodes.signal(first, signal.SIGCONT)
+            nodes.wait_in_sync("a", "b")
+            refused = old.ask(tx("TX:s:1", "COMMIT_ONE_PHASE"))
+            assert refused.code != 200
+            assert "does not lead" in refused.text
+        eventually(lambda: same_files(nodes), what="the same files on both nodes")
+        nodes.kill(second)
+        assert leader(nodes, first) == first
+        assert "has not been started" in old.ask(tx("TX:s:1", "COMMIT_ONE_PHASE")).text
+        assert recover(old) == []
+        assert (bodies(old, "safe", 0), bodies(old, "fast", 0)) == ([b"prepared"], [b"2"])
+
+
+def test_the_decision_of_an_operator_survives_a_failover_until_the_coordinator_forgets_it(nodes: SetNodes) -> None:
     keys = [f"XID:1:0{number}:0b:host" for number in range(3)]
-    with nodes.connect() as connection:
+    first = leader(nodes)
+    with nodes.nodes[first].connect() as connection:
         for key in keys:
             ok(
                 connection,
@@ -88,8 +127,8 @@ def test_the_decision_of_an_operator_survives_a_failover_until_the_coordinator_f
             request = CompleteTransactionRequest(key, action)
             decided = connection.ask_frame(encode_frame(RequestCode.COMPLETE_TRANSACTION, 1, request.to_ext()))
             assert decided.code == ResponseCode.SUCCESS, decided.remark
-    nodes.kill(nodes.leader())
-    with nodes.connect() as connection:
+    nodes.kill(first)
+    with nodes.nodes[leader(nodes, other(first))].connect() as connection:
         assert sorted(recover(connection)) == keys
         codes = [connection.ask(tx(key, "COMMIT_TWO_PHASE", "host")).text.partition(",")[0] for key in keys]
         assert codes == [f"XAException:code={code}" for code in (7, 6, 8)]
@@ -105,8 +144,6 @@ class Producer(Load):
         super().__init__(broker)
         self.name_ = name
         self.acknowledged: list[str] = []
-        self.prepared: list[str] = []
-        """Keys whose preparation was acknowledged, and whose end was not."""
         self.begun: list[str] = []
 
     def send(self) -> None:
@@ -123,46 +160,37 @@ class Producer(Load):
                 ok(self.connection, tx_put(key, topic, partition, f"{name} {part}".encode()))
         self.begun.append(name)
         if xa:
-            ok(self.connection, tx(key, "PREPARE"))
-            self.prepared.append(key)
-            ok(self.connection, tx(key, "COMMIT_TWO_PHASE"))
-            self.prepared.remove(key)
+            ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
         else:
             ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
         self.acknowledged.append(name)
 
 
-def test_every_transaction_is_there_whole_or_not_at_all_when_leaders_are_killed_again_and_again(start: Start) -> None:
-    nodes = start()
+def test_every_transaction_is_there_whole_or_not_at_all_when_leaders_are_killed_again_and_again(
+    nodes: SetNodes,
+) -> None:
     chance = random.Random(1)
     committed: set[str] = set()
     begun: set[str] = set()
-    finished = 0
     for number in range(KILLS):
-        nodes.wait_in_sync()
-        leader = nodes.leader()
-        producers = [Producer(nodes.nodes[leader], f"{number}.{each}") for each in range(3)]
-        kill_under(nodes.nodes[leader], producers, chance.uniform(0.05, 0.3))
-        in_doubt: set[str] = set()
+        name = leader(nodes)
+        producers = [Producer(nodes.nodes[name], f"{number}.{each}") for each in range(3)]
+        kill_under(nodes.nodes[name], producers, chance.uniform(0.05, 0.3))
         for producer in producers:
             committed.update(producer.acknowledged)
             begun.update(producer.begun)
-            in_doubt.update(producer.prepared)
-        with nodes.connect() as connection:
-            assert nodes.state().leader != leader
-            recovered = set(recover(connection))
-            finished += len(recovered & in_doubt)
-            for key in recovered:  # prepared, with or without an answer
+        with nodes.nodes[leader(nodes, other(name))].connect() as connection:
+            for key in recover(connection):  # prepared, with or without an answer
                 ok(connection, tx(key, "COMMIT_TWO_PHASE"))
             verify(connection, committed)
-        nodes.start(leader)
-    nodes.wait_in_sync()
+        nodes.start(name)
+        nodes.wait_in_sync("a", "b")
     eventually(lambda: same_files(nodes), what="the same files on both nodes")
-    with nodes.connect() as connection:
+    with nodes.nodes[leader(nodes)].connect() as connection:
         assert verify(connection, committed) <= begun
     assert len(committed) > KILLS
-    for name in nodes.nodes:
-        assert "Traceback" not in nodes.log(name)
+    logs = [nodes.nodes[name].errors.read_text() for name in "ab"]
+    assert not any("Traceback" in log for log in logs)
 
 
 def verify(connection: Connection, committed: set[str]) -> set[str]:
