@@ -2,11 +2,14 @@
 
 <data>/zookeeper/            ZooKeeper's data
 <data>/broker-<id>/          server.ini (written at every start), broker.log, data/
+<data>/broker-<id>-<node>/   the same of each further node of a broker set; broker-<id> is its node `a`
 """
 
 from __future__ import annotations
 
+import re
 import socket
+import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +19,29 @@ from typing import Self
 from metaq.broker import inspection
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.records import SetState
 from metaq.coordination.session import ZkSession
+from metaq.coordination.set_admin import write_state
+from metaq.coordination.set_view import read_set
 from metaq.protocol.errors import BrokerUnavailable
 
 from .options import TopicSpec
-from .servers import Child, stop_all, wait_until
+from .servers import Child, signal_name, stop_all, wait_until
 
-__all__ = ["HOST", "ClusterPlan", "LocalCluster", "server_ini", "stored_topics", "with_stored"]
+__all__ = [
+    "HOST",
+    "MAX_REPLICAS",
+    "ClusterPlan",
+    "LocalCluster",
+    "PlannedNode",
+    "server_ini",
+    "stored_nodes",
+    "stored_topics",
+    "with_stored",
+]
 
 HOST = "127.0.0.1"
+MAX_REPLICAS = 8
 START_SECONDS = 30.0
 """Longest time all brokers may take until every topic is published."""
 
@@ -36,8 +53,24 @@ ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """One broker process. node: its name in the set of its broker id; None for a broker by itself."""
+
+    broker_id: int
+    node: str | None
+    port: int
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"broker {self.broker_id}" + (f" node {self.node}" if self.node else "")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start. ports: one per broker, whose ids are 0, 1, …; partitions of a topic are per broker."""
+    """What to start. ports: one per process, whose broker ids are 0, 1, …, and from the start again for the next node
+    of each set; partitions of a topic are per broker id."""
 
     data_dir: Path
     ports: Sequence[int]
@@ -47,17 +80,54 @@ class ClusterPlan:
     session_timeout_ms: int = 30_000
     disk_reserve: int | None = None
     """Bytes; None: the broker's default."""
+    replicas: int = 1
+    """Nodes of each broker id; 1: no broker set."""
+
+    @property
+    def brokers(self) -> int:
+        """How many broker ids there are."""
+        return len(self.ports) // self.replicas
+
+    def nodes(self) -> list[PlannedNode]:
+        """All processes: the first of each broker id, then the second …"""
+        return [
+            PlannedNode(
+                number % self.brokers,
+                _node_name(number // self.brokers) if self.replicas > 1 else None,
+                port,
+                self.data_dir / _directory(number % self.brokers, number // self.brokers),
+            )
+            for number, port in enumerate(self.ports)
+        ]
+
+
+def _node_name(replica: int) -> str:
+    return string.ascii_lowercase[replica]
+
+
+def _directory(broker_id: int, replica: int) -> str:
+    return f"broker-{broker_id}" + (f"-{_node_name(replica)}" if replica else "")
+
+
+_DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """By id of each broker whose directory has partitions: their topics, and how many partitions reach the highest."""
+    """By broker id that has partitions in a node's directory: topics, and how many partitions reach the highest."""
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
-        number = data.parent.name.removeprefix("broker-")
-        topics = inspection.stored_topics(data) if number.isascii() and number.isdecimal() else {}
-        if topics:
-            found[int(number)] = topics
+        number = _DIRECTORY.fullmatch(data.parent.name)
+        topics = inspection.stored_topics(data) if number else {}
+        for name, partitions in topics.items():
+            of_broker = found.setdefault(int(number[1]) if number else 0, {})
+            of_broker[name] = max(partitions, of_broker.get(name, 0))
     return found
+
+
+def stored_nodes(data_dir: Path) -> int:
+    """How many nodes of a broker id have started below the directory, at most; 0 if none or no set has."""
+    sets = (_DIRECTORY.fullmatch(each.parent.parent.name) for each in data_dir.glob("broker-*/data/metaqset"))
+    return max((string.ascii_lowercase.index(found[2] or "a") + 1 for found in sets if found), default=0)
 
 
 def with_stored(topics: Sequence[TopicSpec], stored: Mapping[int, Mapping[str, int]]) -> list[TopicSpec]:
@@ -69,14 +139,14 @@ def with_stored(topics: Sequence[TopicSpec], stored: Mapping[int, Mapping[str, i
     return [TopicSpec(*each) for each in counts.items()]
 
 
-def server_ini(plan: ClusterPlan, broker_id: int, connect_string: str) -> str:
-    """The configuration of one broker of `plan`."""
+def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str:
+    """The configuration of one process of `plan`."""
     system = {
-        "brokerId": broker_id,
+        "brokerId": node.broker_id,
         "hostName": HOST,
-        "serverPort": plan.ports[broker_id],
+        "serverPort": node.port,
         "numPartitions": 1,
-        "dataPath": plan.data_dir / f"broker-{broker_id}" / "data",
+        "dataPath": node.directory / "data",
         "maxSegmentSize": 1 << 30,
         "maxTransferSize": 1 << 20,
         **(SYNC_FLUSH if plan.durable else ASYNC_FLUSH),
@@ -97,9 +167,12 @@ def server_ini(plan: ClusterPlan, broker_id: int, connect_string: str) -> str:
 class LocalCluster:
     """Starts and stops the processes of a ClusterPlan. Main thread only: the processes die with that thread."""
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
+        """on_restart(text): a node of a set has ended, and was started again."""
         self.plan = plan
         self.brokers: list[Child] = []
+        """In the order of plan.nodes()."""
+        self._on_restart = on_restart
         self._zookeeper = EmbeddedZooKeeper(plan.data_dir / "zookeeper", port=plan.zookeeper_port, host=HOST)
 
     @property
@@ -108,7 +181,16 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        return [f"{HOST}:{port}" for port in self.plan.ports]
+        """Of each broker id; of a set those of all nodes with their names."""
+        nodes = self.plan.nodes()
+        return [
+            ", ".join(
+                f"{HOST}:{each.port}" + (f" ({each.node})" if each.node else "")
+                for each in nodes
+                if each.broker_id == broker_id
+            )
+            for broker_id in range(self.plan.brokers)
+        ]
 
     def __enter__(self) -> Self:
         try:
@@ -122,38 +204,66 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start everything and wait until all topics are published by all brokers.
+        """Start everything and wait until all topics are published by all brokers, and all nodes of sets are in sync.
 
         Raises CoordinationUnavailable or BrokerUnavailable with the last words of the process that failed.
         """
         self._zookeeper.start()
-        self.brokers = [self._start_broker(broker_id) for broker_id in range(len(self.plan.ports))]
         session = ZkSession(self.connect_string)
         session.start()
         try:
-            self._wait_for_brokers(ClusterView(session))
+            if self.plan.replicas > 1:
+                self._found_sets(session)
+            self.brokers = [self._start_broker(node) for node in self.plan.nodes()]
+            self._wait_for_brokers(session)
         finally:
             session.close()
 
-    def _start_broker(self, broker_id: int) -> Child:
-        directory = self.plan.data_dir / f"broker-{broker_id}"
-        (directory / "data").mkdir(parents=True, exist_ok=True)
-        ini = directory / "server.ini"
-        ini.write_text(server_ini(self.plan, broker_id, self.connect_string), "utf-8")
-        reserve = [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
-        return Child(f"broker {broker_id}", ["broker", "-f", str(ini), *reserve], directory / "broker.log")
+    def _found_sets(self, session: ZkSession) -> None:
+        """Give a set its first state: a broker that has messages leads, else its preferred node.
 
-    def _wait_for_brokers(self, view: ClusterView) -> None:
+        A set whose nodes have a history keeps the state that it has, or waits for an operator if that is lost.
+        """
+        stored = stored_topics(self.plan.data_dir)
+        for broker_id in range(self.plan.brokers):
+            directories = [each.directory for each in self.plan.nodes() if each.broker_id == broker_id]
+            view = read_set(session, broker_id)
+            if view.state is None and not any((each / "data" / "metaqset").exists() for each in directories):
+                preferred = _node_name(broker_id % self.plan.replicas)  # leaders are spread
+                first = _node_name(0) if broker_id in stored else preferred
+                write_state(session, broker_id, SetState(0, "", (first,), preferred), view)
+
+    def _start_broker(self, node: PlannedNode) -> Child:
+        (node.directory / "data").mkdir(parents=True, exist_ok=True)
+        ini = node.directory / "server.ini"
+        ini.write_text(server_ini(self.plan, node, self.connect_string), "utf-8")
+        options = [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
+        options += ["--node", node.node] if node.node else []
+        return Child(node.name, ["broker", "-f", str(ini), *options], node.directory / "broker.log")
+
+    def _wait_for_brokers(self, session: ZkSession) -> None:
+        view = ClusterView(session)
+
         def all_serve() -> bool:
             self.check()
-            return all(map(_listens, self.plan.ports)) and all(
-                len(view.topic_partitions(topic.name)) >= topic.partitions * len(self.brokers)
-                for topic in self.plan.topics
+            return (
+                all(map(_listens, self.plan.ports))
+                and all(
+                    len(view.topic_partitions(topic.name)) >= topic.partitions * self.plan.brokers
+                    for topic in self.plan.topics
+                )
+                and (self.plan.replicas == 1 or all(self._in_sync(session, each) for each in range(self.plan.brokers)))
             )
 
         if not wait_until(all_serve, time.monotonic() + START_SECONDS):
             logs = ", ".join(str(broker.log) for broker in self.brokers)
-            raise BrokerUnavailable(f"the brokers do not publish all topics after {START_SECONDS:.0f} s: see {logs}")
+            what = "do not publish all topics" + (", or are not in sync," if self.plan.replicas > 1 else "")
+            raise BrokerUnavailable(f"the brokers {what} after {START_SECONDS:.0f} s: see {logs}")
+
+    def _in_sync(self, session: ZkSession, broker_id: int) -> bool:
+        view = read_set(session, broker_id)
+        nodes = {each.node for each in self.plan.nodes()}
+        return view.state is not None and view.master is not None and nodes <= set(view.state.in_sync)
 
     def check(self) -> None:
         """Raise BrokerUnavailable if a process has ended by itself."""
@@ -163,14 +273,32 @@ class LocalCluster:
             raise BrokerUnavailable(f"ZooKeeper has ended: see {self.plan.data_dir / 'zookeeper'}")
 
     def watch(self, wait: Callable[[float], bool]) -> None:
-        """Return when `wait(seconds)` says true; raise BrokerUnavailable as soon as a process has ended by itself."""
+        """Return when `wait(seconds)` says true; raise BrokerUnavailable as soon as a process has ended by itself.
+
+        A node of a set that a signal has ended is started again.
+        """
         while not wait(0.5):
+            if self.plan.replicas > 1:
+                self._start_again()
             self.check()
 
+    def _start_again(self) -> None:
+        for number, (node, child) in enumerate(zip(self.plan.nodes(), self.brokers, strict=True)):
+            code = child.process.poll()
+            if code is not None and code <= 0:
+                how = f"was ended by {signal_name(-code)}" if code else "was stopped"
+                self.brokers[number] = self._start_broker(node)
+                self._on_restart(f"{node.name} {how}: it is started again")
+
     def stop(self) -> None:
-        """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time."""
-        stop_all(self.brokers)
-        self.brokers = []
+        """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time.
+
+        The nodes of a set stop one after the other, the first one last: it leads when nobody else can.
+        """
+        while self.brokers:
+            last = self.brokers[-self.plan.brokers :]
+            del self.brokers[-self.plan.brokers :]
+            stop_all(last)
         self._zookeeper.stop()
 
 

@@ -10,7 +10,7 @@ import click
 from metaq.coordination.ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
-from .local_cluster import ClusterPlan, LocalCluster, stored_topics, with_stored
+from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster, stored_nodes, stored_topics, with_stored
 from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, Seconds, TopicSpec
 from .servers import locked_directory, stop_signal
 
@@ -29,6 +29,12 @@ __all__ = ["up"]
     "--brokers",
     type=click.IntRange(1, 64),
     help="Number of broker processes.  [default: as many as --data-dir has messages of, at least 1]",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, MAX_REPLICAS),
+    help="Nodes of each broker, of which one leads and the others copy; 1: no broker sets.  [default: as many as "
+    "--data-dir has, at least 1]",
 )
 @click.option(
     "--port",
@@ -71,6 +77,7 @@ __all__ = ["up"]
 def up(
     data_dir: Path,
     brokers: int | None,
+    replicas: int | None,
     port: int,
     zookeeper_port: int,
     topics: tuple[TopicSpec, ...],
@@ -81,11 +88,13 @@ def up(
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints one line with the addresses once all serve.
 
     A start on the --data-dir of an earlier one serves all that is in it: topics that are not named too, and no topic
-    with fewer partitions than it has there. Fewer brokers than have messages there are refused.
+    with fewer partitions than it has there. Fewer brokers than have messages there are refused, and fewer replicas.
+    More replicas copy what is there. A node of a broker set that a signal ends is started again.
 
     \b
-    Example: two brokers with four partitions of `trades` each
+    Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
       metaq up --brokers 2 --topic trades:4
+      metaq up --brokers 2 --replicas 2
     """
     names = [topic.name for topic in topics]
     if len(set(names)) < len(names):
@@ -96,17 +105,19 @@ def up(
         stored = stored_topics(directory)
         served = with_stored(topics, stored)
         brokers = _enough(brokers, stored, directory)
+        replicas = _enough_replicas(replicas, directory)
         _tell_of_more(topics, served, directory)
         plan = ClusterPlan(
             data_dir=directory.resolve(),
-            ports=ready_ports("--port", port, brokers),
+            ports=ready_ports("--port", port, brokers * replicas),
             zookeeper_port=ready_port("--zookeeper-port", zookeeper_port),
             topics=served,
             durable=flush == "sync",
             session_timeout_ms=round(session_timeout * 1000),
             disk_reserve=disk_reserve,
+            replicas=replicas,
         )
-        with LocalCluster(plan) as cluster:
+        with LocalCluster(plan, lambda text: click.echo(f"metaq up: {text}", err=True)) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
             click.echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
@@ -123,6 +134,18 @@ def _enough(brokers: int | None, stored: Mapping[int, Mapping[str, int]], direct
         remedy = f"would hide what {directory} holds ({left_out}): start {needed} brokers, or move these folders away"
         raise ConfigError("--brokers", brokers, remedy)
     return brokers
+
+
+def _enough_replicas(replicas: int | None, directory: Path) -> int:
+    """How many nodes to start of each broker; ConfigError for fewer than there were: the one that is left out may be
+    the only one that has the last messages."""
+    stored = stored_nodes(directory)
+    if replicas is None:
+        return max(stored, 1)
+    if replicas < stored:
+        remedy = f"would leave nodes out of the broker sets in {directory}: start {stored}, or choose another directory"
+        raise ConfigError("--replicas", replicas, remedy)
+    return replicas
 
 
 def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:

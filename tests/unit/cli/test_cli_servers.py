@@ -31,11 +31,11 @@ PLAN = ClusterPlan(Path("/data"), [7001, 7002], 2181, [TopicSpec("trades", 4), T
 
 
 def test_server_ini_has_the_broker_its_topics_and_durable_flush():
-    lines = server_ini(PLAN, 1, "127.0.0.1:2181").splitlines()
+    lines = server_ini(PLAN, PLAN.nodes()[1], "127.0.0.1:2181").splitlines()
     assert {"brokerId=1", "serverPort=7002", "dataPath=/data/broker-1/data", "unflushThreshold=0"} <= set(lines)
     assert lines[lines.index("[topic=trades]") + 1] == "numPartitions=4"
     assert "zk.zkConnect=127.0.0.1:2181" in lines
 
 
 def test_server_ini_of_the_fast_mode_flushes_in_the_background():
-    assert "unflushThreshold=1000" in server_ini(replace(PLAN, durable=False), 0, "127.0.0.1:2181")
+    assert "unflushThreshold=1000" in server_ini(replace(PLAN, durable=False), PLAN.nodes()[0], "127.0.0.1:2181")

@@ -1,0 +1,34 @@
+"""Changes of a broker set's state by somebody who is no node of it: an operator, or a cluster's first start."""
+
+from __future__ import annotations
+
+from kazoo.exceptions import BadVersionError, NoNodeError
+
+from metaq.protocol.errors import CoordinationError
+
+from .records import SetState, format_set_state
+from .session import ZkSession
+from .set_view import SetView
+from .znodes import set_data
+
+__all__ = ["write_state"]
+
+
+def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
+    """Write `state` in the place of what `view` shows. False: the set has another state by now, nothing has changed.
+
+    A view without a state stands for a set that has none. Blocks: any thread but kazoo's. Raises SessionLost or
+    CoordinationUnavailable if nobody knows whether it was written: read_set() tells.
+    """
+    path = session.paths.broker_set(broker_id)
+    version = view.version
+    if version < 0:
+        session.ensure_chroot()
+        session.nodes.ensure([path])
+        version = 0  # of a znode that nobody has written to
+    failure = session.nodes.write_atomically(session.session_id, [set_data(path, format_set_state(state), version)])
+    if failure is None:
+        return True
+    if isinstance(failure, BadVersionError | NoNodeError):
+        return False
+    raise CoordinationError(f"cannot change broker set {broker_id}: {type(failure).__name__} {failure}") from failure

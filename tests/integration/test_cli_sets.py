@@ -1,0 +1,86 @@
+"""What operators do with broker sets: `metaq up --replicas`, and the commands below `metaq brokers`."""
+
+import json
+import os
+import signal
+
+from tests.waiting import DEADLINE, eventually
+
+from .cli_helpers import Up, pids_of_children, run, start_up, stop
+
+
+def sets(up: Up) -> dict[str, dict[str, object]]:
+    """The rows of `metaq brokers sets` by set and node, as 0a."""
+    ran = up.run("brokers", "sets", "--json")
+    return {f"{row['set']}{row['node']}": row for row in json.loads(ran.out)}
+
+
+def roles_of(up: Up, broker_id: int) -> list[object]:
+    """The roles in a set."""
+    return [row["role"] for row in sets(up).values() if row["set"] == broker_id]
+
+
+def has_failed_over(up: Up) -> bool:
+    return all(int(str(row["epoch"])) > 1 for row in sets(up).values() if row["set"] == 0)
+
+
+def test_up_with_replicas_serves_in_sync_sets_with_spread_leaders_and_goes_on_after_a_kill(tmp_path):
+    up = start_up(tmp_path / "data", ["trades:2"], "--brokers", "2", "--replicas", "2")
+    try:
+        assert {name: row["role"] for name, row in sets(up).items()} == {
+            "0a": "leader",
+            "0b": "in-sync",
+            "1a": "in-sync",
+            "1b": "leader",
+        }
+        assert len(set(up.broker_ports)) == 4
+        sent = "".join(f"{number}\n" for number in range(40)).encode()
+        assert up.run("produce", "--topic", "trades", "--batch", "1", stdin=sent).code == 0
+        kill(up, "broker-0/server.ini")
+        roles = ["in-sync", "leader"]
+        eventually(
+            lambda: has_failed_over(up) and sorted(map(str, roles_of(up, 0))) == roles, 2 * DEADLINE, "a new leader"
+        )
+        consumed = up.run("consume", "--topic", "trades", "--group", "g", "--count", "40", "--timeout", "60")
+        assert sorted(map(int, consumed.out.split())) == list(range(40))
+    finally:
+        up.process.send_signal(signal.SIGTERM)
+        _, said = up.process.communicate(timeout=2 * DEADLINE)
+    assert "broker 0 node a was ended by SIGKILL: it is started again" in said.decode()
+    assert up.process.returncode == 0
+
+
+def kill(up: Up, ini: str) -> None:
+    """SIGKILL for the child that has this configuration."""
+    for pid in pids_of_children(up.process.pid):
+        with open(f"/proc/{pid}/cmdline") as file:
+            if file.read().find(f"/{ini}\0") >= 0:
+                os.kill(pid, signal.SIGKILL)
+                return
+    raise AssertionError(f"no process has {ini}")
+
+
+def test_up_continues_a_directory_without_replicas_and_refuses_fewer(tmp_path):
+    data = tmp_path / "data"
+    up = start_up(data, ["trades:1"])
+    try:
+        assert up.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    finally:
+        assert stop(up.process) == 0
+    up = start_up(data, ["trades:1"], "--replicas", "2")
+    try:
+        assert {name: row["role"] for name, row in sets(up).items()} == {"0a": "leader", "0b": "in-sync"}
+        segments = [sorted((data / each / "data" / "trades-0").glob("*.meta")) for each in ("broker-0", "broker-0-b")]
+        assert segments[0][0].read_bytes() == segments[1][0].read_bytes() != b""
+    finally:
+        assert stop(up.process) == 0
+    ran = run("up", "--port", "0", "--zookeeper-port", "0", "--data-dir", str(data), "--replicas", "1")
+    assert ran.code == 1
+    assert "--replicas=1" in ran.err
+    assert "start 2" in ran.err
+    up = start_up(data, ["trades:1"])
+    try:
+        assert len(sets(up)) == 2
+        assert up.run("consume", "--topic", "trades").out == "kept\n"
+    finally:
+        assert stop(up.process) == 0
