@@ -159,6 +159,8 @@ class Broker:
         self.reading.filters = filters
         self.partitions.reconfigure(config)
         self.store.reconfigure()
+        if self.member is not None and self.member.leader is not None:
+            self.member.leader.reconfigured()
 
     def reload_config(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""

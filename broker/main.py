@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -81,7 +82,7 @@ def run(
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
         files = ConfigFiles(ini_path, filters_path)
-        config = read_config(ini_path, filters_path, listen_on)
+        config = _with_options(read_config(ini_path, filters_path, listen_on), options)
         chosen = read_plugins(plugins or {})
         check_roles(chosen, config)
         config = config_for(chosen, config)
@@ -243,8 +244,8 @@ class BrokerProcess:
 
     async def _register(self) -> None:
         await self._roles.before_registration()
-        if self._options.node is not None:
-            await self._join_set(self._options.node)
+        if self._config.node is not None:
+            await self._join_set(self._config.node)
         elif self._roles.registers:
             from .registration import Registration  # kazoo: only where there is a ZooKeeper
 
@@ -272,7 +273,7 @@ class BrokerProcess:
         session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
         registration = Registration(self._config, self._reactor, elected_on=session)
         self._registration, self.broker.registered = registration, lambda: registration.registered
-        member = SetMember(self.broker, node, self._options.zone, session, registration, self._role_changed)
+        member = SetMember(self.broker, node, self._config.zone, session, registration, self._role_changed)
         self.broker.member = member
         self._role_changed()
         await member.start(zookeeper.connection_timeout_ms / 1000)
@@ -380,6 +381,12 @@ class BrokerProcess:
     @staticmethod
     def _log_failed_stop(failure: Failure) -> None:
         _log.error("the stop did not complete: %s", failure.getErrorMessage())
+
+
+def _with_options(config: BrokerConfig, options: BrokerOptions) -> BrokerConfig:
+    """The command's options win over [replication]."""
+    node = config.node if options.node is None else options.node
+    return replace(config, node=node, zone=config.zone if options.zone is None else options.zone)
 
 
 def _what_opened(store: Store, seconds: float) -> str:

@@ -23,12 +23,14 @@ __all__ = [
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
     "MAX_LINE_BYTES",
+    "MAX_NODE_NAME",
     "MAX_PARTS",
     "MAX_PULL_BYTES",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
     "SLAVE_STATUS_TOPIC",
     "check_group",
+    "check_node",
     "check_topic",
     "no_text",
 ]
@@ -74,6 +76,9 @@ MAX_KEY_CHARACTERS = 64 * 1024
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
+
+MAX_NODE_NAME = 64
+"""Longest name of a node of a broker set, characters."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
 """Topic of a synchronous slave to which its master writes while it looks whether the slave is well again (1.x)."""
@@ -123,6 +128,19 @@ def check_group(group: str) -> str:
     if found:
         raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")
     return group
+
+
+def check_node(name: str) -> str:
+    """Return `name` if it can be that of a node of a broker set: a znode, a word of a list. Raises InvalidName."""
+    if not name:
+        raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
+    if len(name) > MAX_NODE_NAME:
+        raise InvalidName(f"node {name[:40]!r}… is longer than {MAX_NODE_NAME} characters: use a shorter name")
+    if "/" in name or name in (".", ".."):
+        raise InvalidName(f"node {name!r} would be a path: use a name without '/'")
+    if _CONTROL.search(name) or "," in name or not name.isprintable():
+        raise InvalidName(f"node {name!r} has a blank, a comma or a character that cannot be printed: remove it")
+    return name
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError, InvalidName
-from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_topic
+from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_node, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
 from ..filters.mapping import parse_filter_map
@@ -26,6 +26,7 @@ from .settings import BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
+    "REPLICATION_KEYS",
     "SYSTEM_KEYS",
     "SYSTEM_KEYS_WITHOUT_EFFECT",
     "TOPIC_KEYS_WITHOUT_EFFECT",
@@ -101,6 +102,13 @@ def _parse_ack(text: str, where: str) -> Promise:
         raise ConfigError(where, text, f"use one of {', '.join(each.value for each in Promise)}") from None
 
 
+def _parse_node(text: str, where: str) -> str:
+    try:
+        return check_node(text)
+    except InvalidName as error:
+        raise ConfigError(where, text, str(error)) from None
+
+
 _path = _parsed(lambda text, where: _absolute(text))
 _flag: ReadValue = SectionValues.boolean
 _positive = _integer(1)
@@ -148,6 +156,10 @@ _ZOOKEEPER: Mapping[str, _Key] = {
     "connection_timeout_ms": _Key("zk.zkConnectionTimeoutMs", _positive),
     "sync_time_ms": _Key("zk.zkSyncTimeMs", _number),
 }
+_REPLICATION: Mapping[str, _Key] = {
+    "node": _Key("node", _optional(_parsed(_parse_node))),
+    "zone": _Key("zone", _parsed(_parse_node)),
+}
 _CHECKED: Mapping[str, ReadValue] = {
     "getProcessThreadCount": _integer(),
     "loadMessageStoresInParallel": _flag,
@@ -161,6 +173,7 @@ _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChan
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
 SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}
+REPLICATION_KEYS = {key.name for key in _REPLICATION.values()}
 ZOOKEEPER_KEYS = {key.name for key in _ZOOKEEPER.values()}
 SYSTEM_KEYS_WITHOUT_EFFECT = _CHECKED.keys() | {*_IGNORED.split(), "topics", "zkConfig"}
 TOPIC_KEYS_WITHOUT_EFFECT = {"filterClassNames", "topic"}
@@ -200,10 +213,13 @@ def parse_config(
             raise ConfigError(name, f"[{required}]", "the section is missing: add it")
     check_keys(sections["system"], "system", SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     check_keys(sections["zookeeper"], "zookeeper", ZOOKEEPER_KEYS | SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
+    replication = sections.get("replication", Section())
+    check_keys(replication, "replication", REPLICATION_KEYS)
     values = SectionValues(sections["system"], "system", name)
     unset = TopicConfig("", 0, 0, 0, _absolute("~/meta"))
     optional = (field for field in _TOPIC if field not in ("partitions", "unflush_threshold", "unflush_interval_ms"))
     system = TopicConfig("", **_read(_TOPIC, values, {field: getattr(unset, field) for field in optional}))
+    _check_replicas(system, name, "system")
     for key, read in _CHECKED.items():
         read(values, key, False)
     host = None if values.entry("hostName") else listen
@@ -212,6 +228,7 @@ def parse_config(
     defaults = {"host": host, "port": DEFAULT_PORT, "move_consumers_past_end": False}
     return BrokerConfig(
         **_read(_SYSTEM, values, defaults),
+        **_read(_REPLICATION, SectionValues(replication, "replication", name), {"zone": ""}),
         system=system,
         topics=_topics(sections, inherited or system, name),
         transactions=TransactionConfig(
@@ -242,9 +259,16 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
             | ({} if stat is None else {"stat": stat.value.lower() == "true"}),
             filters={key.removeprefix(_FILTER_PREFIX): entry.value for key, entry in filters.items()},
         )
+        _check_replicas(topics[topic], file, name)
     if not topics:
         raise ConfigError(file, "", "has no topic: add a section such as [topic=test], or [topic=*] for any name")
     return topics
+
+
+def _check_replicas(topic: TopicConfig, file: str, section: str) -> None:
+    if topic.replicas is not None and topic.min_in_sync > topic.replicas:
+        remedy = f"is more than replicas={topic.replicas} of [{section}]: the topic would take no message; lower it"
+        raise ConfigError(f"{file}: minInSync", topic.min_in_sync, remedy)
 
 
 def _split_filters(section: Section) -> tuple[Section, Section]:

@@ -23,7 +23,7 @@ class ReloadReport:
     removed_topics: tuple[str, ...] = ()
     """No longer in the file; they stay registered and accepted until a restart."""
     needs_restart: tuple[str, ...] = ()
-    """Keys of [system] and [zookeeper] that differ from those at the start."""
+    """Keys of [system], [zookeeper] and [replication] that differ from those at the start."""
     warnings: tuple[str, ...] = ()
     """What is not done yet, and when it will be done."""
 
@@ -87,11 +87,11 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
-    """Keys of [system] and [zookeeper] that two versions of a server.ini set differently."""
+    """Keys of [system], [zookeeper] and [replication] that two versions of a server.ini set differently."""
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")
-        return [found.get(name, Section()) for name in ("system", "zookeeper")]
+        return [found.get(name, Section()) for name in ("system", "zookeeper", "replication")]
 
     keys: set[str] = set()
     for before, after in zip(sections(old), sections(new), strict=True):

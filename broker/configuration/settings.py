@@ -54,9 +54,9 @@ class BrokerOptions:
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
     """Of all connections, waiting to be safe, above which no more puts are read (pending_puts.py)."""
     node: str | None = None
-    """Name of this node in its broker set; None for a broker by itself."""
-    zone: str = ""
-    """Where the node stands; consumers of the same zone prefer it."""
+    """BrokerConfig.node in its place; None: as server.ini says."""
+    zone: str | None = None
+    """BrokerConfig.zone in its place; None: as server.ini says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,10 @@ class BrokerConfig:
     """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
     move_consumers_past_end: bool = False
     """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
+    node: str | None = None
+    """Name of this node in its broker set; None for a broker by itself."""
+    zone: str = ""
+    """Where the node stands; consumers of the same zone prefer it."""
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
     filter_classes: Mapping[str, str] = field(default_factory=dict)

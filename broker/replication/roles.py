@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from metaq.protocol.limits import SLAVE_STATUS_TOPIC
 from ..broker import Broker
 from ..configuration.config import BrokerConfig
 from ..configuration.sources import ConfigFiles
+from ..sets.history import DIRECTORY as SET_DIRECTORY
 from .plugins import Plugins
 from .status import SyncSlave
 
@@ -26,13 +28,36 @@ __all__ = ["Roles", "check_roles", "config_for"]
 
 
 def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
-    """Raise ConfigError if server.ini does not allow what the plugins ask for."""
+    """Raise ConfigError if server.ini does not allow what the plugins ask for, or its node is asked for besides."""
+    if config.node is not None:
+        _check_node(config.node, plugins, config)
+    elif os.path.isdir(directory := os.path.join(config.data_paths[0], SET_DIRECTORY)):
+        remedy = (
+            f"is that of a node of a broker set: start it with --node, or remove {directory} for a broker by itself, "
+            "whose messages the other nodes will not have"
+        )
+        raise ConfigError("dataPath", config.data_paths[0], remedy)
     if config.zookeeper.enabled:
         return
     if plugins.metaslave is not None:
         raise ConfigError("zk.zkEnable", "false", "a slave (-Fmetaslave) finds its master in ZooKeeper: set it to true")
     if plugins.samsa is not None and plugins.samsa.recover_offset:
         raise ConfigError("zk.zkEnable", "false", "recoverOffset changes offsets in ZooKeeper: set it to true")
+
+
+def _check_node(node: str, plugins: Plugins, config: BrokerConfig) -> None:
+    if not config.zookeeper.enabled:
+        remedy = (
+            "the nodes of a broker set elect their leader in ZooKeeper: set zk.zkEnable to true, or leave --node out"
+        )
+        raise ConfigError("node", node, remedy)
+    if plugins.metaslave is not None:
+        remedy = "an asynchronous slave (-Fmetaslave) is no node of a broker set: leave --node or -Fmetaslave out"
+        raise ConfigError("node", node, remedy)
+    if plugins.samsa is not None or plugins.gregor:
+        plugin = "gregor" if plugins.gregor else "samsa"
+        remedy = f"a broker set replaces 1.x's synchronous slave: leave --node or -F{plugin} out"
+        raise ConfigError("node", node, remedy)
 
 
 def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import click
 
+from metaq.protocol.errors import InvalidName
+from metaq.protocol.limits import check_node
+
 from .options import BYTES
 
 __all__ = ["broker"]
@@ -23,6 +26,15 @@ def _address(context: click.Context, option: click.Parameter, value: str | None)
     raise click.BadParameter(
         f"{value!r} is not an address to listen on: write one of this machine's, as 10.0.0.5 or ::1"
     )
+
+
+def _name(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return check_node(value)
+    except InvalidName as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -91,12 +103,16 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
 )
 @click.option(
     "--node",
+    callback=_name,
     metavar="NAME",
     help="Take part in a broker set as the node NAME: the nodes of one brokerId hold the same messages, and one leads. "
-    "Each has a name, a directory and a port of its own.",
+    "Each has a name, a directory and a port of its own.  [default: node in [replication] of SERVER.INI]",
 )
 @click.option(
-    "--zone", default="", metavar="ZONE", help="With --node: where it stands; consumers of the same zone prefer it."
+    "--zone",
+    callback=_name,
+    metavar="ZONE",
+    help="With --node: where it stands; consumers of the same zone prefer it.  [default: zone in [replication]]",
 )
 def broker(
     ini: Path,
@@ -107,7 +123,7 @@ def broker(
     max_pending_puts: int | None,
     plugins: dict[str, str],
     node: str | None,
-    zone: str,
+    zone: str | None,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
 
@@ -115,6 +131,7 @@ def broker(
     Example
       metaq broker -f conf/server.ini
       metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
+      metaq broker -f conf/server.ini --node a
     """
     # these, and Twisted: only for this command
     from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerOptions

@@ -13,7 +13,7 @@ import pytest
 
 import metaq.client.config
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig
-from metaq.broker.configuration.config import SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
+from metaq.broker.configuration.config import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
 from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -81,7 +81,9 @@ def test_the_sample_server_ini_is_read_and_its_comments_are_the_defaults() -> No
     assert list(as_it_is.topics) == ["orders"]
 
 
-@pytest.mark.parametrize(("section", "keys"), [("system", SYSTEM_KEYS), ("zookeeper", ZOOKEEPER_KEYS)])
+@pytest.mark.parametrize(
+    ("section", "keys"), [("system", SYSTEM_KEYS), ("zookeeper", ZOOKEEPER_KEYS), ("replication", REPLICATION_KEYS)]
+)
 def test_the_sample_names_every_key_once(section: str, keys: frozenset[str]) -> None:
     text = sample().split(f"[{section}]\n")[1].split("\n[")[0]
     assert sorted(re.findall(r"(?m)^;? ?([\w.]+)=", text)) == sorted(keys)

@@ -6,6 +6,7 @@ import pytest
 
 from metaq.broker.configuration.config import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.ini import evaluate_int32, parse_ini
+from metaq.broker.configuration.settings import Ack
 from metaq.broker.store.topic_config import Disposal
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError
@@ -139,6 +140,15 @@ def test_keys_of_the_java_broker_without_effect_are_accepted():
         ({"system": "deletePolicy=shred,1"}, ["deletePolicy=shred,1", "delete,"]),
         ({"system": "deleteWhen=every day"}, ["deleteWhen=every day", "second minute hour"]),
         ({"system": "hostName=my_host"}, ["hostName=my_host", "Java"]),
+        ({"system": "ack=all"}, ["ack=all", "leader, in-sync, disk"]),
+        ({"topics": "[topic=t]\nack=Disk"}, ["ack=Disk", "leader, in-sync, disk"]),
+        ({"system": "minInSync=0"}, ["minInSync=0", "1"]),
+        ({"topics": "[topic=t]\nreplicas=two"}, ["replicas=two", "whole number"]),
+        ({"system": "replicas=2", "topics": "[topic=t]\nminInSync=3"}, ["minInSync=3", "replicas=2", "lower it"]),
+        ({"topics": "[topic=t]\n[replication]\nnode=a/b"}, ["node=a/b", "'/'"]),
+        ({"topics": f"[topic=t]\n[replication]\nnode={'n' * 65}"}, ["node=nnn", "64 characters"]),
+        ({"topics": "[topic=t]\n[replication]\nzone=a b"}, ["zone=a b", "blank"]),
+        ({"topics": "[topic=t]\n[replication]\nnodes=a"}, ["nodes=a", "did you mean node?"]),
         ({"system": "what is this"}, ["server.ini:8", "what is this"]),
     ],
 )
@@ -159,6 +169,26 @@ def test_a_required_section_is_named(section):
     text = SMALL.format(system="", zookeeper="", topics="[topic=t]").replace(f"[{section}]", "[other]")
     with pytest.raises(ConfigError, match=section):
         parse_config(text.encode())
+
+
+def test_the_promises_of_a_broker_set_are_inherited_and_follow_the_flush_mode():
+    found = config("ack=in-sync\nminInSync=2\nreplicas=3", "", "[topic=a]\n[topic=b]\nack=disk\nminInSync=1")
+    a, b = found.topics["a"], found.topics["b"]
+    assert (a.promise, a.min_in_sync, a.replicas, a.waits) == (Ack.IN_SYNC, 2, 3, True)
+    assert (b.promise, b.min_in_sync, b.replicas) == (Ack.DISK, 1, 3)
+    unset = config("", "", "[topic=sync]\n[topic=async]\nunflushThreshold=100\n[topic=d]\nunflushThreshold=9\nack=disk")
+    assert {name: (topic.promise, topic.waits) for name, topic in unset.topics.items()} == {
+        "sync": (Ack.DISK, True),
+        "async": (Ack.IN_SYNC, False),
+        "d": (Ack.DISK, True),
+    }
+    assert {(topic.min_in_sync, topic.replicas) for topic in unset.topics.values()} == {(1, None)}
+
+
+def test_a_node_and_its_zone_may_stand_in_the_file():
+    assert (config().node, config().zone) == (None, "")
+    found = config(topics="[replication]\nnode=a-1\nzone=eu\n[topic=t]")
+    assert (found.node, found.zone) == ("a-1", "eu")
 
 
 def test_a_line_before_the_first_section_and_a_missing_file_are_named(tmp_path):
