@@ -6,7 +6,7 @@ import pytest
 
 from metaq.broker.configuration.config import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.ini import evaluate_int32, parse_ini
-from metaq.broker.configuration.settings import Ack
+from metaq.broker.configuration.settings import Promise
 from metaq.broker.store.topic_config import Disposal
 from metaq.coordination.local_address import local_address
 from metaq.protocol.errors import ConfigError
@@ -174,13 +174,13 @@ def test_a_required_section_is_named(section):
 def test_the_promises_of_a_broker_set_are_inherited_and_follow_the_flush_mode():
     found = config("ack=in-sync\nminInSync=2\nreplicas=3", "", "[topic=a]\n[topic=b]\nack=disk\nminInSync=1")
     a, b = found.topics["a"], found.topics["b"]
-    assert (a.promise, a.min_in_sync, a.replicas, a.waits) == (Ack.IN_SYNC, 2, 3, True)
-    assert (b.promise, b.min_in_sync, b.replicas) == (Ack.DISK, 1, 3)
+    assert (a.promise, a.min_in_sync, a.replicas, a.waits) == (Promise.IN_SYNC, 2, 3, True)
+    assert (b.promise, b.min_in_sync, b.replicas) == (Promise.DISK, 1, 3)
     unset = config("", "", "[topic=sync]\n[topic=async]\nunflushThreshold=100\n[topic=d]\nunflushThreshold=9\nack=disk")
     assert {name: (topic.promise, topic.waits) for name, topic in unset.topics.items()} == {
-        "sync": (Ack.DISK, True),
-        "async": (Ack.IN_SYNC, False),
-        "d": (Ack.DISK, True),
+        "sync": (Promise.DISK, True),
+        "async": (Promise.IN_SYNC, False),
+        "d": (Promise.DISK, True),
     }
     assert {(topic.min_in_sync, topic.replicas) for topic in unset.topics.values()} == {(1, None)}
 
